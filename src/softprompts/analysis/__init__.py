@@ -1,0 +1,1 @@
+"""What tuned prompts look like, cost and mean."""

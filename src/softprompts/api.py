@@ -1,0 +1,180 @@
+"""Three lines to a tuned prompt: `tune`, `save`, `predict`."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import __version__
+from .analysis.plots import learning_curve
+from .backbone import Backbone, load_backbone
+from .errors import UserError
+from .prompt import Prompt, load_prompt, save_prompt
+from .prompt.store import CARD, TENSORS
+from .tasks import Form, TaskConfig, load_task
+from .tasks.sources import Row
+from .tuning import Cohort, Predictor, Run, RunConfig, TuningConfig, Watcher, preset_settings, run_config
+from .tuning.checkpoint import CHECKPOINT, load_checkpoint
+
+CONFIG, METRICS, CURVE = "config.yaml", "metrics.jsonl", "curve.png"
+
+
+@dataclasses.dataclass
+class Tuned:
+    """A tuned prompt in use: its folded vectors, the frozen model under it, and its card."""
+
+    prompt: Prompt
+    backbone: Backbone
+    card: dict[str, Any]
+    folder: Path | None = None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return dict(self.card["metrics"])
+
+    @property
+    def form(self) -> Form:
+        return Form(**self.card["task"]["form"])
+
+    def predictor(self, scoring: str | None = None) -> Predictor:
+        length = int(self.card["config"]["tuning"]["max_length"])
+        return Predictor(self.backbone, self.prompt, self.form.labels, scoring or self.card["scoring"], length)
+
+    def inputs(self, rows: Sequence[str | Mapping[str, Any]]) -> list[str]:
+        """Texts, or rows with the task's columns, as the model reads them."""
+        form, made = self.form, []
+        for number, row in enumerate(rows, 1):
+            if isinstance(row, str):
+                if len(form.columns) != 1:
+                    raise UserError(f"This task reads the columns {', '.join(form.columns)}, not one text; give rows with --file.")
+                row = {form.columns[0]: row}
+            made.append(form.input(Row(dict(row), f"text {number}")))
+        return made
+
+    def predict(self, rows: Sequence[str | Mapping[str, Any]], scoring: str | None = None) -> list[str]:
+        """An answer for each text (or row of columns), in order."""
+        return self.predictor(scoring)(self.inputs(rows))
+
+    def probabilities(self, rows: Sequence[str | Mapping[str, Any]]) -> list[dict[str, float]]:
+        """The label words' shares of probability for each text."""
+        return self.predictor().probabilities(self.inputs(rows))
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the prompt and its card; a few kilobytes."""
+        save_prompt(Path(folder), self.prompt, {name: value for name, value in self.card.items() if name != "prompt"})
+        return Path(folder)
+
+
+def tune(
+    task: str | None = None, *, preset: str = "prompt-tuning", paper: bool = False, output: str | Path | None = None, **settings: Any
+) -> Tuned:
+    """Tune a prompt. `settings` are those of the command line: `steps=200`, `lr=0.1`, `prompt={"length": 10}`, `train="a.csv"`, ..."""
+    named = {"task": task} if task is not None else {}
+    config = run_config(preset_settings(preset, paper), sections({**named, **settings}))
+    return tune_config(config, Path(output) if output is not None else None)
+
+
+def load(
+    folder: str | Path, model: str | None = None, dtype: str = "auto", device: str = "auto", backbone: Backbone | None = None
+) -> Tuned:
+    """A saved prompt on its backbone, which is loaded by the name on the card unless given."""
+    folder = Path(folder)
+    prompt, card = load_prompt(folder)
+    if backbone is None:
+        backbone = load_backbone(model or card["backbone"]["name"], dtype, device, bool(card["config"].get("trust_remote_code")))
+    prompt, card = load_prompt(folder, backbone.fingerprint)
+    return Tuned(prompt.to(backbone.device), backbone, card, folder)
+
+
+def sections(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat settings put where a config keeps them: `steps` under tuning, `label` under task, the rest as it is."""
+    placed: dict[str, Any] = {}
+    for name, value in settings.items():
+        section = next(
+            (key for key, fields in SECTIONS.items() if name in fields and not isinstance(value, Mapping | TaskConfig | TuningConfig)), None
+        )
+        if name == "labels" and isinstance(value, Mapping):
+            section = "task"
+        if section is None:
+            placed[name] = {**placed.get(name, {}), **value} if isinstance(value, Mapping) else value
+        else:
+            placed.setdefault(section, {})[name] = value
+    return placed
+
+
+SECTIONS = {
+    "task": {f.name for f in dataclasses.fields(TaskConfig)},
+    "tuning": {f.name for f in dataclasses.fields(TuningConfig)},
+}
+
+
+def tune_config(
+    config: RunConfig, folder: Path | None, overwrite: bool = False, watcher: Watcher | None = None, backbone: Backbone | None = None
+) -> Tuned:
+    """Run a config to its end, going on where an earlier try in the same folder left off."""
+    task = load_task(config.task)
+    backbone = backbone or load_backbone(config.model, config.dtype, config.device, config.trust_remote_code)
+    run = Run(config, task, backbone)
+    if folder is not None:
+        _open(folder, run, overwrite)
+    cohort = Cohort([run], [folder], watcher)
+    try:
+        cohort.train()
+    except KeyboardInterrupt:
+        if folder is not None:
+            run.look()
+            cohort.save(run, folder)
+        raise
+    return _finish(run, folder)
+
+
+def _open(folder: Path, run: Run, overwrite: bool) -> None:
+    """Make the folder, or take up the run in it; nobody's finished work is overwritten unasked."""
+    ours = [folder / name for name in (CARD, TENSORS, CHECKPOINT, METRICS, CURVE, CONFIG)]
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"The output {folder} is a file; name a folder with --output.")
+    if overwrite:
+        for path in ours:
+            path.unlink(missing_ok=True)
+    elif (folder / CHECKPOINT).exists():
+        load_checkpoint(run, folder)
+    elif (folder / CARD).exists():
+        raise UserError(f"{folder} already holds a prompt; choose another --output, or replace it with --overwrite.")
+    run.config.save(folder / CONFIG)
+
+
+def _finish(run: Run, folder: Path | None) -> Tuned:
+    run.restore_best()
+    card = make_card(run)
+    tuned = Tuned(run.prompt.fold().to(run.backbone.device), run.backbone, card, folder)
+    if folder is not None:
+        title = f"{run.task.name} on {run.backbone.name}: {run.config.preset}, seed {run.config.seed}"
+        learning_curve(run.history, run.metric, card["majority"][run.metric], title, folder / CURVE)
+        tuned.save(folder)
+    return tuned
+
+
+def make_card(run: Run) -> dict[str, Any]:
+    """Everything a stranger must know to use and to trust the prompt."""
+    best = run.best_entry
+    return {
+        "method": run.config.preset,
+        "backbone": {
+            "name": run.backbone.name,
+            "fingerprint": run.backbone.fingerprint,
+            "dtype": run.backbone.dtype,
+            "hidden": run.backbone.hidden,
+        },
+        "task": run.task.card(),
+        "metrics": {name: best[name] for name in run.task.metrics},
+        "majority": run.task.majority(),
+        "scoring": run.config.tuning.scoring,
+        "best_step": best["step"],
+        "steps": run.step,
+        "stopped": run.stopped,
+        "cut_texts": run.cut,
+        "trained_parameters": run.prompt.parameter_count(),
+        "seed": run.config.seed,
+        "config": run.config.plain(),
+        "version": __version__,
+    }

@@ -1,0 +1,90 @@
+"""Flags made from the config dataclasses: one per attribute, its help the docstring under it, so that a setting is written down once."""
+
+import argparse
+import dataclasses
+import inspect
+import re
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from .choice import Choice, options_of
+from .errors import UserError
+from .prompt import PromptConfig
+from .prompt.route import ROUTES
+from .prompt.shape import SHAPES
+from .prompt.start import STARTS
+from .tasks import TaskConfig
+from .tuning import RunConfig, TuningConfig
+from .tuning.config import attribute_docs
+
+_TABLES: dict[str, dict[str, Any]] = {"start": STARTS, "shape": SHAPES, "route": ROUTES}
+_OPTION = re.compile(r"^--prompt\.(start|shape|route)\.([a-z_-]+)(?:=(.*))?$", re.DOTALL)
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """All settings of a run. A flag that is not given stays out, so that presets and files below it show through."""
+    _group(parser, "run", RunConfig, skip=("task", "prompt", "tuning", "preset"))
+    _group(parser, "task", TaskConfig)
+    _group(parser, "tuning", TuningConfig)
+    _group(parser, "prompt", PromptConfig, prefix="prompt.")
+    kinds = parser.add_argument_group("options of a start, shape or route", description="\n".join(_kinds()))
+    kinds.add_argument(
+        "--prompt.KIND.OPTION",
+        metavar="VALUE",
+        dest=argparse.SUPPRESS,
+        default=argparse.SUPPRESS,
+        help="such as --prompt.shape.bottleneck 400",
+    )
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """The parser's own options, and the settings that were given, as a config layer."""
+    options, rest = parser.parse_known_args(argv)
+    settings: dict[str, Any] = {}
+    for name in [n for n in vars(options) if n.startswith("set:")]:
+        *path, last = name.removeprefix("set:").split(".")
+        (settings.setdefault("prompt", {}) if path else settings)[last] = getattr(options, name)
+        delattr(options, name)
+    prompt = settings.get("prompt", {})
+    while rest:
+        given = _OPTION.match(rest[0])
+        if given is None:
+            raise UserError(f"There is no option {rest[0]}; see {parser.prog} --help.")
+        part, option, value = given.groups()
+        if value is None and len(rest) < 2:
+            raise UserError(f"{rest[0]} needs a value.")
+        value, rest = (value, rest[1:]) if value is not None else (rest[1], rest[2:])
+        kind = prompt.get(part)
+        prompt[part] = {**({"kind": kind} if isinstance(kind, str) else kind or {}), option.replace("-", "_"): value}
+    return options, settings | ({"prompt": prompt} if prompt else {})
+
+
+def _group(parser: argparse.ArgumentParser, title: str, kind: type, prefix: str = "", skip: Sequence[str] = ()) -> None:
+    group = parser.add_argument_group(title)
+    docs, hints = attribute_docs(kind), typing.get_type_hints(kind)
+    for entry in dataclasses.fields(kind):
+        if entry.name in skip:
+            continue
+        flag = "--" + prefix + entry.name.replace("_", "-")
+        default = entry.default_factory() if entry.default_factory is not dataclasses.MISSING else entry.default
+        shown = default.kind if isinstance(default, Choice) else default
+        text = (docs.get(entry.name, "") + (f" (default {shown})" if shown not in (None, False) else "")).replace("%", "%%")
+        common: dict[str, Any] = {"dest": f"set:{prefix}{entry.name}", "default": argparse.SUPPRESS, "help": text}
+        if hints[entry.name] is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
+        else:
+            group.add_argument(flag, metavar="VALUE", **common)
+
+
+def _kinds() -> list[str]:
+    lines = []
+    for part, table in _TABLES.items():
+        for kind, row in table.items():
+            options = ", ".join(_option(name, p.default) for name, p in options_of(row).items()) or "no options"
+            lines.append(f"--prompt.{part} {kind}: {options}")
+    return lines
+
+
+def _option(name: str, default: Any) -> str:
+    return name if default is None or default is inspect.Parameter.empty else f"{name} = {default}"

@@ -1,0 +1,1 @@
+"""Prompts as task embeddings: which trained prompt is nearest to a new task's."""

@@ -1,0 +1,170 @@
+"""A soft prompt is three independent choices: start x shape x route. The four papers are four points in the space they span.
+
+    Prompt Tuning (Lester 2021)            vocabulary  direct    single
+    Residual Prompt Tuning (2023)          vocabulary  residual  single
+    SMoP (Choi 2023)                       ...         direct    top1
+    SPoT (Vu 2022)                         prompt      ...       ...
+
+Shape letters: B batch, T text tokens, P prompt tokens, H hidden, K prompts in a mixture.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..choice import Choice, pick
+from ..errors import UserError
+from .route import ROUTES, Router, Stochastic
+from .shape import SHAPES
+from .start import STARTS, Material, Source
+
+
+@dataclass(frozen=True)
+class PromptConfig:
+    """What a prompt is before it is trained."""
+
+    length: int = 20
+    """Prompt tokens P; of each prompt, where there are several."""
+
+    count: int = 1
+    """Prompts K of a mixture; 1 is a single prompt."""
+
+    start: Choice = field(default_factory=lambda: Choice("vocabulary"))
+    """Where its numbers come from: uniform, normal, vocabulary, labels, text, prompt."""
+
+    shape: Choice = field(default_factory=lambda: Choice("direct"))
+    """How parameters become vectors: direct, residual, encoder."""
+
+    route: Choice = field(default_factory=lambda: Choice("single"))
+    """Which prompt an input gets: single, top1, top2, gumbel, stochastic."""
+
+    unit: float | None = None
+    """The scale that prompt, network and router are trained at; none: the backbone's own (see `Prompt`). The papers' is 1."""
+
+    def __post_init__(self) -> None:
+        if self.length < 0 or self.count < 1:
+            raise UserError(
+                f"A prompt of length {self.length} and count {self.count} cannot be; take a length of 1 or more, a count of 1 or more."
+            )
+        if self.count > 1 and self.route.kind == "single":
+            raise UserError(
+                f"{self.count} prompts need a route that chooses among them; set --prompt.route to top1, top2, gumbel or stochastic."
+            )
+        if self.unit is not None and not self.unit > 0:
+            raise UserError(f"The unit of a prompt must be a positive number, not {self.unit}.")
+
+
+class Prompt(nn.Module):
+    """Input embeddings [B, T, H] and their mask [B, T] in, prompt vectors [B, P, H] out.
+
+    Parameters are held in units of the backbone's embedding scale: 16 for FLAN-T5, 1 for t5-tiny, 1/8 for GPT-2. So a learning rate, a
+    LayerNorm's gain and a router's logits mean the same on every backbone. The unit is a power of two, which makes it exact.
+    """
+
+    def __init__(self, table: Tensor, shape: nn.Module, route: nn.Module, config: PromptConfig, unit: float = 1.0) -> None:
+        super().__init__()
+        self.table = nn.Parameter(table)  # [K, P, H]
+        self.shape = shape
+        self.route = route
+        self.config = config
+        self.unit = unit
+
+    def forward(self, embeds: Tensor, mask: Tensor, rng: torch.Generator | None = None, noise: Tensor | None = None) -> Tensor:
+        text = mean_embedding(embeds, mask) / self.unit
+        vectors: Tensor = self.route(self.shape(self.table, rng), text, rng, noise)
+        return vectors * self.unit
+
+    @torch.no_grad()
+    def chosen(self, embeds: Tensor, mask: Tensor) -> Tensor:
+        """The prompt each row is sent to in evaluation [B]."""
+        if not hasattr(self.route, "router"):
+            return torch.zeros(len(embeds), dtype=torch.long)
+        logits: Tensor = router_of(self.route)(mean_embedding(embeds, mask) / self.unit)
+        return logits.argmax(-1)
+
+    @torch.no_grad()
+    def fold(self) -> "Prompt":
+        """Plain vectors, and a router where there is one, with the same outputs in evaluation: what is saved, shared and served."""
+        was, _ = self.training, self.eval()
+        vectors = self.shape(self.table) * self.unit
+        self.train(was)
+        if isinstance(self.route, Stochastic):
+            return plain(vectors.mean(0, keepdim=True))
+        if len(vectors) == 1:  # a softmax over one prompt is 1
+            return plain(vectors)
+        return plain(vectors, router_of(self.route).weight / self.unit, self.config.route)
+
+    def source(self) -> Source:
+        """The folded prompt as a start can take it."""
+        folded = self.fold()
+        router = router_of(folded.route).weight.detach() if folded.config.count > 1 else None
+        return Source(folded.table.detach(), router, folded.config.route)
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        """Parameters by the choice they belong to, for their own learning rates."""
+        return {
+            "table": [self.table],
+            "shape": list(self.shape.parameters()),
+            "route": list(self.route.parameters()),
+        }
+
+    def parameter_count(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+
+def mean_embedding(embeds: Tensor, mask: Tensor) -> Tensor:
+    """The mean over a text's own positions, pads left out: [B, T, H] and [B, T] -> [B, H], in float32."""
+    weight = mask.to(torch.float32).unsqueeze(-1)
+    return (embeds.float() * weight).sum(1) / weight.sum(1).clamp(min=1)
+
+
+def plain(vectors: Tensor, router: Tensor | None = None, route: Choice | None = None) -> Prompt:
+    """A folded prompt from its vectors [K, P, H] and a mixture's router [K, H]."""
+    count, length, hidden = vectors.shape
+    prompt = blank(PromptConfig(length, count, Choice("given"), Choice("direct"), route or Choice("single"), unit=1.0), hidden)
+    prompt.table.data.copy_(vectors)
+    if router is not None:
+        router_of(prompt.route).weight.data.copy_(router)
+    return prompt.eval()
+
+
+def blank(config: PromptConfig, hidden: int, unit: float = 1.0, seed: int = 0) -> Prompt:
+    """A prompt whose table is still to be filled. `unit` is the backbone's scale, used unless the config sets its own."""
+    shape_rng, route_rng = (torch.Generator().manual_seed(3 * seed + part) for part in (1, 2))
+    shape = pick("shape", SHAPES, config.shape)(config.count, config.length, hidden, shape_rng)
+    route = pick("route", ROUTES, config.route)(config.count, hidden, route_rng)
+    return Prompt(torch.zeros(config.count, config.length, hidden), shape, route, config, config.unit or unit)
+
+
+def build(config: PromptConfig, material: Material, seed: int, unit: float = 1.0) -> Prompt:
+    """A prompt at step 0: the same seed gives the same prompt."""
+    prompt = blank(config, material.words.hidden, unit, seed)
+    start = pick("start", STARTS, config.start)()
+    begin = start(material, config.count, config.length, torch.Generator().manual_seed(3 * seed))
+    table = begin.vectors.to(torch.float32) / prompt.unit
+    if begin.source is not None:
+        table = cast(Any, prompt.shape).reproduce(_routed_as(begin.source, table, prompt))
+    prompt.table.data.copy_(table)
+    return prompt
+
+
+def _routed_as(source: Source, table: Tensor, prompt: Prompt) -> Tensor:
+    """Ready the route so that `table` acts as the source did; the table itself may need a factor."""
+    if len(source.vectors) == 1:
+        return table * cast(float, cast(Any, prompt.route).level())
+    ours, theirs = prompt.config.route, source.route
+    if (ours.kind, ours.options.get("k")) != (theirs.kind, theirs.options.get("k")):
+        raise UserError(
+            f"The source is a mixture routed by {theirs.kind} and cannot start one routed by {ours.kind}; "
+            f"set --prompt.route {theirs.kind}, or pick one of its prompts with --prompt.start.index."
+        )
+    if source.router is not None:
+        router_of(prompt.route).weight.data.copy_(source.router * prompt.unit)
+    return table
+
+
+def router_of(route: nn.Module) -> Router:
+    """The router of a route that has one."""
+    return cast(Router, route.router)

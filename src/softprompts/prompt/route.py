@@ -1,0 +1,118 @@
+"""route: which prompt does this input get, when there are several?
+
+SMoP (Choi 2023) sends every input to one of K short prompts: a linear router without bias reads the mean of the text's input embeddings.
+A route takes the K prompts [K, P, H] and the text's mean embedding [B, H] and gives each row its own prompt [B, P, H]. Rows never
+see each other (the official code sums the routed prompts over the batch). Noise exists in training only, comes from the run's
+generator, and can be passed in.
+
+`level` serves transfer: it readies a route so that, at step 0, K equal prompts act as one, and returns the factor that makes them so.
+"""
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+class Single(nn.Module):
+    """One prompt for every input: Prompt Tuning."""
+
+    def __init__(self, count: int, hidden: int, rng: torch.Generator) -> None:
+        super().__init__()
+
+    def forward(self, prompts: Tensor, text: Tensor, rng: torch.Generator | None = None, noise: Tensor | None = None) -> Tensor:
+        return prompts[0].expand(len(text), -1, -1)
+
+    def level(self) -> float:
+        return 1.0
+
+
+class Top(nn.Module):
+    """The k best prompts, each times its probability, not re-normalised: sum of p_j P_j (Choi 2023, eq. 3 and 4; Table 3's top-2).
+
+    In training the logits are perturbed to logits * (1 + noise * N(0, 1)), the scale of the noise held constant (eq. 5); `noise: 0` is
+    the paper's "without perturbation", which is here without the official code's dropout on the logits too.
+    """
+
+    def __init__(self, count: int, hidden: int, rng: torch.Generator, *, k: int = 1, noise: float = 1.0) -> None:
+        super().__init__()
+        self.router, self.k, self.noise = Router(count, hidden, rng), min(k, count), noise
+
+    def forward(self, prompts: Tensor, text: Tensor, rng: torch.Generator | None = None, noise: Tensor | None = None) -> Tensor:
+        logits = self.router(text)
+        if self.training and self.noise:
+            drawn = _draw(noise, lambda: torch.randn(logits.shape, generator=rng), logits)
+            logits = logits + self.noise * drawn * logits.detach()
+        best = logits.topk(self.k, dim=-1).indices  # [B, k]
+        weight = logits.softmax(-1).gather(-1, best)
+        return torch.einsum("bk,bkph->bph", weight, prompts[best])
+
+    @torch.no_grad()
+    def level(self) -> float:
+        """A router so faint that every probability is exactly 1/K, while its largest logit still tells inputs and prompts apart."""
+        self.router.weight.mul_(1e-12)
+        return len(self.router.weight) / self.k
+
+
+class Gumbel(nn.Module):
+    """One prompt at weight 1: in training drawn by Gumbel noise on the logits, straight-through; in evaluation the likeliest (Table 3).
+
+    The official code adds the noise to probabilities, and in evaluation too; we follow Jang 2017.
+    """
+
+    def __init__(self, count: int, hidden: int, rng: torch.Generator, *, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.router, self.temperature = Router(count, hidden, rng), temperature
+
+    def forward(self, prompts: Tensor, text: Tensor, rng: torch.Generator | None = None, noise: Tensor | None = None) -> Tensor:
+        logits = self.router(text)
+        if self.training:
+            logits = logits + _draw(noise, lambda: -torch.empty(logits.shape).exponential_(generator=rng).log(), logits)
+        soft = (logits / self.temperature).softmax(-1)
+        hard = nn.functional.one_hot(logits.argmax(-1), len(prompts)).to(soft.dtype)
+        return torch.einsum("bk,kph->bph", hard + (soft - soft.detach()), prompts)
+
+    def level(self) -> float:
+        return 1.0
+
+
+class Stochastic(nn.Module):
+    """A random prompt for each input in training, the mean of all in evaluation (AdaMix, Wang 2022; Choi 2023, Table 3)."""
+
+    def __init__(self, count: int, hidden: int, rng: torch.Generator) -> None:
+        super().__init__()
+
+    def forward(self, prompts: Tensor, text: Tensor, rng: torch.Generator | None = None, noise: Tensor | None = None) -> Tensor:
+        if not self.training:
+            return prompts.mean(0).expand(len(text), -1, -1)
+        drawn = noise if noise is not None else torch.randint(len(prompts), (len(text),), generator=rng)
+        return prompts[drawn.to(prompts.device)]
+
+    def level(self) -> float:
+        return 1.0
+
+
+class Router(nn.Module):
+    """Logits of K prompts: [B, H] -> [B, K], linear, without bias, orthogonal at first (official code)."""
+
+    def __init__(self, count: int, hidden: int, rng: torch.Generator) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(nn.init.orthogonal_(torch.empty(count, hidden), generator=rng))
+
+    def forward(self, text: Tensor) -> Tensor:
+        return text @ self.weight.T
+
+
+ROUTES: dict[str, Callable[..., nn.Module]] = {
+    "single": Single,
+    "top1": Top,
+    "top2": functools.partial(Top, k=2),
+    "gumbel": Gumbel,
+    "stochastic": Stochastic,
+}
+
+
+def _draw(given: Tensor | None, sample: Callable[[], Tensor], like: Tensor) -> Tensor:
+    """Noise that was passed in, or fresh noise; drawn on the CPU, so that a seed means the same on every device."""
+    return (sample() if given is None else given).to(like)

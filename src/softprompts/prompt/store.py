@@ -1,0 +1,69 @@
+"""Prompts on disk: `prompt.safetensors` holds the folded vectors (and a mixture's router), `prompt.json` the card. Never pickle."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..choice import Choice
+from ..errors import UserError
+from ..files import read_json, read_tensors, write_json, write_tensors
+from .prompt import Prompt, plain, router_of
+
+TENSORS, CARD = "prompt.safetensors", "prompt.json"
+
+
+def save_prompt(folder: Path, prompt: Prompt, card: dict[str, Any]) -> None:
+    """Fold and write; the card goes last, so that a folder with a card holds a whole prompt."""
+    folded = prompt.fold()
+    tensors = {"vectors": folded.table.data}
+    if folded.config.count > 1:
+        tensors["router"] = router_of(folded.route).weight.data
+    write_tensors(folder / TENSORS, tensors)
+    form = {"length": folded.config.length, "count": folded.config.count, "route": folded.config.route.plain()}
+    write_json(folder / CARD, {"prompt": form, **card})
+
+
+def load_prompt(folder: Path | str, fingerprint: str | None = None) -> tuple[Prompt, dict[str, Any]]:
+    """A saved prompt and its card. With a backbone's `fingerprint`, a prompt of another backbone is refused."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"There is no prompt at {folder}: it is no folder; name one that `softprompts tune` wrote.")
+    if not (folder / CARD).exists():
+        raise UserError(f"{folder} holds no {CARD}: either it is no prompt, or its run has not finished (run the same command again).")
+    card = read_json(folder / CARD)
+    tensors, _ = read_tensors(folder / TENSORS)
+    prompt = _checked(folder, card, tensors)
+    if fingerprint is not None:
+        check_backbone(folder, card, fingerprint)
+    return prompt, card
+
+
+def check_backbone(folder: Path | str, card: dict[str, Any], fingerprint: str) -> None:
+    """A prompt means something only to the backbone it was tuned on."""
+    made_for = card.get("backbone", {})
+    if made_for.get("fingerprint") != fingerprint:
+        name = made_for.get("name", "an unknown backbone")
+        raise UserError(
+            f"The prompt {folder} was tuned on {name} and means nothing to another model; load that one with --model, or tune anew."
+        )
+
+
+def _checked(folder: Path, card: Any, tensors: dict[str, torch.Tensor]) -> Prompt:
+    try:
+        form, vectors = card["prompt"], tensors["vectors"]
+        route = Choice.of(form["route"])
+        expected = (int(form["count"]), int(form["length"]))
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{folder} is not a prompt this version can read; tune it again.") from None
+    if vectors.dim() != 3 or tuple(vectors.shape[:2]) != expected or (expected[0] > 1) != ("router" in tensors):
+        raise UserError(f"{folder / TENSORS} does not fit its card; take a whole copy of the folder.")
+    if any(not bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):
+        raise UserError(f"{folder / TENSORS} holds numbers that are not finite; tune it again with a lower learning rate.")
+    return plain(vectors, tensors.get("router"), route)
+
+
+def safe_name(name: str) -> str:
+    """A task's or model's name as one file name: no slash, no leading dot."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "prompt"

@@ -1,0 +1,55 @@
+"""A run's training state in one file, written whole or not at all: unfolded prompt, optimiser, best prompt, random state, history."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+from ..files import read_tensors, write_tensors
+
+if TYPE_CHECKING:
+    from .run import Run
+
+CHECKPOINT = "checkpoint.safetensors"
+PLACE = ("step", "history", "pending", "first", "stopped")
+"""What besides tensors says where a run is."""
+
+
+def save_checkpoint(run: "Run", folder: Path) -> None:
+    tensors: dict[str, Tensor] = {"rng": run.rng.get_state()}
+    tensors |= {f"prompt/{name}": value for name, value in run.prompt.state_dict().items()}
+    tensors |= {f"best/{name}": value for name, value in (run.best or {}).items()}
+    for index, state in run.optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer/{index}/{name}": value for name, value in state.items()}
+    note = {"config": run.config.plain(), **{name: getattr(run, name) for name in PLACE}}
+    write_tensors(folder / CHECKPOINT, tensors, note)
+
+
+def load_checkpoint(run: "Run", folder: Path) -> None:
+    """Put `run`, freshly made from the same config, where the checkpoint left off."""
+    tensors, note = read_tensors(folder / CHECKPOINT)
+    if note.get("config") != run.config.plain():
+        raise UserError(f"{folder} holds a run with other settings; choose another --output, or start it anew with --overwrite.")
+    try:
+        run.prompt.load_state_dict(_under(tensors, "prompt/"))
+        run.best = _under(tensors, "best/") or None
+        run.rng.set_state(tensors["rng"])
+        _load_optimizer(run.optimizer, _under(tensors, "optimizer/"))
+        for name in PLACE:
+            setattr(run, name, note[name])
+    except (KeyError, RuntimeError) as error:
+        raise UserError(f"{folder / CHECKPOINT} does not fit this version ({error}); start anew with --overwrite.") from None
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    state: dict[int, dict[str, Any]] = {}
+    for name, tensor in tensors.items():
+        index, _, key = name.partition("/")
+        state.setdefault(int(index), {})[key] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

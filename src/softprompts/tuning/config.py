@@ -1,0 +1,191 @@
+"""Run configs: one typed description of a run that Python, a YAML file or flags can fill, and that reproduces it."""
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from ..backbone import DEFAULT
+from ..choice import Choice, from_mapping
+from ..errors import UserError
+from ..files import write_text
+from ..prompt import PromptConfig
+from ..tasks import TaskConfig
+
+
+@dataclass(frozen=True)
+class TuningConfig:
+    """How to learn it."""
+
+    optimizer: Literal["adamw", "adafactor"] = "adamw"
+    """AdamW, or Adafactor exactly as T5X runs it for prompt tuning."""
+
+    lr: float = 0.05
+    """Learning rate, in units of the backbone's embedding scale unless --prompt.unit says otherwise."""
+
+    shape_lr: float | None = None
+    """Learning rate of the shape's network; none: the same."""
+
+    route_lr: float | None = None
+    """Learning rate of the router; none: the same."""
+
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """How the learning rate falls after the warm-up: not at all, to zero in a line, to zero along a cosine."""
+
+    warmup: float = 0.05
+    """Warm-up: a number of steps, or below 1 a share of all steps."""
+
+    weight_decay: float = 1e-5
+    """Weight decay; times the learning rate in AdamW, by itself in Adafactor, as each is defined."""
+
+    start_step: int = 0
+    """The step Adafactor's second moment starts counting at; the papers' runs count on from 1,100,000."""
+
+    clip: float | None = None
+    """The largest norm of a run's gradient; none: no clipping."""
+
+    steps: int = 400
+    """Optimiser steps."""
+
+    epochs: float | None = None
+    """Passes over the training data, instead of --steps."""
+
+    batch_size: int = 16
+    """Rows of one forward pass."""
+
+    accumulate: int = 1
+    """Forward passes of one step."""
+
+    dropout: float = 0.0
+    """Dropout inside the frozen model while training."""
+
+    z_loss: float = 0.0
+    """Weight of the squared log-normaliser (T5X: 1e-4)."""
+
+    max_length: int = 512
+    """The most tokens the encoder sees, prompt included; longer texts are cut."""
+
+    evaluate_every: int = 50
+    """Steps between evaluations."""
+
+    checkpoint_every: int = 50
+    """Steps between checkpoints: the most a kill can cost."""
+
+    patience: int | None = None
+    """Stop after so many evaluations without a better score."""
+
+    scoring: Literal["generate", "labels"] = "generate"
+    """Evaluate by greedy generation, or by the label word of highest log-probability."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "accumulate", "evaluate_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        for name in ("lr", "shape_lr", "route_lr", "epochs", "clip"):
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < float("inf"):
+                raise UserError(f"{name} is {getattr(self, name)}; it must be a positive number.")
+        for name in ("weight_decay", "z_loss", "warmup", "start_step"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise UserError(f"{name} is {getattr(self, name)}; it must not be negative.")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"dropout is {self.dropout}; it must be from 0 to below 1.")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One prompt, one task, one schedule."""
+
+    model: str = DEFAULT
+    """The frozen model: t5-tiny (embedded), a model folder, or a Hugging Face hub id."""
+
+    dtype: str = "auto"
+    """fp32 or bf16 for the frozen model; auto: bf16 on a GPU, fp32 on a CPU."""
+
+    device: str = "auto"
+    """cpu, cuda, or auto."""
+
+    trust_remote_code: bool = False
+    """Run code that a hub model brings along."""
+
+    preset: str = "prompt-tuning"
+    """The method this config began from."""
+
+    seed: int = 0
+    """Seed of the start, the data order and all noise."""
+
+    task: TaskConfig = field(default_factory=TaskConfig)
+    prompt: PromptConfig = field(default_factory=PromptConfig)
+    tuning: TuningConfig = field(default_factory=TuningConfig)
+
+    def plain(self) -> dict[str, Any]:
+        """As YAML and JSON hold it."""
+        return {name: _plain(getattr(self, name)) for name in (f.name for f in dataclasses.fields(self))}
+
+    def save(self, path: Path) -> None:
+        write_text(path, "# softprompts tune --config THIS_FILE\n" + yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"The config {path} does not exist.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"The config {path} cannot be read as YAML ({' '.join(str(error).split())}).") from None
+    if not isinstance(read, dict):
+        raise UserError(f"The config {path} holds no settings; see docs/configuration.md.")
+    return read
+
+
+def run_config(*layers: Mapping[str, Any]) -> RunConfig:
+    """A config from layers of settings, later ones over earlier ones."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged = merge(merged, layer)
+    return from_mapping(RunConfig, merged)
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above` over `below`, mapping by mapping. A start, shape or route of another kind forgets the options of the kind below."""
+    merged = dict(below)
+    for name, value in above.items():
+        under = merged.get(name)
+        if name in ("start", "shape", "route") and (isinstance(value, Choice) or "kind" in _kinded(value)):
+            value, under = _kinded(value), _kinded(under or {})
+            merged[name] = {**under, **value} if under.get("kind") == value["kind"] else value
+        elif isinstance(value, Mapping) and isinstance(under, Mapping):
+            merged[name] = merge(under, value)
+        else:
+            merged[name] = value
+    return merged
+
+
+def _kinded(value: Any) -> dict[str, Any]:
+    if isinstance(value, Choice):
+        return value.plain()
+    return {"kind": value} if isinstance(value, str) else dict(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Choice):
+        return value.plain()
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return value
+
+
+def attribute_docs(kind: type) -> dict[str, str]:
+    """The docstring under each attribute of a dataclass, which is where flags take their help from."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for here, after in zip(body.body, body.body[1:], strict=False):
+        if isinstance(here, ast.AnnAssign) and isinstance(here.target, ast.Name) and isinstance(after, ast.Expr):
+            docs[here.target.id] = str(ast.literal_eval(after.value))
+    return docs

@@ -1,0 +1,68 @@
+"""Predictions with a prompt: greedy generation, or the label word of highest log-probability."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..backbone import Backbone
+from ..errors import UserError
+from ..prompt import Prompt
+from .batches import by_length
+
+
+class Predictor:
+    """A prompt in use on its backbone; rows go in as texts and come out as answers, in their order."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        prompt: Prompt,
+        labels: Sequence[str],
+        scoring: str = "generate",
+        max_length: int = 512,
+        batch_size: int = 64,
+    ) -> None:
+        self.backbone, self.prompt, self.labels, self.scoring, self.batch_size = backbone, prompt, list(labels), scoring, batch_size
+        self.budget = text_budget(backbone, prompt, max_length)
+        self.candidates = backbone.tokenise_targets(self.labels)
+        self.answer_length = max(map(len, self.candidates))
+
+    def __call__(self, texts: Sequence[str], tick: Callable[[int], object] = lambda rows: None) -> list[str]:
+        """Answers; by generation an answer can be no label at all."""
+        return self.answers(self.backbone.tokenise(texts, self.budget), tick)
+
+    @torch.no_grad()
+    def answers(self, rows: Sequence[Sequence[int]], tick: Callable[[int], object] = lambda rows: None) -> list[str]:
+        """The same for texts already tokenised."""
+        answers = [""] * len(rows)
+        for batch in by_length([len(row) for row in rows], self.batch_size):
+            text = self.backbone.embed_rows([rows[i] for i in batch])
+            vectors = self.prompt(text.embeds, text.mask)
+            if self.scoring == "labels":
+                best = self.backbone.scores(vectors, text, self.candidates).argmax(1).tolist()
+                told = [self.labels[i] for i in best]
+            else:
+                told = self.backbone.decode(self.backbone.generate(vectors, text, self.answer_length))
+            for index, answer in zip(batch, told, strict=True):
+                answers[index] = answer
+            tick(len(batch))
+        return answers
+
+    @torch.no_grad()
+    def probabilities(self, texts: Sequence[str]) -> list[dict[str, float]]:
+        """How likely each label word is, among the label words, for every text."""
+        rows = self.backbone.tokenise(texts, self.budget)
+        found: list[dict[str, float]] = [{}] * len(rows)
+        for batch in by_length([len(row) for row in rows], self.batch_size):
+            text = self.backbone.embed_rows([rows[i] for i in batch])
+            shares = self.backbone.scores(self.prompt(text.embeds, text.mask), text, self.candidates).softmax(1)
+            for index, share in zip(batch, shares.tolist(), strict=True):
+                found[index] = dict(zip(self.labels, share, strict=True))
+        return found
+
+
+def text_budget(backbone: Backbone, prompt: Prompt, max_length: int) -> int:
+    """The tokens left for the text: the budget counts the prompt."""
+    if backbone.longest is not None and max_length > backbone.longest:
+        raise UserError(f"{backbone.name} takes at most {backbone.longest} tokens; lower --max-length from {max_length}.")
+    return max_length - prompt.config.length

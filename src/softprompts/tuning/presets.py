@@ -1,0 +1,105 @@
+"""The papers' methods as settings: our defaults, found by the sweep in docs/defaults.md, and each paper's own values (`--paper`).
+
+In paper mode the numbers are absolute (`unit: 1`), as the papers' learning rates are. `about` says what follows the paper, what the code.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import UserError
+
+
+@dataclass(frozen=True)
+class Preset:
+    about: str
+    ours: Mapping[str, Any] = field(default_factory=dict)
+    paper: Mapping[str, Any] = field(default_factory=dict)
+
+
+_SMOP_SCHEDULE = {
+    "optimizer": "adafactor",
+    "lr": 0.5,
+    "schedule": "linear",
+    "warmup": 0.06,
+    "weight_decay": 1e-5,
+    "epochs": 50,
+    "batch_size": 32,
+    "dropout": 0.1,
+}
+
+PRESETS: dict[str, Preset] = {
+    "prompt-tuning": Preset(
+        "Prompt Tuning (Lester 2021): vectors in front of the text. Paper mode: class-label start and 100 tokens as the paper; "
+        "Adafactor as the code runs it (beta2 counting on from step 1,100,000, weight decay not times the learning rate); "
+        "uniform starts are [-0.5, 0.5] as the paper says, the code's [0, 0.5) is --prompt.start uniform --prompt.start.low 0.",
+        ours={},
+        paper={
+            "prompt": {"length": 100, "start": {"kind": "labels"}, "unit": 1.0},
+            "tuning": {
+                "optimizer": "adafactor",
+                "lr": 0.3,
+                "schedule": "constant",
+                "warmup": 0,
+                "weight_decay": 1e-5,
+                "start_step": 1_100_000,
+                "steps": 30_000,
+                "batch_size": 32,
+                "dropout": 0.1,
+                "z_loss": 1e-4,
+                "evaluate_every": 1000,
+                "checkpoint_every": 1000,
+            },
+        },
+    ),
+    "residual": Preset(
+        "Residual Prompt Tuning (Razdaibiedina 2023): vectors through a shallow network with a skip connection. Paper mode: "
+        "shared MLP with LayerNorm as paper and command line (the code's class defaults differ); bottleneck 800, 10 tokens, words from "
+        "the whole vocabulary (without replacement here), AdamW lr 0.3, batch 8, 20 epochs as the code; what is saved is the folded "
+        "prompt, as the paper says (the code saves the raw one).",
+        ours={"prompt": {"length": 10, "shape": {"kind": "residual", "bottleneck": 400}}},
+        paper={
+            "prompt": {
+                "length": 10,
+                "start": {"kind": "vocabulary", "population": 0},
+                "shape": {"kind": "residual", "bottleneck": 800},
+                "unit": 1.0,
+            },
+            "tuning": {
+                "optimizer": "adamw",
+                "lr": 0.3,
+                "schedule": "constant",
+                "warmup": 0,
+                "weight_decay": 1e-5,
+                "epochs": 20,
+                "batch_size": 8,
+            },
+        },
+    ),
+    "smop": Preset(
+        "SMoP (Choi 2023): four prompts of five tokens, each input sent to one. The route is the paper's (the code's top-1 sums over "
+        "the batch). Paper mode: N(0, 1) start, lr 0.5 for prompts and router, linear decay after 6 % warm-up, 50 epochs as the code; "
+        "its Adafactor is T5X's here, transformers' there (which factors the second moment and multiplies weight decay by the rate).",
+        ours={"prompt": {"length": 5, "count": 4, "route": {"kind": "top1"}}},
+        paper={
+            "prompt": {"length": 5, "count": 4, "start": {"kind": "normal"}, "route": {"kind": "top1"}, "unit": 1.0},
+            "tuning": _SMOP_SCHEDULE,
+        },
+    ),
+    "p-tuning": Preset(
+        "P-tuning (Liu 2021): vectors through an MLP (or --prompt.shape.network lstm) without a skip connection. Paper mode: the "
+        "baseline of SMoP's code: width 128, N(0, 1) start, SMoP's schedule.",
+        ours={"prompt": {"length": 20, "shape": {"kind": "encoder"}}},
+        paper={
+            "prompt": {"length": 20, "start": {"kind": "normal"}, "shape": {"kind": "encoder", "width": 128}, "unit": 1.0},
+            "tuning": _SMOP_SCHEDULE,
+        },
+    ),
+}
+
+
+def preset_settings(name: str, paper: bool = False) -> dict[str, Any]:
+    """The settings a preset stands for, as a layer for `run_config`."""
+    if name not in PRESETS:
+        raise UserError(f"There is no preset {name!r}; choose one of {', '.join(PRESETS)}.")
+    return {"preset": f"{name} (paper)" if paper else name, **(PRESETS[name].paper if paper else PRESETS[name].ours)}

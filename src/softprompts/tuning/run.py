@@ -1,0 +1,162 @@
+"""Run: one prompt, one task, one schedule. All is its own but the backbone: prompt, optimiser, data order, randomness, best prompt."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..backbone import Backbone
+from ..errors import UserError
+from ..prompt import Material, Source, build, load_prompt
+from ..tasks import Task
+from .batches import Batches
+from .config import RunConfig
+from .evaluate import Predictor, text_budget
+from .optim import learning_rate, make_optimizer
+
+CHECK_EVERY = 10
+"""Steps between looks at the loss: looking makes a GPU wait."""
+
+
+class Run:
+    """A run at some step. `Cohort` drives it; alone or among others it computes the same."""
+
+    def __init__(self, config: RunConfig, task: Task, backbone: Backbone) -> None:
+        if config.prompt.length == 0:
+            raise UserError("A prompt of length 0 has nothing to train; give it a length of at least 1.")
+        self.config, self.task, self.backbone = config, task, backbone
+        material = Material(backbone, task.labels, lambda name: fetch_source(name, backbone))
+        self.prompt = build(config.prompt, material, config.seed, backbone.unit).to(backbone.device)
+        self.optimizer = make_optimizer(self.prompt, config.tuning)
+        self.rng = torch.Generator().manual_seed(config.seed)
+
+        budget = text_budget(backbone, self.prompt, config.tuning.max_length)
+        self.inputs = backbone.tokenise([e.input for e in task.train], budget)
+        self.targets = backbone.tokenise_targets([e.target for e in task.train])
+        self.cut = sum(len(ids) >= budget for ids in self.inputs)
+        self.held_out = backbone.tokenise([e.input for e in task.validation], budget)
+        self.batches = Batches([len(ids) for ids in self.inputs], config.tuning.batch_size, config.seed)
+
+        per_epoch = self.batches.per_epoch / config.tuning.accumulate
+        epochs = config.tuning.epochs
+        self.steps = config.tuning.steps if epochs is None else max(1, round(epochs * per_epoch))
+        self.step = 0
+        self.history: list[dict[str, Any]] = []
+        """One entry per evaluation: step, mean loss since the last, learning rate, metrics."""
+        self.pending: list[float] = []
+        """Losses since the last evaluation."""
+        self.first: float | None = None
+        """The mean loss of the first steps, which an explosion is measured against."""
+        self._unseen: list[Tensor] = []
+        self.best: dict[str, Tensor] | None = None
+        self.stopped: str | None = None
+        """Why the run ended before its last step, if it did."""
+
+    # -- learning ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        return self.stopped is not None or self.step >= self.steps
+
+    def advance(self) -> None:
+        """One optimiser step on the next rows."""
+        self.prompt.train()
+        share = learning_rate(self.config.tuning, self.step, self.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = share * group["base_lr"]
+        many = self.config.tuning.accumulate
+        batches = [self.batches[self.step * many + part] for part in range(many)]
+        tokens = sum(len(self.targets[row]) for batch in batches for row in batch)
+        losses = [self._backward(batch, tokens) for batch in batches]
+        if self.config.tuning.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.prompt.parameters(), self.config.tuning.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self._unseen.append(torch.stack(losses).sum())
+        if self.step % CHECK_EVERY == 0 or self.due(self.config.tuning.evaluate_every) or self.due(self.config.tuning.checkpoint_every):
+            self.look()
+
+    def _backward(self, batch: list[int], tokens: int) -> Tensor:
+        """The gradient of one forward pass's share in the mean loss over all target tokens of the step."""
+        dropout, z_loss = self.config.tuning.dropout, self.config.tuning.z_loss
+        text = self.backbone.embed_rows([self.inputs[row] for row in batch])
+        vectors = self.prompt(text.embeds, text.mask, self.rng)
+        with torch.random.fork_rng(enabled=dropout > 0), self.backbone.dropout(dropout):
+            if dropout > 0:  # the backbone's dropout draws from the global generator: it gets a seed from the run's own
+                torch.manual_seed(int(torch.randint(2**62, (), generator=self.rng)))
+            losses = self.backbone.losses(vectors, text, [self.targets[row] for row in batch])
+        nll = losses.nll.sum() / tokens
+        (nll + z_loss * losses.z.sum() / tokens).backward()  # type: ignore[no-untyped-call]
+        return nll.detach()
+
+    def due(self, every: int) -> bool:
+        return self.step % every == 0 or self.step >= self.steps
+
+    def look(self) -> None:
+        """Take in the losses since the last look; stop the run if they are not finite or have exploded."""
+        fresh = [float(loss) for loss in self._unseen]
+        if not fresh:
+            return
+        self.pending += fresh
+        self._unseen = []
+        mean = sum(fresh) / len(fresh)
+        self.first = mean if self.first is None else self.first
+        advice = f"lower --lr (now {self.config.tuning.lr:g}) or set --clip 1"
+        if not math.isfinite(mean):
+            self.stopped = f"the loss was not finite at step {self.step}; {advice}"
+        elif mean > 3 * max(self.first, math.log(self.backbone.vocabulary)):
+            self.stopped = f"the loss exploded to {mean:.1f} by step {self.step}; {advice}"
+
+    # -- judging -------------------------------------------------------------------------------------------------------------
+
+    def predictor(self) -> Predictor:
+        tuning = self.config.tuning
+        return Predictor(self.backbone, self.prompt.eval(), self.task.labels, tuning.scoring, tuning.max_length)
+
+    def evaluate(self, tick: Callable[[int], object] = lambda rows: None) -> None:
+        """Score the prompt on the held-out rows, note it, and keep the prompt if it is the best so far."""
+        predictions = self.predictor().answers(self.held_out, tick)
+        metrics = self.task.score(predictions)
+        labels = set(self.task.labels)
+        entry = {
+            "step": self.step,
+            "loss": round(sum(self.pending) / max(1, len(self.pending)), 6),
+            "lr": self.optimizer.param_groups[0]["lr"],
+            **metrics,
+            "invalid": sum(p not in labels for p in predictions),
+        }
+        if not self.history or metrics[self.metric] > max(e[self.metric] for e in self.history):
+            self.best = {name: value.detach().cpu().clone() for name, value in self.prompt.state_dict().items()}
+        self.history.append(entry)
+        self.pending = []
+        patience = self.config.tuning.patience
+        if patience is not None and not self.finished and len(self.history) - 1 - self.history.index(self.best_entry) >= patience:
+            self.stopped = f"no better {self.metric} in {patience} evaluations"
+
+    @property
+    def metric(self) -> str:
+        return self.task.metrics[0]
+
+    @property
+    def best_entry(self) -> dict[str, Any]:
+        """The first entry of the highest score."""
+        return max(self.history, key=lambda entry: entry[self.metric])
+
+    @property
+    def failed(self) -> bool:
+        return self.stopped is not None and "loss" in self.stopped
+
+    def restore_best(self) -> None:
+        """The prompt as it scored best."""
+        if self.best is None:
+            raise UserError(f"The run learned nothing to keep: {self.stopped}.")
+        self.prompt.load_state_dict(self.best)
+        self.prompt.eval()
+
+
+def fetch_source(name: str, backbone: Backbone) -> Source:
+    """A trained prompt of this backbone by its folder."""
+    return load_prompt(name, backbone.fingerprint)[0].source()
