@@ -1,10 +1,10 @@
 """Run many configs on one machine, several processes at a time, and record every result.
 
-    python benchmarks/sweep.py GRID.yaml --output RESULTS.jsonl [--workers 8] [--device cuda] [--data DIR] [--seconds N]
+    python benchmarks/sweep.py GRID.yaml --output RESULTS.jsonl [--workers 8] [--device cuda] [--data DIR] [--backbones DIR] [--seconds N]
 
 GRID.yaml holds a list of entries: each a mapping of settings as on the command line, where a list under `grid` gives the values to
-cross (`grid: {lr: [0.1, 0.3], seed: [0, 1, 2]}`), and {data} in a path stands for --data. Results already in the output are not run again.
-The defaults in docs/defaults.md were found with this script.
+cross (`grid: {lr: [0.1, 0.3], seed: [0, 1, 2]}`), and {data} and {backbones} in a path stand for --data and --backbones. Results already in
+the output are not run again. The defaults in docs/defaults.md were found with this script and benchmarks/grids/defaults.yaml.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 
-def configs(grid: list[dict[str, Any]], data: str) -> list[dict[str, Any]]:
+def configs(grid: list[dict[str, Any]], places: dict[str, str]) -> list[dict[str, Any]]:
     """Every entry with its grid crossed out; `prompt.length`-like keys become nested settings."""
     found = []
     for entry in grid:
@@ -31,7 +31,9 @@ def configs(grid: list[dict[str, Any]], data: str) -> list[dict[str, Any]]:
                 for part in path:
                     place[part] = {"kind": place[part]} if isinstance(place.get(part), str) else place.get(part, {})
                     place = place[part]
-                place[last] = value.replace("{data}", data) if isinstance(value, str) else value
+                for mark, where in places.items():
+                    value = value.replace(mark, where) if isinstance(value, str) else value
+                place[last] = value
             found.append(settings)
     return found
 
@@ -81,11 +83,16 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--data", default="")
+    parser.add_argument("--data", default="", help="the folder that {data} in the grid stands for")
+    parser.add_argument("--backbones", default="", help="the folder that {backbones} in the grid stands for")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no run after so many seconds")
     options = parser.parse_args()
     done = [json.loads(line)["settings"] for line in options.output.read_text().splitlines()] if options.output.exists() else []
-    todo = [c for c in configs(yaml.safe_load(options.grid.read_text()), options.data) if c not in done]
+    todo = [
+        c
+        for c in configs(yaml.safe_load(options.grid.read_text()), {"{data}": options.data, "{backbones}": options.backbones})
+        if c not in done
+    ]
     context = multiprocessing.get_context("spawn")
     queue, results = context.Queue(), context.Queue()
     for settings in [*todo, *([None] * options.workers)]:

@@ -13,7 +13,7 @@ from .prompt import Prompt, load_prompt, save_prompt
 from .prompt.store import CARD, TENSORS
 from .tasks import Form, TaskConfig, load_task
 from .tasks.sources import Row
-from .tuning import Cohort, Predictor, Run, RunConfig, TuningConfig, Watcher, preset_settings, run_config
+from .tuning import DEFAULT_PRESET, Cohort, Predictor, Run, RunConfig, TuningConfig, Watcher, preset_settings, run_config
 from .tuning.checkpoint import CHECKPOINT, load_checkpoint
 
 CONFIG, METRICS, CURVE = "config.yaml", "metrics.jsonl", "curve.png"
@@ -66,7 +66,7 @@ class Tuned:
 
 
 def tune(
-    task: str | None = None, *, preset: str = "prompt-tuning", paper: bool = False, output: str | Path | None = None, **settings: Any
+    task: str | None = None, *, preset: str = DEFAULT_PRESET, paper: bool = False, output: str | Path | None = None, **settings: Any
 ) -> Tuned:
     """Tune a prompt. `settings` are those of the command line: `steps=200`, `lr=0.1`, `prompt={"length": 10}`, `train="a.csv"`, ..."""
     named = {"task": task} if task is not None else {}

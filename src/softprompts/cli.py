@@ -19,7 +19,7 @@ def tune(argv: Sequence[str]) -> int:
     from . import flags
     from .api import sections, tune_config
     from .progress import ProgressWatcher
-    from .tuning import PRESETS, preset_settings, run_config
+    from .tuning import DEFAULT_PRESET, PRESETS, preset_settings, run_config
     from .tuning.config import read_yaml
 
     parser = _parser(
@@ -28,7 +28,7 @@ def tune(argv: Sequence[str]) -> int:
         "  softprompts tune --train reviews.csv --text review --label stars --preset residual --output runs/stars\n"
         "  softprompts tune --config runs/stars/config.yaml --seed 1 --output runs/stars-1",
     )
-    parser.add_argument("--preset", metavar="NAME", help="method: " + ", ".join(PRESETS) + " (default prompt-tuning)")
+    parser.add_argument("--preset", metavar="NAME", help="method: " + ", ".join(PRESETS) + f" (default {DEFAULT_PRESET})")
     parser.add_argument("--paper", action="store_true", help="the preset with its paper's own, absolute hyper-parameters")
     parser.add_argument("--config", metavar="FILE", type=Path, help="settings from a YAML file; flags override it")
     parser.add_argument(
@@ -44,7 +44,7 @@ def tune(argv: Sequence[str]) -> int:
     layers = (
         [file]
         if file and options.preset is None and not options.paper
-        else [preset_settings(options.preset or "prompt-tuning", options.paper), file]
+        else [preset_settings(options.preset or DEFAULT_PRESET, options.paper), file]
     )
     config = run_config(*layers, sections(settings))
     with ProgressWatcher(options.quiet) as watcher:

@@ -38,7 +38,7 @@ class PromptConfig:
     """How parameters become vectors: direct, residual, encoder."""
 
     route: Choice = field(default_factory=lambda: Choice("single"))
-    """Which prompt an input gets: single, top1, top2, gumbel, stochastic."""
+    """Which prompt an input gets: single, top1, top2, soft, gumbel, stochastic."""
 
     unit: float | None = None
     """The scale that prompt, network and router are trained at; none: the backbone's own (see `Prompt`). The papers' is 1."""
@@ -50,7 +50,7 @@ class PromptConfig:
             )
         if self.count > 1 and self.route.kind == "single":
             raise UserError(
-                f"{self.count} prompts need a route that chooses among them; set --prompt.route to top1, top2, gumbel or stochastic."
+                f"{self.count} prompts need a route that chooses among them; set --prompt.route to soft, top1, top2, gumbel or stochastic."
             )
         if self.unit is not None and not self.unit > 0:
             raise UserError(f"The unit of a prompt must be a positive number, not {self.unit}.")

@@ -29,7 +29,7 @@ class Single(nn.Module):
 
 
 class Top(nn.Module):
-    """The k best prompts, each times its probability, not re-normalised: sum of p_j P_j (Choi 2023, eq. 3 and 4; Table 3's top-2).
+    """The k best prompts (0: all), each times its probability, not re-normalised: sum of p_j P_j (Choi 2023, eq. 3 and 4; Table 3's top-2).
 
     In training the logits are perturbed to logits * (1 + noise * N(0, 1)), the scale of the noise held constant (eq. 5); `noise: 0` is
     the paper's "without perturbation", which is here without the official code's dropout on the logits too.
@@ -37,7 +37,7 @@ class Top(nn.Module):
 
     def __init__(self, count: int, hidden: int, rng: torch.Generator, *, k: int = 1, noise: float = 1.0) -> None:
         super().__init__()
-        self.router, self.k, self.noise = Router(count, hidden, rng), min(k, count), noise
+        self.router, self.k, self.noise = Router(count, hidden, rng), min(k or count, count), noise
 
     def forward(self, prompts: Tensor, text: Tensor, rng: torch.Generator | None = None, noise: Tensor | None = None) -> Tensor:
         logits = self.router(text)
@@ -108,6 +108,7 @@ ROUTES: dict[str, Callable[..., nn.Module]] = {
     "single": Single,
     "top1": Top,
     "top2": functools.partial(Top, k=2),
+    "soft": functools.partial(Top, k=0, noise=0.0),
     "gumbel": Gumbel,
     "stochastic": Stochastic,
 }

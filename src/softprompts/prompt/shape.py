@@ -134,7 +134,7 @@ class Encoder(nn.Module):
 class Anchor(nn.Module):
     """Where a network without a skip connection is moored: output + (anchor - origin), both zero unless it starts from a source.
 
-    With `origin` the network's first output and `anchor` the source, step 0 gives the source to the bit, and training moves it from there.
+    With `origin` the network's first output and `anchor` the source, step 0 gives the source, and training moves it from there.
     """
 
     anchor: Tensor

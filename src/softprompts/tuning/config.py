@@ -26,14 +26,14 @@ class TuningConfig:
     optimizer: Literal["adamw", "adafactor"] = "adamw"
     """AdamW, or Adafactor exactly as T5X runs it for prompt tuning."""
 
-    lr: float = 0.05
+    lr: float = 0.3
     """Learning rate, in units of the backbone's embedding scale unless --prompt.unit says otherwise."""
 
-    shape_lr: float | None = None
-    """Learning rate of the shape's network; none: the same."""
+    shape_lr: float | None = 0.003
+    """Learning rate of the shape's network; none: the same as --lr."""
 
-    route_lr: float | None = None
-    """Learning rate of the router; none: the same."""
+    route_lr: float | None = 0.01
+    """Learning rate of the router; none: the same as --lr."""
 
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     """How the learning rate falls after the warm-up: not at all, to zero in a line, to zero along a cosine."""
@@ -71,7 +71,7 @@ class TuningConfig:
     max_length: int = 512
     """The most tokens the encoder sees, prompt included; longer texts are cut."""
 
-    evaluate_every: int = 50
+    evaluate_every: int = 100
     """Steps between evaluations."""
 
     checkpoint_every: int = 50
@@ -113,7 +113,7 @@ class RunConfig:
     trust_remote_code: bool = False
     """Run code that a hub model brings along."""
 
-    preset: str = "prompt-tuning"
+    preset: str = "mixture"
     """The method this config began from."""
 
     seed: int = 0

@@ -1,0 +1,176 @@
+"""The encoder-decoder family against PEFT's numbers, against plain transformers, and against the promise to stay frozen."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM
+
+from softprompts.backbone import Backbone, EncoderDecoder, Text, load_backbone
+from softprompts.errors import UserError
+
+from ..conftest import GOLDEN, golden, random_t5
+
+PEFT = golden("peft_t5")
+
+
+@pytest.fixture(scope="module")
+def peft_model() -> EncoderDecoder:
+    return EncoderDecoder(AutoModelForSeq2SeqLM.from_pretrained(GOLDEN / "peft_t5_model"), None, "peft_t5_model")
+
+
+def peft_prompt() -> torch.Tensor:
+    """The adapter file holds a dead second half: only the first rows are the prompt."""
+    rows = load_file(GOLDEN / "peft_t5_adapter" / "adapter_model.safetensors")["prompt_embeddings"]
+    return rows[: PEFT["num_virtual_tokens"]]
+
+
+def test_loss_logits_and_gradient_match_peft(peft_model: EncoderDecoder) -> None:
+    prompt = peft_prompt().requires_grad_()
+    text = peft_model.embed(torch.tensor(PEFT["input_ids"]), torch.tensor(PEFT["attention_mask"]))
+    targets = [[token for token in row if token >= 0] for row in PEFT["labels"]]
+    losses = peft_model.losses(prompt.expand(3, -1, -1), text, targets)
+    mean = losses.nll.sum() / losses.tokens.sum()
+    assert mean.item() == pytest.approx(PEFT["loss"], abs=1e-4)
+    mean.backward()
+    torch.testing.assert_close(prompt.grad, torch.tensor(PEFT["grad_prompt_first_7_rows"]), rtol=1e-3, atol=1e-3)
+    logits = torch.tensor(PEFT["logits"]).log_softmax(-1)
+    for row, target in enumerate(targets):
+        expected = sum(logits[row, place, token] for place, token in enumerate(target))
+        assert -losses.nll[row].item() == pytest.approx(float(expected), abs=1e-3)
+    without = peft_model.losses(prompt[:0].expand(3, 0, -1), text, targets)
+    assert (without.nll.sum() / without.tokens.sum()).item() == pytest.approx(PEFT["loss_without_prompt"], abs=1e-4)
+
+
+def test_generation_matches_peft(peft_model: EncoderDecoder) -> None:
+    prompt = peft_prompt().expand(3, -1, -1)
+    text = peft_model.embed(torch.tensor(PEFT["input_ids"]), torch.tensor(PEFT["attention_mask"]))
+    assert peft_model.generate(prompt, text, 10).tolist() == PEFT["generated_ids"]
+    alone = Text(text.embeds[2:, :3], text.mask[2:, :3])
+    assert peft_model.generate(prompt[:1], alone, 10).tolist() == PEFT["generated_ids_row2_alone_unpadded"]
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_scores_losses_and_greedy_generation_agree(family: str, request: pytest.FixtureRequest) -> None:
+    backbone: EncoderDecoder = request.getfixturevalue(family)
+    text = backbone.embed_rows(backbone.tokenise(["one text", "another text that is longer"], 30))
+    prompt = torch.randn(2, 4, 32)
+    candidates = backbone.tokenise_targets(["yes", "not_entailment"])
+    scores = backbone.scores(prompt, text, candidates)
+    for column, candidate in enumerate(candidates):
+        nll = backbone.losses(prompt, text, [candidate] * 2).nll
+        torch.testing.assert_close(scores[:, column], -nll, rtol=1e-4, atol=1e-4)
+    greedy = backbone.generate(prompt, text, 3)[:, 1:].tolist()
+    for row in range(2):  # the greedy first token has the highest score of all
+        one = Text(text.embeds[row : row + 1], text.mask[row : row + 1])
+        best = backbone.losses(prompt[row : row + 1], one, [[greedy[row][0]]]).nll
+        for other in (5, 77, 1234):
+            assert best <= backbone.losses(prompt[row : row + 1], one, [[other]]).nll + 1e-4
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_the_prompt_is_joined_as_by_hand(family: str, request: pytest.FixtureRequest) -> None:
+    backbone: EncoderDecoder = request.getfixturevalue(family)
+    prompt = torch.randn(1, 4, 32)
+    ids = torch.tensor(backbone.tokenise(["by hand"], 20))
+    embeds = torch.cat([prompt, backbone.embedding(ids)], 1)
+    target = backbone.tokenise_targets(["yes"])
+    by_hand = backbone.model(inputs_embeds=embeds, labels=torch.tensor(target)).loss
+    losses = backbone.losses(prompt, backbone.embed_rows(ids.tolist()), target)
+    torch.testing.assert_close(losses.nll[0] / losses.tokens[0], by_hand)
+
+
+def test_frozen_means_frozen() -> None:
+    backbone = random_t5()
+
+    def digest() -> str:
+        return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in backbone.model.parameters())).hexdigest()
+
+    before = digest()
+    prompt = torch.randn(2, 4, 32, requires_grad=True)
+    text = backbone.embed_rows(backbone.tokenise(["one", "two"], 20))
+    optimizer = torch.optim.AdamW([prompt, *backbone.model.parameters()], lr=0.1)  # even if somebody hands it all to an optimiser
+    for _ in range(3):
+        with backbone.dropout(0.1):
+            backbone.losses(prompt, text, backbone.tokenise_targets(["yes", "no"])).nll.sum().backward()
+        optimizer.step()
+    assert digest() == before
+    assert all(p.grad is None for p in backbone.model.parameters())
+    assert prompt.grad is not None
+
+
+def test_dropout_is_on_inside_and_off_outside(t5: Backbone) -> None:
+    text = t5.embed_rows(t5.tokenise(["some text here"], 20))
+    prompt, target = torch.randn(1, 4, 32), t5.tokenise_targets(["yes"])
+    quiet = t5.losses(prompt, text, target).nll
+    with t5.dropout(0.5):
+        assert t5.losses(prompt, text, target).nll != quiet
+        assert t5.losses(prompt, text, target).nll != t5.losses(prompt, text, target).nll
+    assert t5.losses(prompt, text, target).nll == quiet
+    with t5.dropout(0.0):
+        assert t5.losses(prompt, text, target).nll == quiet
+
+
+def test_z_is_the_squared_log_normaliser(peft_model: EncoderDecoder) -> None:
+    text = peft_model.embed(torch.tensor(PEFT["input_ids"]), torch.tensor(PEFT["attention_mask"]))
+    targets = [[token for token in row if token >= 0] for row in PEFT["labels"]]
+    z = peft_model.losses(peft_prompt().expand(3, -1, -1), text, targets).z
+    squared = torch.tensor(PEFT["logits"]).logsumexp(-1).square()
+    expected = torch.stack([squared[row, : len(target)].sum() for row, target in enumerate(targets)])
+    torch.testing.assert_close(z, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_the_fingerprint_ignores_the_load_dtype_and_notices_the_weights(tiny: Backbone) -> None:
+    assert load_backbone(dtype="bf16", device="cpu").fingerprint == tiny.fingerprint
+    one, other = random_t5(), random_t5()
+    assert one.fingerprint == other.fingerprint
+    with torch.no_grad():
+        next(other.last_block().parameters()).add_(0.5)
+    assert random_t5(d_ff=128).fingerprint != one.fingerprint != EncoderDecoder(other.model, other.tokenizer).fingerprint
+
+
+def test_the_unit_is_the_power_of_two_nearest_the_embedding_scale(tiny: Backbone) -> None:
+    assert tiny.unit == 1.0
+    louder = random_t5()
+    with torch.no_grad():
+        louder.model.shared.weight.mul_(12.5 / louder.model.shared.weight.square().mean().sqrt())
+    assert louder.unit == 16.0
+
+
+def test_bart_scales_its_embeddings_and_has_a_limit(bart: Backbone) -> None:
+    ids = torch.tensor([10, 11])
+    torch.testing.assert_close(bart.vectors(ids), bart.embedding.weight[ids].detach() * 32**0.5)
+    assert bart.longest == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "why"), [("t5-tiny", "fp16", "overflows in fp16"), ("no/such-model-anywhere", "fp32", "cannot be loaded")]
+)
+def test_what_cannot_be_loaded_is_one_sentence(name: str, dtype: str, why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        load_backbone(name, dtype)
+
+
+def test_a_decoder_only_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
+    with pytest.raises(UserError, match="only encoder-decoder"):
+        load_backbone(str(tmp_path))
+
+
+def test_texts_are_cut_to_the_budget_and_keep_their_end(tiny: Backbone) -> None:
+    rows = tiny.tokenise(["word " * 500, "short"], 30)
+    assert len(rows[0]) == 30
+    assert rows[0][-1] == tiny.tokenizer.eos_token_id
+    with pytest.raises(UserError, match="leaves 0 tokens"):
+        tiny.tokenise(["x"], -3)
+
+
+def test_the_embedded_model_knows_some_language(tiny: Backbone) -> None:
+    """Its supervised training shows without any prompt."""
+    question = "Classify the sentiment of the review as positive or negative. "
+    text = tiny.embed_rows(tiny.tokenise([question + review for review in ("A wonderful, moving film.", "A dull, stupid film.")], 40))
+    good, bad = tiny.scores(torch.zeros(2, 0, 256), text, tiny.tokenise_targets(["positive", "negative"]))
+    assert good[0] > good[1]
+    assert bad[1] > bad[0]

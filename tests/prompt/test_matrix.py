@@ -1,0 +1,171 @@
+"""One matrix: every start x shape x route on a tiny random T5."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from softprompts.backbone import Backbone
+from softprompts.choice import Choice
+from softprompts.errors import UserError
+from softprompts.prompt import Material, Prompt, PromptConfig, Source, build, load_prompt, save_prompt
+
+TEXTS = ["a short one", "this text is a good deal longer than the others and so it is padded least", "the food was great", "never again"]
+TARGETS = ["positive", "negative", "positive", "negative"]
+STARTS = ["uniform", "normal", "vocabulary", "labels", {"kind": "text", "text": "is it good"}, {"kind": "prompt", "sources": ["source"]}]
+SHAPES: list[Any] = [
+    "direct",
+    {"kind": "residual", "bottleneck": 16},
+    {"kind": "residual", "bottleneck": 8, "shared": False, "dropout": 0.1},
+    {"kind": "residual", "bottleneck": 16, "skip": False},
+    {"kind": "encoder", "width": 16},
+    {"kind": "encoder", "network": "lstm", "width": 8},
+]
+ROUTES = ["single", "soft", "top1", {"kind": "top1", "noise": 0}, "top2", "gumbel", "stochastic"]
+SOURCE = torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(9))
+
+
+def made(backbone: Backbone, start: Any, shape: Any, route: Any, source: Source | None = None) -> Prompt:
+    count = 1 if route == "single" else 4
+    config = PromptConfig(5, count, Choice.of(start), Choice.of(shape), Choice.of(route))
+    material = Material(backbone, ["positive", "negative"], lambda name: source or Source(SOURCE))
+    return build(config, material, 0, backbone.unit)
+
+
+def losses(backbone: Backbone, prompt: Prompt, rng: torch.Generator | None = None) -> torch.Tensor:
+    """Per-row loss [B]."""
+    text = backbone.embed_rows(backbone.tokenise(TEXTS, 40))
+    return backbone.losses(prompt(text.embeds, text.mask, rng), text, backbone.tokenise_targets(TARGETS)).nll
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_loss_falls_and_folding_changes_nothing(t5: Backbone, shape: Any, route: Any, tmp_path: Path) -> None:
+    for start in STARTS:
+        prompt = made(t5, start, shape, route)
+        rng = torch.Generator().manual_seed(0)
+        optimizer = torch.optim.AdamW(prompt.parameters(), lr=0.03)
+        with torch.no_grad():
+            before = losses(t5, prompt.eval()).sum()
+        for _ in range(12):
+            loss = losses(t5, prompt.train(), rng).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        with torch.no_grad():
+            unfolded = losses(t5, prompt.eval())
+            assert unfolded.sum() < before, f"{start} learns"
+            folded = prompt.fold()
+            torch.testing.assert_close(losses(t5, folded), unfolded, rtol=1e-5, atol=1e-5)
+            save_prompt(tmp_path, prompt, {"backbone": {"fingerprint": t5.fingerprint}})
+            loaded, _ = load_prompt(tmp_path, t5.fingerprint)
+            assert torch.equal(losses(t5, loaded), losses(t5, folded))
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_prompt_started_from_a_source_gives_its_outputs_at_step_0(t5: Backbone, shape: Any, route: Any) -> None:
+    prompt = made(t5, {"kind": "prompt", "sources": ["source"]}, shape, route).eval()
+    text = t5.embed_rows(t5.tokenise(TEXTS, 40))
+    rounding = 1e-6 if "lstm" in str(shape) else 0  # torch's LSTM has another kernel where gradients are wanted
+    torch.testing.assert_close(prompt(text.embeds, text.mask), SOURCE.expand(4, 5, 32), rtol=0, atol=rounding)
+
+
+@pytest.mark.parametrize("kind", ["top1", "top2", "gumbel"])
+def test_a_mixture_started_from_a_mixture_gives_its_outputs_at_step_0(t5: Backbone, kind: str) -> None:
+    text = t5.embed_rows(t5.tokenise(TEXTS, 40))
+    trained = made(t5, "normal", {"kind": "residual", "bottleneck": 16}, kind)
+    again = made(t5, {"kind": "prompt", "sources": ["source"]}, {"kind": "residual", "bottleneck": 8}, kind, trained.source())
+    torch.testing.assert_close(again.eval()(text.embeds, text.mask), trained.eval()(text.embeds, text.mask))
+    with pytest.raises(UserError, match=f"routed by {kind}"):
+        made(t5, {"kind": "prompt", "sources": ["source"]}, "direct", "stochastic", trained.source())
+
+
+@pytest.mark.parametrize("route", ["top1", "top2", "gumbel", "stochastic"])
+def test_prompts_that_start_alike_grow_apart(t5: Backbone, route: str) -> None:
+    prompt = made(t5, {"kind": "prompt", "sources": ["source"]}, "direct", route)
+    optimizer = torch.optim.AdamW(prompt.parameters(), lr=0.03)
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(6):
+        losses(t5, prompt.train(), rng).sum().backward()
+        optimizer.step()
+    apart = torch.cdist(prompt.table.flatten(1), prompt.table.flatten(1))
+    assert bool((apart[~torch.eye(4, dtype=torch.bool)] > 0).any())
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=str)
+def test_rows_and_targets_do_not_touch_each_other(t5: Backbone, route: Any) -> None:
+    """Permuting rows, changing another row's text, or only a target never moves a row's logits or route."""
+    prompt = made(t5, "normal", "direct", route).eval()
+    targets = t5.tokenise_targets(TARGETS)
+
+    def run(texts: list[str], labels: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        text = t5.embed_rows(t5.tokenise(texts, 40))
+        with torch.no_grad():
+            return t5.scores(prompt(text.embeds, text.mask), text, labels), prompt.chosen(text.embeds, text.mask)
+
+    scores, routes = run(TEXTS, targets[:2])
+    order = [2, 0, 3, 1]
+    permuted, permuted_routes = run([TEXTS[i] for i in order], targets[:2])
+    torch.testing.assert_close(permuted, scores[order], rtol=1e-5, atol=1e-5)
+    assert permuted_routes.tolist() == routes[order].tolist()
+    changed, changed_routes = run(
+        [TEXTS[0], "something else altogether, and much, much longer than anything before it was", *TEXTS[2:]], targets[:2]
+    )
+    torch.testing.assert_close(changed[[0, 2, 3]], scores[[0, 2, 3]], rtol=1e-5, atol=1e-5)
+    assert changed_routes[[0, 2, 3]].tolist() == routes[[0, 2, 3]].tolist()
+    assert run(TEXTS, t5.tokenise_targets(["something else", "entirely"]))[1].tolist() == routes.tolist()
+    with torch.no_grad():
+        whole = losses(t5, prompt)
+        text = t5.embed_rows(t5.tokenise(TEXTS, 40))
+        other = t5.losses(
+            prompt(text.embeds, text.mask), text, [targets[0], t5.tokenise_targets(["a wholly different target"])[0], *targets[2:]]
+        ).nll
+    torch.testing.assert_close(other[[0, 2, 3]], whole[[0, 2, 3]], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=str)
+def test_batch_size_and_padding_do_not_matter(t5: Backbone, route: Any) -> None:
+    prompt = made(t5, "normal", "direct", route).eval()
+    rows, targets = t5.tokenise(TEXTS, 40), t5.tokenise_targets(TARGETS)
+    with torch.no_grad():
+        whole = losses(t5, prompt)
+        for row in range(4):
+            text = t5.embed_rows([rows[row]])
+            alone = t5.losses(prompt(text.embeds, text.mask), text, [targets[row]]).nll
+            torch.testing.assert_close(alone, whole[row : row + 1], rtol=1e-5, atol=1e-5)
+        ids, mask = t5.collate(rows)
+        for pads in ((0, 9), (9, 0), (4, 5)):  # right, left, both sides
+            padded = t5.embed(torch.nn.functional.pad(ids, pads), torch.nn.functional.pad(mask, pads))
+            again = t5.losses(prompt(padded.embeds, padded.mask), padded, targets).nll
+            torch.testing.assert_close(again, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_a_prompt_of_length_0_is_no_prompt(t5: Backbone) -> None:
+    prompt = build(PromptConfig(length=0), Material(t5), 0)
+    text = t5.embed_rows(t5.tokenise(TEXTS, 40))
+    ours = t5.losses(prompt(text.embeds, text.mask), text, t5.tokenise_targets(TARGETS))
+    ids, mask = t5.collate(t5.tokenise(TEXTS, 40))
+    labels, kept = t5.collate(t5.tokenise_targets(TARGETS))
+    theirs = t5.model(input_ids=ids, attention_mask=mask, labels=labels.masked_fill(kept == 0, -100)).loss
+    torch.testing.assert_close(ours.nll.sum() / ours.tokens.sum(), theirs)
+
+
+def test_a_saved_prompt_answers_alike_in_a_fresh_process(t5: Backbone, tmp_path: Path) -> None:
+    prompt = made(t5, "normal", SHAPES[2], "top1").eval()
+    save_prompt(tmp_path / "p", prompt, {"backbone": {"fingerprint": t5.fingerprint}})
+    embeds, mask = torch.randn(3, 6, 32), torch.ones(3, 6)
+    from safetensors.torch import load_file, save_file
+
+    save_file({"embeds": embeds, "mask": mask}, tmp_path / "in.safetensors")
+    code = (
+        "import sys; from safetensors.torch import load_file, save_file; from softprompts.prompt import load_prompt\n"
+        "given = load_file(sys.argv[1]); prompt, _ = load_prompt(sys.argv[2])\n"
+        "save_file({'out': prompt(given['embeds'], given['mask']).detach().contiguous()}, sys.argv[3])"
+    )
+    places = [str(tmp_path / name) for name in ("in.safetensors", "p", "out.safetensors")]
+    subprocess.run([sys.executable, "-c", code, *places], check=True)
+    torch.testing.assert_close(load_file(places[2])["out"], prompt(embeds, mask).detach())

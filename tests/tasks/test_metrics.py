@@ -1,0 +1,19 @@
+"""Metrics on small cases worked by hand."""
+
+import pytest
+
+from softprompts.tasks.metrics import accuracy, macro_f1, majority
+
+
+def test_accuracy_counts_a_non_label_as_wrong() -> None:
+    assert accuracy(["a", "b", "a", "a"], ["a", "b", "", "zebra"]) == 50.0
+
+
+def test_macro_f1_by_hand() -> None:
+    # a: 2 hits of 3 asked, 3 told -> 4/6; b: 1 of 2 asked, 2 told -> 2/4
+    assert macro_f1(["a", "a", "a", "b", "b"], ["a", "a", "b", "b", "a"]) == pytest.approx(100 * (4 / 6 + 2 / 4) / 2)
+    assert macro_f1(["a", "b"], ["x", "y"]) == 0.0
+
+
+def test_the_majority_is_the_training_sets() -> None:
+    assert majority(["accuracy"], ["a", "a", "b"], ["b", "b", "b", "a"]) == {"accuracy": 25.0}

@@ -1,0 +1,83 @@
+"""Rows from every kind of file, and bad ones named by file and line."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from softprompts.errors import UserError
+from softprompts.tasks.sources import has_split, read_rows
+
+ROWS = [{"text": "good, very", "label": "yes"}, {"text": 'a "quoted" one', "label": "no"}]
+
+
+def write(path: Path) -> Path:
+    if path.suffix == ".csv":
+        path.write_text('text,label\n"good, very",yes\n"a ""quoted"" one",no\n', encoding="utf-8-sig")
+    elif path.suffix == ".tsv":
+        path.write_text('text\tlabel\ngood, very\tyes\n"a ""quoted"" one"\tno\n')
+    elif path.suffix == ".jsonl":
+        path.write_text("\n".join(json.dumps(row) for row in ROWS) + "\n\n")
+    elif path.suffix == ".gz":
+        path.write_bytes(gzip.compress("\n".join(json.dumps(row) for row in ROWS).encode()))
+    else:
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pa.Table.from_pylist(ROWS), path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.jsonl.gz", "a.parquet"])
+def test_every_format_gives_the_same_rows(tmp_path: Path, name: str) -> None:
+    rows = read_rows(str(write(tmp_path / name)))
+    assert [row.values for row in rows] == ROWS
+    assert rows[1].where.startswith(str(tmp_path / name))
+
+
+def test_a_row_is_named_by_its_first_line_even_after_line_breaks_in_cells(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('text,label\n"two\nlines",yes\nlast,no\n')
+    assert [row.where for row in read_rows(str(path))] == [f"{path}:2", f"{path}:4"]
+
+
+def test_a_dataset_folder_is_read_with_its_class_names(tmp_path: Path) -> None:
+    import datasets
+
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    made = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=features)
+    datasets.DatasetDict({"train": made, "validation": made.select([0])}).save_to_disk(str(tmp_path / "d"))
+    assert [row.values["label"] for row in read_rows(str(tmp_path / "d"))] == ["yes", "no"]
+    assert has_split(str(tmp_path / "d"), "validation")
+    assert not has_split(str(tmp_path / "d"), "test")
+    with pytest.raises(UserError, match="no split 'test'"):
+        read_rows(str(tmp_path / "d"), "test")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("a.csv", b"text,label\nx,y\nonly-one\n", r"a.csv:3 has 1 cells, but the header has 2"),
+        ("a.csv", b'text,label\n"open,y\n', r"a.csv:2 is no well-formed row"),
+        ("a.csv", b"text,label\n", "has no rows"),
+        ("a.csv", b"", "has no rows"),
+        ("a.csv", b"text,label\ncaf\xe9,y\n", "not UTF-8"),
+        ("a.jsonl", b'{"text": "x"}\n{broken\n', "a.jsonl:2 is no JSON"),
+        ("a.jsonl", b"[1, 2]\n", "a.jsonl:1 is no JSON object"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 50)[:-12], "damaged"),
+        ("a.parquet", b"not parquet at all", "damaged or no Parquet"),
+        ("a.xlsx", b"x", "of no kind we read"),
+    ],
+)
+def test_a_bad_file_is_one_sentence(tmp_path: Path, name: str, content: bytes, why: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=why):
+        read_rows(str(tmp_path / name))
+
+
+def test_a_missing_file_is_one_sentence() -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        read_rows("nowhere/data.csv")
+    with pytest.raises(UserError, match="neither a file nor a dataset"):
+        read_rows("no-such-dataset-anywhere")

@@ -1,0 +1,91 @@
+"""Configs: layers, YAML there and back, presets that fit the dataclasses, and sentences for what does not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from softprompts.choice import Choice
+from softprompts.errors import UserError
+from softprompts.tuning import PRESETS, RunConfig, TuningConfig, preset_settings, run_config
+from softprompts.tuning.config import attribute_docs, merge, read_yaml
+
+
+MODES = [(name, paper) for name in PRESETS for paper in (False, True) if not paper or PRESETS[name].paper]
+
+
+@pytest.mark.parametrize(("name", "paper"), MODES)
+def test_presets_are_valid_and_survive_yaml(name: str, paper: bool, tmp_path: Path) -> None:
+    config = run_config(preset_settings(name, paper), {"task": {"task": "helpdesk/intent", "labels": {"a": "b"}}, "seed": 3})
+    config.save(tmp_path / "config.yaml")
+    assert run_config(read_yaml(tmp_path / "config.yaml")) == config
+
+
+def test_paper_presets_hold_the_papers_numbers() -> None:
+    lester = run_config(preset_settings("prompt-tuning", paper=True))
+    assert (lester.prompt.length, lester.prompt.start.kind, lester.prompt.unit) == (100, "labels", 1.0)
+    assert (lester.tuning.optimizer, lester.tuning.lr, lester.tuning.start_step) == ("adafactor", 0.3, 1_100_000)
+    assert (lester.tuning.batch_size, lester.tuning.steps, lester.tuning.dropout, lester.tuning.z_loss) == (32, 30_000, 0.1, 1e-4)
+    residual = run_config(preset_settings("residual", paper=True))
+    assert (residual.prompt.shape.options["bottleneck"], residual.tuning.lr, residual.tuning.batch_size) == (800, 0.3, 8)
+    smop = run_config(preset_settings("smop", paper=True))
+    assert (smop.prompt.count, smop.prompt.length, smop.tuning.lr, smop.tuning.warmup) == (4, 5, 0.5, 0.06)
+
+
+def test_a_later_layer_wins_and_a_new_kind_forgets_old_options() -> None:
+    below = {"prompt": {"length": 5, "shape": {"kind": "residual", "bottleneck": 9}}}
+    assert merge(below, {"prompt": {"shape": {"depth": 2}}})["prompt"]["shape"] == {"kind": "residual", "bottleneck": 9, "depth": 2}
+    assert merge(below, {"prompt": {"shape": "direct"}})["prompt"] == {"length": 5, "shape": {"kind": "direct"}}
+    assert merge(below, {"prompt": {"shape": Choice("residual", {"depth": 3})}})["prompt"]["shape"]["bottleneck"] == 9
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        ({"nope": 1}, "no setting nope"),
+        ({"tuning": {"nope": 1}}, "no setting tuning.nope"),
+        ({"tuning": {"lr": "fast"}}, "tuning.lr is 'fast', which is no float"),
+        ({"tuning": {"lr": float("nan")}}, "which is no float"),
+        ({"tuning": {"lr": -1}}, "must be a positive number"),
+        ({"tuning": {"steps": 2.5}}, "which is no int"),
+        ({"tuning": {"steps": 0}}, "at least 1"),
+        ({"tuning": {"optimizer": "sgd"}}, "choose one of adamw, adafactor"),
+        ({"tuning": {"dropout": 1.0}}, "dropout is 1.0"),
+        ({"prompt": {"count": 4}}, "need a route"),
+        ({"prompt": {"length": -1}}, "length -1"),
+        ({"prompt": {"shape": {"bottleneck": 4}}}, "names no kind"),
+        ({"prompt": 7}, "must be a mapping"),
+    ],
+)
+def test_a_bad_setting_is_one_sentence(layer: dict[str, Any], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        run_config(layer)
+
+
+def test_an_unknown_preset_is_one_sentence() -> None:
+    with pytest.raises(UserError, match="no preset 'lora'"):
+        preset_settings("lora")
+    with pytest.raises(UserError, match="is of no paper"):
+        preset_settings("mixture", paper=True)
+
+
+def test_a_bad_yaml_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("a: [1,")
+    with pytest.raises(UserError, match="cannot be read as YAML"):
+        read_yaml(tmp_path / "c.yaml")
+    (tmp_path / "c.yaml").write_text("just words")
+    with pytest.raises(UserError, match="holds no settings"):
+        read_yaml(tmp_path / "c.yaml")
+    with pytest.raises(UserError, match="does not exist"):
+        read_yaml(tmp_path / "d.yaml")
+
+
+def test_yaml_numbers_without_a_dot_are_numbers() -> None:
+    assert run_config(yaml.safe_load("tuning: {lr: 1e-3, warmup: 5}")).tuning.lr == 0.001
+
+
+def test_every_setting_is_documented() -> None:
+    for kind in (RunConfig, TuningConfig):
+        nested = {"task", "prompt", "tuning"} if kind is RunConfig else set()
+        assert set(kind.__dataclass_fields__) - nested == set(attribute_docs(kind))

@@ -1,0 +1,219 @@
+"""The loop: it learns, it resumes bit for bit, it survives a kill, it stops what goes wrong, and runs do not touch each other."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from softprompts.api import tune_config
+from softprompts.backbone import Backbone
+from softprompts.errors import UserError
+from softprompts.files import read_tensors
+from softprompts.tasks import TaskConfig, load_task
+from softprompts.tuning import PRESETS, Cohort, Run, RunConfig, preset_settings, run_config
+
+
+def config(toy: Path, preset: str = "prompt-tuning", seed: int = 0, **tuning: Any) -> RunConfig:
+    settings = {"steps": 12, "batch_size": 6, "evaluate_every": 4, "checkpoint_every": 4, "lr": 0.1, **tuning}
+    task = {"train": str(toy), "text": "review", "label": "mood"}
+    return run_config(preset_settings(preset), {"task": task, "tuning": settings, "seed": seed, "prompt": {"length": 4}})
+
+
+class StopAfter:
+    """A watcher that interrupts at a step, as a person's Ctrl-C would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def stepped(self, run: Run) -> None:
+        if run.step == self.step:
+            raise KeyboardInterrupt
+
+    def evaluating(self, run: Run, rows: int) -> None: ...
+
+    def evaluated(self, run: Run) -> None: ...
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    "settings", [{}, {"dropout": 0.1, "accumulate": 2, "clip": 1.0, "z_loss": 1e-4}, {"optimizer": "adafactor"}], ids=str
+)
+def test_an_interrupted_run_goes_on_bit_for_bit(t5: Backbone, toy_csv: Path, tmp_path: Path, preset: str, settings: dict[str, Any]) -> None:
+    wanted = config(toy_csv, preset, **settings)
+    whole = tune_config(wanted, tmp_path / "whole", backbone=t5)
+    with pytest.raises(KeyboardInterrupt):
+        tune_config(wanted, tmp_path / "parts", watcher=StopAfter(7), backbone=t5)
+    parts = tune_config(wanted, tmp_path / "parts", backbone=t5)
+    for name in ("checkpoint.safetensors", "prompt.safetensors"):
+        one, other = (read_tensors(tmp_path / place / name)[0] for place in ("whole", "parts"))
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one), name
+    assert (tmp_path / "whole" / "metrics.jsonl").read_bytes() == (tmp_path / "parts" / "metrics.jsonl").read_bytes()
+    assert whole.card == parts.card
+
+
+def test_accumulation_equals_one_large_batch(t5: Backbone, toy_csv: Path) -> None:
+    task = load_task(config(toy_csv).task)
+    one = Run(config(toy_csv, batch_size=24, steps=3), task, t5)
+    many = Run(config(toy_csv, batch_size=24, steps=3), task, t5)
+    for _ in range(3):
+        one.advance()
+    full = many.batches[0]
+    for step in range(3):  # the same 24 rows in four parts
+        rows = many.batches[step]
+        tokens = sum(len(many.targets[row]) for row in rows)
+        for part in range(4):
+            many._backward(rows[part * 6 : part * 6 + 6], tokens)
+        for group, like in zip(many.optimizer.param_groups, one.optimizer.param_groups, strict=True):
+            from softprompts.tuning.optim import learning_rate
+
+            group["lr"] = learning_rate(many.config.tuning, step, 3) * like["base_lr"]
+        many.optimizer.step()
+        many.optimizer.zero_grad()
+    assert len(full) == len(task.train)
+    torch.testing.assert_close(many.prompt.table, one.prompt.table, rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_among_others_equals_the_run_alone(t5: Backbone, toy_csv: Path) -> None:
+    methods = [("smop", 0.1), ("residual", 0.05), ("mixture", 0.3)]
+    wanted = [config(toy_csv, preset, seed, lr=lr) for seed, (preset, lr) in enumerate(methods)]
+    task = load_task(wanted[0].task)
+    together = [Run(c, task, t5) for c in wanted]
+    Cohort(together, [None] * 3).train()
+    for run, c in zip(together, wanted, strict=True):
+        alone = Run(c, task, t5)
+        Cohort([alone], [None]).train()
+        assert all(torch.equal(a, b) for a, b in zip(alone.prompt.state_dict().values(), run.prompt.state_dict().values(), strict=True))
+        assert alone.history == run.history
+
+
+def test_a_run_that_goes_nan_is_stopped_and_leaves_the_others_alone(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
+    task = load_task(config(toy_csv).task)
+    good, bad = Run(config(toy_csv, seed=1), task, t5), Run(config(toy_csv, lr=1e30, schedule="constant", warmup=0), task, t5)
+    Cohort([good, bad], [None, tmp_path]).train()
+    assert good.stopped is None
+    assert good.step == 12
+    assert bad.failed
+    assert bad.stopped is not None
+    assert "lower --lr (now 1e+30)" in bad.stopped
+    assert not (tmp_path / "checkpoint.safetensors").exists(), "ruined numbers are not saved"
+    with pytest.raises(UserError, match="learned nothing to keep: the loss was not finite"):
+        bad.restore_best()
+
+
+def test_an_exploding_loss_is_stopped(t5: Backbone, toy_csv: Path) -> None:
+    run = Run(config(toy_csv), load_task(config(toy_csv).task), t5)
+    run._unseen = [torch.tensor(3.0)] * 10
+    run.look()
+    assert run.stopped is None
+    run._unseen = [torch.tensor(500.0)] * 10
+    run.look()
+    assert run.stopped is not None
+    assert "exploded to 500.0" in run.stopped
+
+
+def test_patience_stops_and_the_best_prompt_is_kept(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
+    tuned = tune_config(config(toy_csv, steps=400, evaluate_every=1, patience=3, lr=1e-9), tmp_path, backbone=t5)
+    assert tuned.card["stopped"] == "no better accuracy in 3 evaluations"
+    assert (tuned.card["steps"], tuned.card["best_step"]) == (4, 1)
+    again = tune_config(config(toy_csv, steps=400, evaluate_every=1, patience=3, lr=1e-9), tmp_path, backbone=t5)
+    assert again.card == tuned.card, "a finished run is not run again"
+
+
+def test_the_best_prompt_is_what_is_saved(t5: Backbone, toy_csv: Path) -> None:
+    run = Run(config(toy_csv, steps=30, evaluate_every=3), load_task(config(toy_csv).task), t5)
+    Cohort([run], [None]).train()
+    run.restore_best()
+    predictions = run.predictor().answers(run.held_out)
+    assert run.task.score(predictions)["accuracy"] == run.best_entry["accuracy"] == max(e["accuracy"] for e in run.history)
+
+
+def test_dropout_draws_from_the_runs_own_generator(t5: Backbone, toy_csv: Path) -> None:
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(int(time.time() * 1e6) % 2**31)
+        run = Run(config(toy_csv, dropout=0.3), load_task(config(toy_csv).task), t5)
+        torch.rand(3)
+        Cohort([run], [None]).train()
+        runs.append(run)
+    assert torch.equal(runs[0].prompt.table, runs[1].prompt.table)
+    quiet = Run(config(toy_csv), load_task(config(toy_csv).task), t5)
+    Cohort([quiet], [None]).train()
+    assert not torch.equal(runs[0].prompt.table, quiet.prompt.table)
+
+
+def test_other_settings_in_the_same_folder_are_refused(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
+    tune_config(config(toy_csv), tmp_path, backbone=t5)
+    with pytest.raises(UserError, match="other settings"):
+        tune_config(config(toy_csv, lr=0.2), tmp_path, backbone=t5)
+    replaced = tune_config(config(toy_csv, lr=0.2), tmp_path, overwrite=True, backbone=t5)
+    assert replaced.card["config"]["tuning"]["lr"] == 0.2
+
+
+def test_a_truncated_checkpoint_is_one_sentence(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        tune_config(config(toy_csv), tmp_path, watcher=StopAfter(7), backbone=t5)
+    path = tmp_path / "checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match="damaged"):
+        tune_config(config(toy_csv), tmp_path, backbone=t5)
+
+
+def test_a_prompt_longer_than_the_budget_is_one_sentence(t5: Backbone, bart: Backbone, toy_csv: Path) -> None:
+    task = load_task(config(toy_csv).task)
+    with pytest.raises(UserError, match="leaves 1 tokens"):
+        Run(config(toy_csv, max_length=5), task, t5)
+    with pytest.raises(UserError, match="takes at most 64 tokens"):
+        Run(config(toy_csv, max_length=512), task, bart)
+
+
+def test_a_run_on_another_family_learns(bart: Backbone, toy_csv: Path) -> None:
+    run = Run(config(toy_csv, max_length=40, steps=30), load_task(config(toy_csv).task), bart)
+    Cohort([run], [None]).train()
+    assert run.history[-1]["loss"] < 0.8 * run.history[0]["loss"]
+
+
+@pytest.mark.parametrize("moment", [0.5, 1.5, 3.0])
+def test_kill_9_loses_at_most_the_steps_since_the_last_checkpoint(toy_csv: Path, tmp_path: Path, moment: float) -> None:
+    """A real process, killed at a moment of no one's choosing; the same command then finishes as if nothing had happened."""
+    command = [
+        sys.executable, "-m", "softprompts.cli", "tune", "--train", str(toy_csv), "--text", "review", "--label", "mood", "--steps", "30",
+        "--batch-size", "4", "--evaluate-every", "5", "--checkpoint-every", "5", "--prompt.length", "4", "--max-length", "32", "--device", "cpu",
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    parts, whole = tmp_path / "parts", tmp_path / "whole"
+    victim = subprocess.Popen([*command, "--output", str(parts)], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.time() + 60
+    while not (parts / "checkpoint.safetensors").exists() and victim.poll() is None and time.time() < deadline:
+        time.sleep(0.01)
+    time.sleep(moment * 0.2)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    _, note = read_tensors(parts / "checkpoint.safetensors")
+    assert note["step"] % 5 == 0
+    for folder in (parts, whole):
+        subprocess.run([*command, "--output", str(folder)], env=environment, check=True, stdout=subprocess.DEVNULL)
+    one, other = (read_tensors(folder / "prompt.safetensors")[0]["vectors"] for folder in (parts, whole))
+    assert torch.equal(one, other)
+    assert json.loads((parts / "prompt.json").read_text()) == json.loads((whole / "prompt.json").read_text())
+
+
+def test_tuning_leaves_the_backbone_as_it_was(t5: Backbone, toy_csv: Path) -> None:
+    before = [p.clone() for p in t5.model.parameters()]
+    tune_config(config(toy_csv, dropout=0.1), None, backbone=t5)
+    assert all(torch.equal(a, b) for a, b in zip(before, t5.model.parameters(), strict=True))
+    assert all(p.grad is None for p in t5.model.parameters())
+
+
+def test_task_config_defaults_are_for_own_data() -> None:
+    with pytest.raises(UserError, match="Nothing to learn is named"):
+        load_task(TaskConfig())
+    with pytest.raises(UserError, match="leave one out"):
+        load_task(TaskConfig(task="helpdesk/intent", train="x.csv"))
