@@ -47,8 +47,8 @@ def options_of(row: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in inspect.signature(row).parameters.items() if p.kind is keyword}
 
 
-def pick(what: str, table: Mapping[str, Callable[..., T]], choice: Choice) -> Callable[..., T]:
-    """The row of `table` that `choice` names, with its options filled in."""
+def checked(what: str, table: Mapping[str, Callable[..., Any]], choice: Choice) -> Choice:
+    """The choice with its options as the types its row asks for; a sentence for a kind or an option that is not there."""
     if choice.kind not in table:
         raise UserError(f"There is no {what} {choice.kind!r}; choose one of {', '.join(table)}.")
     row = table[choice.kind]
@@ -59,8 +59,13 @@ def pick(what: str, table: Mapping[str, Callable[..., T]], choice: Choice) -> Ca
         raise UserError(f"{what} {choice.kind!r} has no option {unknown[0]!r}; its options are: {known}.")
     function = row.func if isinstance(row, functools.partial) else row
     hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
-    options = {name: coerce(f"{what}.{name}", option, hints.get(name, Any)) for name, option in choice.options.items()}
-    return functools.partial(row, **options)
+    return Choice(choice.kind, {name: coerce(f"{what}.{name}", option, hints[name]) for name, option in choice.options.items()})
+
+
+def pick(what: str, table: Mapping[str, Callable[..., T]], choice: Choice) -> Callable[..., T]:
+    """The row of `table` that `choice` names, with its options filled in."""
+    choice = checked(what, table, choice)
+    return functools.partial(table[choice.kind], **choice.options)
 
 
 def coerce(name: str, value: Any, hint: Any) -> Any:

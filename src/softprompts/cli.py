@@ -103,7 +103,7 @@ def predict(argv: Sequence[str]) -> int:
     _prompt_arguments(parser)
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="texts to answer; - reads one per line from standard input")
     parser.add_argument("--file", metavar="FILE", help="rows with the task's columns: CSV, TSV, JSONL, Parquet or a dataset")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     tuned = load(options.prompt, options.model, options.dtype, options.device)
     if options.file:
         inputs = [tuned.form.input(row) for row in read_rows(options.file, "validation")]

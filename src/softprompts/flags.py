@@ -11,14 +11,11 @@ from typing import Any
 from .choice import Choice, options_of
 from .errors import UserError
 from .prompt import PromptConfig
-from .prompt.route import ROUTES
-from .prompt.shape import SHAPES
-from .prompt.start import STARTS
+from .prompt.prompt import TABLES
 from .tasks import TaskConfig
 from .tuning import RunConfig, TuningConfig
 from .tuning.config import attribute_docs
 
-_TABLES: dict[str, dict[str, Any]] = {"start": STARTS, "shape": SHAPES, "route": ROUTES}
 _OPTION = re.compile(r"^--prompt\.(start|shape|route)\.([a-z_-]+)(?:=(.*))?$", re.DOTALL)
 
 
@@ -79,7 +76,7 @@ def _group(parser: argparse.ArgumentParser, title: str, kind: type, prefix: str 
 
 def _kinds() -> list[str]:
     lines = []
-    for part, table in _TABLES.items():
+    for part, table in TABLES.items():
         for kind, row in table.items():
             options = ", ".join(_option(name, p.default) for name, p in options_of(row).items()) or "no options"
             lines.append(f"--prompt.{part} {kind}: {options}")

@@ -126,8 +126,8 @@ def test_real_sst2_reads_as_it_is() -> None:
     if not DATA.is_dir():
         pytest.skip(f"no data folder at {DATA}")
     folder = DATA / "glue" / "sst2"
-    config = TaskConfig(train=str(folder / "train.jsonl.gz"), validation=str(folder / "validation.jsonl.gz"), text="sentence", label="label",
-                        labels={"0": "negative", "1": "positive"})  # fmt: skip
+    files = {name: str(folder / f"{name}.jsonl.gz") for name in ("train", "validation")}
+    config = TaskConfig(**files, text="sentence", label="label", labels={"0": "negative", "1": "positive"})
     task = load_task(config)
     assert len(task.validation) == 872
     assert task.majority()["accuracy"] == pytest.approx(50.9, abs=0.1)

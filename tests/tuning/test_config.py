@@ -11,7 +11,6 @@ from softprompts.errors import UserError
 from softprompts.tuning import PRESETS, RunConfig, TuningConfig, preset_settings, run_config
 from softprompts.tuning.config import attribute_docs, merge, read_yaml
 
-
 MODES = [(name, paper) for name in PRESETS for paper in (False, True) if not paper or PRESETS[name].paper]
 
 
@@ -54,7 +53,8 @@ def test_a_later_layer_wins_and_a_new_kind_forgets_old_options() -> None:
         ({"tuning": {"dropout": 1.0}}, "dropout is 1.0"),
         ({"prompt": {"count": 4}}, "need a route"),
         ({"prompt": {"length": -1}}, "length -1"),
-        ({"prompt": {"shape": {"bottleneck": 4}}}, "names no kind"),
+        ({"prompt": {"shape": {"bottleneck": 4}}}, "shape 'direct' has no option 'bottleneck'"),
+        ({"prompt": {"start": {"kind": "vocabulary", "population": "all"}}}, "start.population is 'all', which is no int"),
         ({"prompt": 7}, "must be a mapping"),
     ],
 )

@@ -177,7 +177,7 @@ def test_a_prompt_longer_than_the_budget_is_one_sentence(t5: Backbone, bart: Bac
 def test_a_run_on_another_family_learns(bart: Backbone, toy_csv: Path) -> None:
     run = Run(config(toy_csv, max_length=40, steps=30), load_task(config(toy_csv).task), bart)
     Cohort([run], [None]).train()
-    assert run.history[-1]["loss"] < 0.8 * run.history[0]["loss"]
+    assert run.history[-1]["loss"] < run.history[0]["loss"] - 1
 
 
 @pytest.mark.parametrize("moment", [0.5, 1.5, 3.0])
@@ -185,7 +185,8 @@ def test_kill_9_loses_at_most_the_steps_since_the_last_checkpoint(toy_csv: Path,
     """A real process, killed at a moment of no one's choosing; the same command then finishes as if nothing had happened."""
     command = [
         sys.executable, "-m", "softprompts.cli", "tune", "--train", str(toy_csv), "--text", "review", "--label", "mood", "--steps", "30",
-        "--batch-size", "4", "--evaluate-every", "5", "--checkpoint-every", "5", "--prompt.length", "4", "--max-length", "32", "--device", "cpu",
+        "--batch-size", "4", "--evaluate-every", "5", "--checkpoint-every", "5", "--prompt.length", "4", "--max-length", "32",
+        "--device", "cpu",
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     parts, whole = tmp_path / "parts", tmp_path / "whole"

@@ -8,17 +8,20 @@
 Shape letters: B batch, T text tokens, P prompt tokens, H hidden, K prompts in a mixture.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from ..choice import Choice, pick
+from ..choice import Choice, checked, pick
 from ..errors import UserError
 from .route import ROUTES, Router, Stochastic
 from .shape import SHAPES
 from .start import STARTS, Material, Source
+
+TABLES: dict[str, Mapping[str, Callable[..., Any]]] = {"start": STARTS, "shape": SHAPES, "route": ROUTES}
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class PromptConfig:
     """The scale that prompt, network and router are trained at; none: the backbone's own (see `Prompt`). The papers' is 1."""
 
     def __post_init__(self) -> None:
+        for what, table in TABLES.items():
+            object.__setattr__(self, what, checked(what, table, getattr(self, what)))
         if self.length < 0 or self.count < 1:
             raise UserError(
                 f"A prompt of length {self.length} and count {self.count} cannot be; take a length of 1 or more, a count of 1 or more."
@@ -123,7 +128,7 @@ def mean_embedding(embeds: Tensor, mask: Tensor) -> Tensor:
 def plain(vectors: Tensor, router: Tensor | None = None, route: Choice | None = None) -> Prompt:
     """A folded prompt from its vectors [K, P, H] and a mixture's router [K, H]."""
     count, length, hidden = vectors.shape
-    prompt = blank(PromptConfig(length, count, Choice("given"), Choice("direct"), route or Choice("single"), unit=1.0), hidden)
+    prompt = blank(PromptConfig(length, count, Choice("prompt"), Choice("direct"), route or Choice("single"), unit=1.0), hidden)
     prompt.table.data.copy_(vectors)
     if router is not None:
         router_of(prompt.route).weight.data.copy_(router)

@@ -117,7 +117,7 @@ def text(*, text: str, population: int = 5000) -> Start:
     """Token k of a text starts row k; a text shorter than the prompt is filled up from sampled vocabulary, not repeated."""
 
     def start(material: Material, count: int, length: int, rng: torch.Generator) -> Begin:
-        ids = material.words.pieces(text)
+        ids = material.words.pieces(text.strip())
         if not ids:
             raise UserError("The text to start from is empty; give some words with --prompt.start.text.")
         return _lead(material.words.vectors(torch.tensor(ids[:length])), material, count, length, rng, population)

@@ -145,7 +145,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def run_config(*layers: Mapping[str, Any]) -> RunConfig:
     """A config from layers of settings, later ones over earlier ones."""
-    merged: dict[str, Any] = {}
+    merged = RunConfig().plain()
     for layer in layers:
         merged = merge(merged, layer)
     return from_mapping(RunConfig, merged)
@@ -156,9 +156,9 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for name, value in above.items():
         under = merged.get(name)
-        if name in ("start", "shape", "route") and (isinstance(value, Choice) or "kind" in _kinded(value)):
+        if name in ("start", "shape", "route"):
             value, under = _kinded(value), _kinded(under or {})
-            merged[name] = {**under, **value} if under.get("kind") == value["kind"] else value
+            merged[name] = {**under, **value} if value.get("kind", under.get("kind")) == under.get("kind") else value
         elif isinstance(value, Mapping) and isinstance(under, Mapping):
             merged[name] = merge(under, value)
         else:

@@ -1,0 +1,204 @@
+"""The command line as a stranger uses it: exit codes, sentences, files, JSON, and how fast help comes."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from softprompts.cli import main
+
+QUICK = ["--steps", "4", "--batch-size", "4", "--evaluate-every", "2", "--prompt.length", "3", "--max-length", "40", "--device", "cpu"]
+
+
+def own_data(toy_csv: Path) -> list[str]:
+    return ["tune", "--train", str(toy_csv), "--text", "review", "--label", "mood", *QUICK]
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "intent"
+    assert main(["tune", "--task", "helpdesk/register", *QUICK, "--shots", "8", "--output", str(folder)]) == 0
+    return folder
+
+
+def test_help_comes_within_a_second() -> None:
+    begun = time.perf_counter()
+    shown = subprocess.run([sys.executable, "-m", "softprompts.cli", "--help"], capture_output=True, text=True, check=True)
+    assert time.perf_counter() - begun < 1
+    assert "tune" in shown.stdout
+    assert "example" in shown.stdout
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    code = "import sys, softprompts, softprompts.cli; assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("command", ["tune", "evaluate", "predict"])
+def test_every_command_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"softprompts {command}" in shown
+    assert "examples:" in shown
+    assert "--json" in shown
+
+
+def test_the_result_is_a_folder_that_explains_itself(tuned: Path) -> None:
+    assert {path.name for path in tuned.iterdir()} == {
+        "prompt.safetensors", "prompt.json", "metrics.jsonl", "curve.png", "config.yaml", "checkpoint.safetensors",
+    }  # fmt: skip
+    card = json.loads((tuned / "prompt.json").read_text())
+    assert card["method"] == "mixture"
+    assert card["backbone"]["name"] == "t5-tiny"
+    assert len(card["backbone"]["fingerprint"]) == 32
+    assert card["task"]["name"] == "helpdesk/register"
+    assert set(card["metrics"]) == set(card["majority"]) == {"accuracy", "macro_f1"}
+    assert card["scoring"] == "generate"
+    assert card["seed"] == 0
+    assert card["version"]
+    lines = [json.loads(line) for line in (tuned / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2, 4]
+    assert (tuned / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert yaml.safe_load((tuned / "config.yaml").read_text()) == card["config"]
+
+
+def test_the_config_reproduces_the_run(tuned: Path, tmp_path: Path) -> None:
+    assert main(["tune", "--config", str(tuned / "config.yaml"), "--output", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again" / "prompt.safetensors").read_bytes() == (tuned / "prompt.safetensors").read_bytes()
+
+
+def test_predict_and_evaluate(tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(tuned), "--scoring", "labels", "hiya, any news?", "Dear Sir or Madam, I remain yours"]) == 0
+    answers = capsys.readouterr().out.split()
+    assert len(answers) == 2
+    assert set(answers) <= {"formal", "casual"}
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "hiya", "register": "casual"}\n{"text": "I would be obliged", "register": "formal"}\n')
+    assert main(["predict", str(tuned), "--file", str(rows), "--json"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [t["input"] for t in told] == ["hiya", "I would be obliged"]
+    assert sum(told[0]["probabilities"].values()) == pytest.approx(1, abs=1e-3)
+    assert main(["evaluate", str(tuned), "--file", str(rows), "--json", "--scoring", "labels"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["rows"], result["invalid"], result["scoring"]) == (2, 0, "labels")
+    assert main(["evaluate", str(tuned), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["metrics"] == json.loads((tuned / "prompt.json").read_text())["metrics"]
+
+
+def test_predict_reads_standard_input(tuned: Path) -> None:
+    command = [sys.executable, "-m", "softprompts.cli", "predict", str(tuned), "-", "--scoring", "labels"]
+    told = subprocess.run(command, input="one line\n\nanother line\n", capture_output=True, text=True, check=True)
+    assert len(told.stdout.split()) == 2
+    assert told.stderr == "", "quiet when not a terminal"
+
+
+def test_overrides_reach_every_part(toy_csv: Path, tmp_path: Path) -> None:
+    more = ["--preset", "residual", "--prompt.start", "text", "--prompt.start.text", "is it good", "--prompt.shape.bottleneck=7",
+            "--prompt.shape.shared", "false", "--lr", "1e-2", "--labels", "positive=good,negative=bad", "--json"]  # fmt: skip
+    assert main([*own_data(toy_csv), *more, "--output", str(tmp_path / "r")]) == 0
+    config = yaml.safe_load((tmp_path / "r" / "config.yaml").read_text())
+    assert config["prompt"]["start"] == {"kind": "text", "text": "is it good"}
+    assert config["prompt"]["shape"] == {"kind": "residual", "bottleneck": 7, "shared": False}
+    assert config["tuning"]["lr"] == 0.01
+    assert config["task"]["labels"] == {"positive": "good", "negative": "bad"}
+
+
+def test_transfer_from_a_saved_prompt(toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    single = ["--preset", "prompt-tuning"]
+    assert main([*own_data(toy_csv), *single, "--output", str(source)]) == 0
+    start = ["--prompt.start", "prompt", "--prompt.start.sources", str(source), "--lr", "1e-12"]
+    assert main([*own_data(toy_csv), "--preset", "residual", "--prompt.length", "3", *start, "--output", str(target)]) == 0
+    from softprompts.files import read_tensors
+
+    one, other = (read_tensors(folder / "prompt.safetensors")[0]["vectors"] for folder in (source, target))
+    assert float((one - other).abs().max()) < 0.05, "the source's vectors, moved only by the network's few steps"
+    capsys.readouterr()
+    missing = ["--prompt.start", "prompt", "--prompt.start.sources", str(tmp_path / "nowhere"), "--output", str(tmp_path / "x")]
+    assert main([*own_data(toy_csv), *missing]) == 2
+    assert "There is no prompt at" in capsys.readouterr().err
+
+
+BAD = [
+    (["frobnicate"], "There is no command 'frobnicate'"),
+    (["tune", "--frobnicate", "1"], "There is no option --frobnicate"),
+    (["tune", "--lr"], "Argument --lr: expected one argument"),
+    (["tune", "--task", "helpdesk/intent", "--steps", "many"], "tuning.steps is 'many', which is no int"),
+    (["tune", "--task", "../secret"], "There is no task '../secret'"),
+    (["tune", "--train", "nowhere.csv", "--text", "a", "--label", "b"], "The file nowhere.csv does not exist"),
+    (["tune", "--task", "helpdesk/intent", "--dtype", "fp16"], "overflows in fp16"),
+    (["tune", "--task", "helpdesk/intent", "--model", "no-such-model"], "The model 'no-such-model' cannot be loaded"),
+    (["tune", "--task", "helpdesk/intent", "--preset", "lora"], "There is no preset 'lora'"),
+    (["tune", "--task", "helpdesk/intent", "--prompt.shape", "cube"], "There is no shape 'cube'; choose one of direct, residual, encoder"),
+    (["tune", "--task", "helpdesk/intent", "--prompt.shape.depth", "2"], "shape 'direct' has no option 'depth'"),
+    (["tune", "--task", "helpdesk/intent", "--prompt.length", "0"], "nothing to train"),
+    (["tune", "--task", "helpdesk/intent", "--prompt.length", "600"], "raise --max-length or shorten the prompt"),
+    (["tune", "--config", "nowhere.yaml"], "The config nowhere.yaml does not exist"),
+    (["predict", "nowhere", "text"], "There is no prompt at nowhere"),
+]
+
+
+@pytest.mark.parametrize(("argv", "sentence"), BAD, ids=[" ".join(argv) for argv, _ in BAD])
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    argv: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(argv) == 2
+    told = capsys.readouterr()
+    assert sentence in told.err
+    assert told.err.count("\n") == 1
+    assert "Traceback" not in told.err
+    assert told.out == ""
+    assert not list(tmp_path.rglob("*.safetensors")), "nothing half-written is left"
+
+
+def test_a_prompt_of_another_backbone_is_refused(tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from .conftest import random_t5
+
+    other = random_t5()
+    other.model.save_pretrained(tmp_path / "other")
+    other.tokenizer.save_pretrained(tmp_path / "other")
+    assert main(["predict", str(tuned), "text", "--model", str(tmp_path / "other")]) == 2
+    assert "was tuned on t5-tiny" in capsys.readouterr().err
+
+
+def test_a_run_that_diverges_ends_with_1_and_a_sentence(toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hot = ["--lr", "1e30", "--schedule", "constant", "--warmup", "0", "--steps", "20"]
+    assert main([*own_data(toy_csv), *hot, "--output", str(tmp_path / "r")]) == 1
+    told = capsys.readouterr()
+    assert "lower --lr" in told.err + told.out
+
+
+def test_a_terminal_sees_a_progress_bar(toy_csv: Path, tmp_path: Path) -> None:
+    """A real pseudo-terminal: loss, metric, rate and time left are on the screen."""
+    import pty
+
+    command = [sys.executable, "-m", "softprompts.cli", *own_data(toy_csv), "--steps", "12", "--output", str(tmp_path / "r")]
+    screen, terminal = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "200", "TERM": "xterm"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, env=environment)
+    os.close(terminal)
+    assert process.stdout is not None
+    shown = b""
+    while True:
+        try:
+            part = os.read(screen, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        shown += part
+    process.stdout.close()
+    os.close(screen)
+    assert process.wait() == 0
+    text = shown.decode(errors="replace")
+    for piece in ("reviews.csv:mood seed 0", "loss", "accuracy", "steps/s", "left", "12/12"):
+        assert piece in text
