@@ -60,6 +60,16 @@ def t5() -> Backbone:
 
 
 @pytest.fixture(scope="session")
+def mt5() -> Backbone:
+    from transformers import MT5Config, MT5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 16128, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
+    config = MT5Config(**sizes, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, tie_word_embeddings=False)
+    return EncoderDecoder(MT5ForConditionalGeneration(config), tokenizer(), "random-mt5")
+
+
+@pytest.fixture(scope="session")
 def bart() -> Backbone:
     return random_bart()
 

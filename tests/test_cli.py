@@ -141,6 +141,7 @@ BAD = [
     (["tune", "--task", "helpdesk/intent", "--prompt.shape.depth", "2"], "shape 'direct' has no option 'depth'"),
     (["tune", "--task", "helpdesk/intent", "--prompt.length", "0"], "nothing to train"),
     (["tune", "--task", "helpdesk/intent", "--prompt.length", "600"], "raise --max-length or shorten the prompt"),
+    (["tune", "--task", "helpdesk/intent", "--device", "gpu7"], "There is no device 'gpu7' here"),
     (["tune", "--config", "nowhere.yaml"], "The config nowhere.yaml does not exist"),
     (["predict", "nowhere", "text"], "There is no prompt at nowhere"),
 ]

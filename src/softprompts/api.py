@@ -10,7 +10,7 @@ from .analysis.plots import learning_curve
 from .backbone import Backbone, load_backbone
 from .errors import UserError
 from .prompt import Prompt, load_prompt, save_prompt
-from .prompt.store import CARD, TENSORS
+from .prompt.store import CARD, TENSORS, check_backbone
 from .tasks import Form, TaskConfig, load_task
 from .tasks.sources import Row
 from .tuning import DEFAULT_PRESET, Cohort, Predictor, Run, RunConfig, TuningConfig, Watcher, preset_settings, run_config
@@ -80,9 +80,12 @@ def load(
     """A saved prompt on its backbone, which is loaded by the name on the card unless given."""
     folder = Path(folder)
     prompt, card = load_prompt(folder)
+    missing = {"backbone", "task", "scoring", "config"} - set(card)
+    if missing:
+        raise UserError(f"The card {folder / CARD} lacks {', '.join(sorted(missing))}; tune the prompt again.")
     if backbone is None:
         backbone = load_backbone(model or card["backbone"]["name"], dtype, device, bool(card["config"].get("trust_remote_code")))
-    prompt, card = load_prompt(folder, backbone.fingerprint)
+    check_backbone(folder, card, backbone.fingerprint)
     return Tuned(prompt.to(backbone.device), backbone, card, folder)
 
 

@@ -52,7 +52,7 @@ def test_generation_matches_peft(peft_model: EncoderDecoder) -> None:
     assert peft_model.generate(prompt[:1], alone, 10).tolist() == PEFT["generated_ids_row2_alone_unpadded"]
 
 
-@pytest.mark.parametrize("family", ["t5", "bart"])
+@pytest.mark.parametrize("family", ["t5", "mt5", "bart"])
 def test_scores_losses_and_greedy_generation_agree(family: str, request: pytest.FixtureRequest) -> None:
     backbone: EncoderDecoder = request.getfixturevalue(family)
     text = backbone.embed_rows(backbone.tokenise(["one text", "another text that is longer"], 30))
@@ -70,7 +70,7 @@ def test_scores_losses_and_greedy_generation_agree(family: str, request: pytest.
             assert best <= backbone.losses(prompt[row : row + 1], one, [[other]]).nll + 1e-4
 
 
-@pytest.mark.parametrize("family", ["t5", "bart"])
+@pytest.mark.parametrize("family", ["t5", "mt5", "bart"])
 def test_the_prompt_is_joined_as_by_hand(family: str, request: pytest.FixtureRequest) -> None:
     backbone: EncoderDecoder = request.getfixturevalue(family)
     prompt = torch.randn(1, 4, 32)

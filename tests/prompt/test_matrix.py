@@ -154,18 +154,26 @@ def test_a_prompt_of_length_0_is_no_prompt(t5: Backbone) -> None:
     torch.testing.assert_close(ours.nll.sum() / ours.tokens.sum(), theirs)
 
 
-def test_a_saved_prompt_answers_alike_in_a_fresh_process(t5: Backbone, tmp_path: Path) -> None:
-    prompt = made(t5, "normal", SHAPES[2], "top1").eval()
-    save_prompt(tmp_path / "p", prompt, {"backbone": {"fingerprint": t5.fingerprint}})
-    embeds, mask = torch.randn(3, 6, 32), torch.ones(3, 6)
+def test_saved_prompts_answer_alike_in_a_fresh_process(t5: Backbone, tmp_path: Path) -> None:
+    """Every shape x route, saved here and loaded by a process that knows nothing of it."""
     from safetensors.torch import load_file, save_file
 
+    embeds, mask = torch.randn(3, 6, 32), torch.ones(3, 6)
+    expected = {}
+    for index, (shape, route) in enumerate((shape, route) for shape in SHAPES for route in ROUTES):
+        prompt = made(t5, "normal", shape, route).eval()
+        save_prompt(tmp_path / str(index), prompt, {"backbone": {"fingerprint": t5.fingerprint}})
+        expected[str(index)] = prompt(embeds, mask).detach()
     save_file({"embeds": embeds, "mask": mask}, tmp_path / "in.safetensors")
     code = (
-        "import sys; from safetensors.torch import load_file, save_file; from softprompts.prompt import load_prompt\n"
-        "given = load_file(sys.argv[1]); prompt, _ = load_prompt(sys.argv[2])\n"
-        "save_file({'out': prompt(given['embeds'], given['mask']).detach().contiguous()}, sys.argv[3])"
+        "import sys, pathlib; from safetensors.torch import load_file, save_file; from softprompts.prompt import load_prompt\n"
+        "home = pathlib.Path(sys.argv[1]); given = load_file(home / 'in.safetensors')\n"
+        "prompts = {f.name: load_prompt(f)[0] for f in home.iterdir() if f.is_dir()}\n"
+        "answers = {name: p(given['embeds'], given['mask']).detach().contiguous() for name, p in prompts.items()}\n"
+        "save_file(answers, home / 'out.safetensors')"
     )
-    places = [str(tmp_path / name) for name in ("in.safetensors", "p", "out.safetensors")]
-    subprocess.run([sys.executable, "-c", code, *places], check=True)
-    torch.testing.assert_close(load_file(places[2])["out"], prompt(embeds, mask).detach())
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    answers = load_file(tmp_path / "out.safetensors")
+    assert answers.keys() == expected.keys()
+    for index, answer in answers.items():
+        torch.testing.assert_close(answer, expected[index], rtol=1e-5, atol=1e-5)

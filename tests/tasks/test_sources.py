@@ -65,7 +65,7 @@ def test_a_dataset_folder_is_read_with_its_class_names(tmp_path: Path) -> None:
         ("a.csv", b"text,label\ncaf\xe9,y\n", "not UTF-8"),
         ("a.jsonl", b'{"text": "x"}\n{broken\n', "a.jsonl:2 is no JSON"),
         ("a.jsonl", b"[1, 2]\n", "a.jsonl:1 is no JSON object"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 50)[:-12], "damaged"),
+        ("a.jsonl.gz", gzip.compress(mtime=0, data=b'{"text": "x"}\n' * 50)[:-12], "damaged"),
         ("a.parquet", b"not parquet at all", "damaged or no Parquet"),
         ("a.xlsx", b"x", "of no kind we read"),
     ],

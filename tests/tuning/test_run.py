@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from softprompts.api import tune_config
-from softprompts.backbone import Backbone
+from softprompts.backbone import Backbone, load_backbone
 from softprompts.errors import UserError
 from softprompts.files import read_tensors
 from softprompts.tasks import TaskConfig, load_task
 from softprompts.tuning import PRESETS, Cohort, Run, RunConfig, preset_settings, run_config
+from softprompts.tuning.evaluate import spellings
 
 
 def config(toy: Path, preset: str = "prompt-tuning", seed: int = 0, **tuning: Any) -> RunConfig:
@@ -218,3 +219,26 @@ def test_task_config_defaults_are_for_own_data() -> None:
         load_task(TaskConfig())
     with pytest.raises(UserError, match="leave one out"):
         load_task(TaskConfig(task="helpdesk/intent", train="x.csv"))
+
+
+def test_a_bf16_backbone_keeps_a_float32_prompt_and_learns(toy_csv: Path) -> None:
+    backbone = load_backbone(dtype="bf16", device="cpu")
+    run = Run(config(toy_csv, steps=12), load_task(config(toy_csv).task), backbone)
+    assert run.prompt.table.dtype == torch.float32
+    Cohort([run], [None]).train()
+    assert run.prompt.table.dtype == torch.float32
+    assert run.history[-1]["loss"] < run.history[0]["loss"]
+
+
+def test_a_label_the_model_cannot_write_is_one_sentence(t5: Backbone, tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text("".join(json.dumps({"review": f"t{i}", "mood": "☃" if i % 2 else "bad"}) + "\n" for i in range(20)))
+    with pytest.raises(UserError, match=r"cannot write the label '☃'.*--labels ☃=WORD"):
+        Run(config(path), load_task(config(path).task), t5)
+
+
+def test_labels_are_matched_as_the_tokenizer_spells_them(t5: Backbone) -> None:
+    ids = t5.tokenise_targets(["two  words", "other"])
+    assert spellings(t5, ["two  words", "other"], ids) == {"two words": "two  words", "other": "other"}
+    with pytest.raises(UserError, match="alike"):
+        spellings(t5, ["two  words", "two words"], t5.tokenise_targets(["two  words", "two words"]))

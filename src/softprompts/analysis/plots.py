@@ -25,6 +25,6 @@ def learning_curve(history: Sequence[Mapping[str, Any]], metric: str, majority: 
     (loss,) = losses.plot(steps, [entry["loss"] for entry in history], color="tab:orange", label="training loss")
     losses.set_ylabel("loss (nats per target token)")
     losses.set_ylim(bottom=0)
-    scores.legend(handles=[score, line, loss], loc="lower right", fontsize="small")
+    figure.legend(handles=[score, line, loss], loc="outside lower center", ncols=3, fontsize="small")
     write_atomically(path, lambda place: figure.savefig(place, format="png", dpi=150))
     return True

@@ -135,6 +135,11 @@ class Backbone(ABC):
         return int(pad if pad is not None else self.model.config.pad_token_id or 0)
 
     @property
+    def unknown(self) -> int | None:
+        """The id that stands for what the vocabulary lacks, where there is one."""
+        return getattr(self.tokenizer, "unk_token_id", None)
+
+    @property
     @abstractmethod
     def longest(self) -> int | None:
         """The most positions the model can take; None where there is no limit."""
@@ -190,7 +195,7 @@ def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto"
 
     from .encoder_decoder import EncoderDecoder
 
-    place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    place = _device(device)
     if dtype == "auto":
         dtype = "bf16" if place.type == "cuda" else "fp32"
     if dtype not in DTYPES:
@@ -207,12 +212,24 @@ def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto"
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
         with _quiet():
             model = getattr(transformers, EncoderDecoder.auto_class).from_pretrained(where, dtype=DTYPES[dtype], **options)
-    except (OSError, ValueError, KeyError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # transformers raises a dozen kinds for a model that is not there, damaged or unknown
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
             f"The model {name!r} cannot be loaded: it must be {', '.join(EMBEDDED)}, a model folder or a hub id ({reason})"
         ) from None
     return EncoderDecoder(model.to(place), tokenizer, name)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError):
+        raise UserError(f"There is no device {name!r} here; choose cpu, or auto.") from None
+    return torch.device(name)
 
 
 @contextmanager

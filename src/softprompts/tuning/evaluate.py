@@ -26,6 +26,7 @@ class Predictor:
         self.budget = text_budget(backbone, prompt, max_length)
         self.candidates = backbone.tokenise_targets(self.labels)
         self.answer_length = max(map(len, self.candidates))
+        self.spelled = spellings(backbone, self.labels, self.candidates)
 
     def __call__(self, texts: Sequence[str], tick: Callable[[int], object] = lambda rows: None) -> list[str]:
         """Answers; by generation an answer can be no label at all."""
@@ -42,7 +43,8 @@ class Predictor:
                 best = self.backbone.scores(vectors, text, self.candidates).argmax(1).tolist()
                 told = [self.labels[i] for i in best]
             else:
-                told = self.backbone.decode(self.backbone.generate(vectors, text, self.answer_length))
+                written = self.backbone.decode(self.backbone.generate(vectors, text, self.answer_length))
+                told = [self.spelled.get(answer, answer) for answer in written]
             for index, answer in zip(batch, told, strict=True):
                 answers[index] = answer
             tick(len(batch))
@@ -59,6 +61,21 @@ class Predictor:
             for index, share in zip(batch, shares.tolist(), strict=True):
                 found[index] = dict(zip(self.labels, share, strict=True))
         return found
+
+
+def spellings(backbone: Backbone, labels: Sequence[str], candidates: Sequence[Sequence[int]]) -> dict[str, str]:
+    """Each label as the model would spell it (a tokenizer may change case or spaces) to the label; one it cannot write is a sentence."""
+    spelled: dict[str, str] = {}
+    for label, ids in zip(labels, candidates, strict=True):
+        text = backbone.decode(torch.tensor([ids]))[0]
+        if not text or backbone.unknown in ids:
+            raise UserError(f"{backbone.name} cannot write the label {label!r}; give it a word that it can with --labels {label}=WORD.")
+        if text in spelled:
+            raise UserError(
+                f"{backbone.name} writes the labels {spelled[text]!r} and {label!r} alike; give one another word with --labels."
+            )
+        spelled[text] = label
+    return spelled
 
 
 def text_budget(backbone: Backbone, prompt: Prompt, max_length: int) -> int:

@@ -13,7 +13,7 @@ from ..prompt import Material, Source, build, load_prompt
 from ..tasks import Task
 from .batches import Batches
 from .config import RunConfig
-from .evaluate import Predictor, text_budget
+from .evaluate import Predictor
 from .optim import learning_rate, make_optimizer
 
 CHECK_EVERY = 10
@@ -32,7 +32,7 @@ class Run:
         self.optimizer = make_optimizer(self.prompt, config.tuning)
         self.rng = torch.Generator().manual_seed(config.seed)
 
-        budget = text_budget(backbone, self.prompt, config.tuning.max_length)
+        budget = self.predictor().budget
         self.inputs = backbone.tokenise([e.input for e in task.train], budget)
         self.targets = backbone.tokenise_targets([e.target for e in task.train])
         self.cut = sum(len(ids) >= budget for ids in self.inputs)
