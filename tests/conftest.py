@@ -28,7 +28,7 @@ def tokenizer() -> Any:
     """t5-tiny's tokenizer: real words for random models."""
     from transformers import AutoTokenizer
 
-    from softprompts.backbone.backbone import EMBEDDED
+    from softprompts.backbone.load import EMBEDDED
 
     return AutoTokenizer.from_pretrained(EMBEDDED["t5-tiny"])
 

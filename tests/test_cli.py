@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ import pytest
 import yaml
 
 from softprompts.cli import main
+from softprompts.errors import UserError
 
 QUICK = ["--steps", "4", "--batch-size", "4", "--evaluate-every", "2", "--prompt.length", "3", "--max-length", "40", "--device", "cpu"]
 
@@ -127,6 +130,56 @@ def test_transfer_from_a_saved_prompt(toy_csv: Path, tmp_path: Path, capsys: pyt
     assert "There is no prompt at" in capsys.readouterr().err
 
 
+def test_a_card_never_decides_whose_code_runs(tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(tuned, tmp_path / "theirs")
+    card = json.loads((tuned / "prompt.json").read_text())
+    card["config"]["trust_remote_code"] = True
+    (tmp_path / "theirs" / "prompt.json").write_text(json.dumps(card))
+    asked = []
+
+    def spy(name: str, dtype: str, device: str, trust_remote_code: bool) -> None:
+        asked.append(trust_remote_code)
+        raise UserError("enough")
+
+    monkeypatch.setattr("softprompts.api.load_backbone", spy)
+    assert main(["predict", str(tmp_path / "theirs"), "text"]) == 2
+    assert asked == [False]
+
+
+def test_a_preset_that_contradicts_the_file_is_refused(tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["tune", "--config", str(tuned / "config.yaml"), "--output", str(tmp_path / "r")]
+    assert main([*command, "--preset", "residual"]) == 2
+    assert "sets preset to mixture" in capsys.readouterr().err
+
+
+def test_a_damaged_card_is_one_sentence(tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(tuned, tmp_path / "theirs")
+    card = json.loads((tuned / "prompt.json").read_text())
+    del card["config"]["tuning"]
+    (tmp_path / "theirs" / "prompt.json").write_text(json.dumps(card))
+    assert main(["predict", str(tmp_path / "theirs"), "text"]) == 2
+    assert "not whole" in capsys.readouterr().err
+
+
+def test_the_readmes_commands_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every softprompts line of the README names commands, flags, presets and options that exist."""
+    from softprompts import flags
+    from softprompts.api import sections
+    from softprompts.cli import COMMANDS, _parser
+    from softprompts.tuning import run_config
+
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    lines = [shlex.split(line, comments=True)[1:] for line in readme.splitlines() if line.startswith("softprompts ")]
+    assert len(lines) >= 6
+    for command, *rest in lines:
+        assert command in COMMANDS
+        if command == "tune":
+            parser = _parser("tune", "")
+            parser.add_argument("--output")
+            flags.add(parser)
+            run_config(sections(flags.parse(parser, rest)[1]))
+
+
 BAD = [
     (["frobnicate"], "There is no command 'frobnicate'"),
     (["tune", "--frobnicate", "1"], "There is no option --frobnicate"),
@@ -134,11 +187,13 @@ BAD = [
     (["tune", "--task", "helpdesk/intent", "--steps", "many"], "tuning.steps is 'many', which is no int"),
     (["tune", "--task", "../secret"], "There is no task '../secret'"),
     (["tune", "--train", "nowhere.csv", "--text", "a", "--label", "b"], "The file nowhere.csv does not exist"),
-    (["tune", "--task", "helpdesk/intent", "--dtype", "fp16"], "overflows in fp16"),
+    (["tune", "--task", "helpdesk/intent", "--dtype", "fp16"], "T5 overflows"),
     (["tune", "--task", "helpdesk/intent", "--model", "no-such-model"], "The model 'no-such-model' cannot be loaded"),
     (["tune", "--task", "helpdesk/intent", "--preset", "lora"], "There is no preset 'lora'"),
     (["tune", "--task", "helpdesk/intent", "--prompt.shape", "cube"], "There is no shape 'cube'; choose one of direct, residual, encoder"),
     (["tune", "--task", "helpdesk/intent", "--prompt.shape.depth", "2"], "shape 'direct' has no option 'depth'"),
+    (["tune", "--task", "helpdesk/intent", "--label", "urgency"], "has its own label"),
+    (["tune", "--task", "helpdesk/intent", "--steps", "inf"], "which is no int"),
     (["tune", "--task", "helpdesk/intent", "--prompt.length", "0"], "nothing to train"),
     (["tune", "--task", "helpdesk/intent", "--prompt.length", "600"], "raise --max-length or shorten the prompt"),
     (["tune", "--task", "helpdesk/intent", "--device", "gpu7"], "There is no device 'gpu7' here"),
@@ -173,9 +228,10 @@ def test_a_prompt_of_another_backbone_is_refused(tuned: Path, tmp_path: Path, ca
 
 def test_a_run_that_diverges_ends_with_1_and_a_sentence(toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hot = ["--lr", "1e30", "--schedule", "constant", "--warmup", "0", "--steps", "20"]
-    assert main([*own_data(toy_csv), *hot, "--output", str(tmp_path / "r")]) == 1
-    told = capsys.readouterr()
-    assert "lower --lr" in told.err + told.out
+    for place, every in (("early", "2"), ("late", "20")):  # with and without an evaluation before it
+        assert main([*own_data(toy_csv), *hot, "--evaluate-every", every, "--output", str(tmp_path / place)]) == 1
+        told = capsys.readouterr()
+        assert "lower --lr" in told.err + told.out
 
 
 def test_a_terminal_sees_a_progress_bar(toy_csv: Path, tmp_path: Path) -> None:

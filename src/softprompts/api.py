@@ -9,11 +9,12 @@ from . import __version__
 from .analysis.plots import learning_curve
 from .backbone import Backbone, load_backbone
 from .errors import UserError
+from .files import sweep
 from .prompt import Prompt, load_prompt, save_prompt
 from .prompt.store import CARD, TENSORS, check_backbone
 from .tasks import Form, TaskConfig, load_task
 from .tasks.sources import Row
-from .tuning import DEFAULT_PRESET, Cohort, Predictor, Run, RunConfig, TuningConfig, Watcher, preset_settings, run_config
+from .tuning import Cohort, Predictor, Run, RunConfig, TuningConfig, Watcher, run_config
 from .tuning.checkpoint import CHECKPOINT, load_checkpoint
 
 CONFIG, METRICS, CURVE = "config.yaml", "metrics.jsonl", "curve.png"
@@ -65,28 +66,35 @@ class Tuned:
         return Path(folder)
 
 
-def tune(
-    task: str | None = None, *, preset: str = DEFAULT_PRESET, paper: bool = False, output: str | Path | None = None, **settings: Any
-) -> Tuned:
+def tune(task: str | None = None, *, output: str | Path | None = None, **settings: Any) -> Tuned:
     """Tune a prompt. `settings` are those of the command line: `steps=200`, `lr=0.1`, `prompt={"length": 10}`, `train="a.csv"`, ..."""
     named = {"task": task} if task is not None else {}
-    config = run_config(preset_settings(preset, paper), sections({**named, **settings}))
-    return tune_config(config, Path(output) if output is not None else None)
+    return tune_config(run_config(sections({**named, **settings})), Path(output) if output is not None else None)
 
 
 def load(
-    folder: str | Path, model: str | None = None, dtype: str = "auto", device: str = "auto", backbone: Backbone | None = None
+    folder: str | Path,
+    model: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    trust_remote_code: bool = False,
+    backbone: Backbone | None = None,
 ) -> Tuned:
-    """A saved prompt on its backbone, which is loaded by the name on the card unless given."""
+    """A saved prompt on its backbone, which is loaded by the name on the card unless given. A card never decides whose code runs."""
     folder = Path(folder)
     prompt, card = load_prompt(folder)
-    missing = {"backbone", "task", "scoring", "config"} - set(card)
-    if missing:
-        raise UserError(f"The card {folder / CARD} lacks {', '.join(sorted(missing))}; tune the prompt again.")
-    if backbone is None:
-        backbone = load_backbone(model or card["backbone"]["name"], dtype, device, bool(card["config"].get("trust_remote_code")))
+    _check_card(folder, card)
+    backbone = backbone or load_backbone(model or card["backbone"]["name"], dtype, device, trust_remote_code)
     check_backbone(folder, card, backbone.fingerprint)
     return Tuned(prompt.to(backbone.device), backbone, card, folder)
+
+
+def _check_card(folder: Path, card: dict[str, Any]) -> None:
+    try:
+        Form(**card["task"]["form"]).columns, str(card["backbone"]["name"]), int(card["config"]["tuning"]["max_length"])
+        card["scoring"], card["task"]["metrics"], card["task"]["commonest"]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"The card {folder / CARD} is not whole (it lacks {error}); take a whole copy, or tune the prompt again.") from None
 
 
 def sections(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,17 +125,10 @@ def tune_config(
     """Run a config to its end, going on where an earlier try in the same folder left off."""
     task = load_task(config.task)
     backbone = backbone or load_backbone(config.model, config.dtype, config.device, config.trust_remote_code)
-    run = Run(config, task, backbone)
+    run = Run(dataclasses.replace(config, dtype=backbone.dtype), task, backbone)
     if folder is not None:
         _open(folder, run, overwrite)
-    cohort = Cohort([run], [folder], watcher)
-    try:
-        cohort.train()
-    except KeyboardInterrupt:
-        if folder is not None:
-            run.look()
-            cohort.save(run, folder)
-        raise
+    Cohort([run], [folder], watcher).train()
     return _finish(run, folder)
 
 
@@ -136,6 +137,7 @@ def _open(folder: Path, run: Run, overwrite: bool) -> None:
     ours = [folder / name for name in (CARD, TENSORS, CHECKPOINT, METRICS, CURVE, CONFIG)]
     if folder.exists() and not folder.is_dir():
         raise UserError(f"The output {folder} is a file; name a folder with --output.")
+    sweep(folder, [path.name for path in ours])
     if overwrite:
         for path in ours:
             path.unlink(missing_ok=True)
@@ -151,7 +153,7 @@ def _finish(run: Run, folder: Path | None) -> Tuned:
     card = make_card(run)
     tuned = Tuned(run.prompt.fold().to(run.backbone.device), run.backbone, card, folder)
     if folder is not None:
-        title = f"{run.task.name} on {run.backbone.name}: {run.config.preset}, seed {run.config.seed}"
+        title = f"{run.task.name} on {run.backbone.name}: {run.config.method}, seed {run.config.seed}"
         learning_curve(run.history, run.metric, card["majority"][run.metric], title, folder / CURVE)
         tuned.save(folder)
     return tuned
@@ -161,7 +163,7 @@ def make_card(run: Run) -> dict[str, Any]:
     """Everything a stranger must know to use and to trust the prompt."""
     best = run.best_entry
     return {
-        "method": run.config.preset,
+        "method": run.config.method,
         "backbone": {
             "name": run.backbone.name,
             "fingerprint": run.backbone.fingerprint,
@@ -175,6 +177,7 @@ def make_card(run: Run) -> dict[str, Any]:
         "best_step": best["step"],
         "steps": run.step,
         "stopped": run.stopped,
+        "failed": run.failed,
         "cut_texts": run.cut,
         "trained_parameters": run.prompt.parameter_count(),
         "seed": run.config.seed,

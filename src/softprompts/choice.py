@@ -78,16 +78,15 @@ def coerce(name: str, value: Any, hint: Any) -> Any:
     if dataclasses.is_dataclass(hint):
         return value if type(value) is hint else from_mapping(typing.cast("type[Any]", hint), value, name)
     if origin in (types.UnionType, typing.Union):
-        if value is None or value in ("none", "null"):
-            return None
-        return coerce(name, value, next(a for a in arguments if a is not types.NoneType))
+        inner = next(a for a in arguments if a is not types.NoneType)
+        return None if value is None or (value == "none" and inner is not str) else coerce(name, value, inner)
     if origin is typing.Literal:
         if value in arguments:
             return value
         raise UserError(f"{name} is {value!r}; choose one of {', '.join(map(str, arguments))}.")
     try:
         return _as(value, hint, origin, arguments, name)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         kind = hint.__name__ if origin is None else str(hint)
         raise UserError(f"{name} is {value!r}, which is no {kind}.") from None
 
@@ -99,7 +98,8 @@ def _as(value: Any, hint: Any, origin: Any, arguments: tuple[Any, ...], name: st
     if origin is dict:
         if isinstance(value, str):
             value = dict(part.split("=", 1) for part in value.split(","))
-        return {str(key).strip(): coerce(name, str(word).strip(), arguments[1]) for key, word in dict(value).items()}
+        entries = {coerce(name, key, str).strip(): coerce(name, word, arguments[1]) for key, word in dict(value).items()}
+        return {key: word.strip() if isinstance(word, str) else word for key, word in entries.items()}
     if hint is bool:
         words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
         if str(value).lower() not in words:
@@ -110,6 +110,8 @@ def _as(value: Any, hint: Any, origin: Any, arguments: tuple[Any, ...], name: st
         if isinstance(value, bool) or number != number or (hint is int and number != int(number)):
             raise ValueError
         return hint(number)
+    if hint is str and isinstance(value, bool):
+        raise UserError(f"{name} holds {value}, which YAML reads as true or false; put quotes around the word.")
     if hint is str and not isinstance(value, (str, int, float)):
         raise TypeError
     return hint(value)

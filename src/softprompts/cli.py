@@ -19,7 +19,7 @@ def tune(argv: Sequence[str]) -> int:
     from . import flags
     from .api import sections, tune_config
     from .progress import ProgressWatcher
-    from .tuning import DEFAULT_PRESET, PRESETS, preset_settings, run_config
+    from .tuning import RunFailedError, run_config
     from .tuning.config import read_yaml
 
     parser = _parser(
@@ -28,8 +28,6 @@ def tune(argv: Sequence[str]) -> int:
         "  softprompts tune --train reviews.csv --text review --label stars --preset residual --output runs/stars\n"
         "  softprompts tune --config runs/stars/config.yaml --seed 1 --output runs/stars-1",
     )
-    parser.add_argument("--preset", metavar="NAME", help="method: " + ", ".join(PRESETS) + f" (default {DEFAULT_PRESET})")
-    parser.add_argument("--paper", action="store_true", help="the preset with its paper's own, absolute hyper-parameters")
     parser.add_argument("--config", metavar="FILE", type=Path, help="settings from a YAML file; flags override it")
     parser.add_argument(
         "--output",
@@ -41,59 +39,57 @@ def tune(argv: Sequence[str]) -> int:
     flags.add(parser)
     options, settings = flags.parse(parser, argv)
     file = read_yaml(options.config) if options.config else {}
-    layers = (
-        [file]
-        if file and options.preset is None and not options.paper
-        else [preset_settings(options.preset or DEFAULT_PRESET, options.paper), file]
-    )
-    config = run_config(*layers, sections(settings))
-    with ProgressWatcher(options.quiet) as watcher:
-        tuned = tune_config(config, options.output or _folder(config), options.overwrite, watcher)
+    for name in {"preset", "paper"} & settings.keys() & file.keys():
+        if settings[name] != file[name]:
+            raise UserError(
+                f"{options.config} sets {name} to {file[name]} and the rest to match; leave --{name} out, or name another file."
+            )
+    config = run_config(file, sections(settings))
+    try:
+        with ProgressWatcher(options.quiet) as watcher:
+            tuned = tune_config(config, options.output or _folder(config), options.overwrite, watcher)
+    except RunFailedError as failed:
+        print(f"softprompts: {failed}", file=sys.stderr)
+        return 1
     _tell(options, tuned.card, _summary(tuned))
-    return 1 if tuned.card["stopped"] and "loss" in tuned.card["stopped"] else 0
+    return 1 if tuned.card["failed"] else 0
 
 
 def evaluate(argv: Sequence[str]) -> int:
     """Score a tuned prompt on labelled rows."""
-    from .api import load
-    from .choice import from_mapping
-    from .progress import RowProgress
-    from .tasks import TaskConfig, load_task
-    from .tasks.metrics import majority, score
-    from .tasks.sources import read_rows
-
     parser = _parser("evaluate", "softprompts evaluate runs/stars --file test.csv")
     _prompt_arguments(parser)
     parser.add_argument("--file", metavar="FILE", help="labelled rows with the task's columns (default: the task's own validation rows)")
     options = parser.parse_args(argv)
-    tuned = load(options.prompt, options.model, options.dtype, options.device)
+
+    from .choice import from_mapping
+    from .progress import RowProgress
+    from .tasks import TaskConfig, load_task
+    from .tasks.metrics import score
+    from .tasks.sources import read_rows
+
+    tuned = _load(options)
     if options.file:
         examples = tuned.form.examples(read_rows(options.file, "validation"))
     else:
         examples = load_task(from_mapping(TaskConfig, tuned.card["config"]["task"])).validation
     with RowProgress("evaluating", len(examples), options.quiet) as progress:
         predictions = tuned.predictor(options.scoring)([e.input for e in examples], progress.tick)
-    targets = [e.target for e in examples]
-    names = tuned.card["task"]["metrics"]
+    targets, names = [e.target for e in examples], tuned.card["task"]["metrics"]
     result = {
         "prompt": str(options.prompt),
         "rows": len(examples),
         "scoring": options.scoring or tuned.card["scoring"],
         "metrics": score(names, targets, predictions),
-        "majority": majority(names, targets, targets),
+        "majority": score(names, targets, [tuned.card["task"]["commonest"]] * len(targets)),
         "invalid": sum(p not in tuned.form.labels for p in predictions),
     }
-    scores = ", ".join(f"{name} {value:.1f} (majority class {result['majority'][name]:.1f})" for name, value in result["metrics"].items())
-    _tell(options, result, f"{scores} on {len(examples)} rows")
+    _tell(options, result, f"{_scores(result)} on {len(examples)} rows")
     return 0
 
 
 def predict(argv: Sequence[str]) -> int:
     """Answer texts with a tuned prompt."""
-    from .api import load
-    from .progress import RowProgress
-    from .tasks.sources import read_rows
-
     parser = _parser(
         "predict",
         'softprompts predict runs/stars "Great value, would buy again."\n'
@@ -104,14 +100,18 @@ def predict(argv: Sequence[str]) -> int:
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="texts to answer; - reads one per line from standard input")
     parser.add_argument("--file", metavar="FILE", help="rows with the task's columns: CSV, TSV, JSONL, Parquet or a dataset")
     options = parser.parse_intermixed_args(argv)
-    tuned = load(options.prompt, options.model, options.dtype, options.device)
-    if options.file:
-        inputs = [tuned.form.input(row) for row in read_rows(options.file, "validation")]
-    else:
-        texts = [line.rstrip("\n") for line in sys.stdin if line.strip()] if options.texts == ["-"] else options.texts
-        if not texts or not all(text.strip() for text in texts):
-            raise UserError("There is nothing to answer; give texts, - for standard input, or --file.")
-        inputs = tuned.inputs(texts)
+
+    from .progress import RowProgress
+    from .tasks.sources import read_rows
+
+    if options.file and options.texts:
+        raise UserError("Both texts and --file are given; leave one out.")
+    rows = read_rows(options.file, "validation") if options.file else []
+    texts = [line.rstrip("\n") for line in sys.stdin if line.strip()] if options.texts == ["-"] else options.texts
+    if not rows and not (texts and all(text.strip() for text in texts)):
+        raise UserError("There is nothing to answer; give texts, - for standard input, or --file.")
+    tuned = _load(options)
+    inputs = [tuned.form.input(row) for row in rows] or tuned.inputs(texts)
     with RowProgress("predicting", len(inputs), options.quiet) as progress:
         predictor = tuned.predictor(options.scoring)
         answers = predictor(inputs, progress.tick)
@@ -147,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"softprompts: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("softprompts: stopped; the same command goes on from the last checkpoint.", file=sys.stderr)
+        print("softprompts: stopped; tune goes on from its last checkpoint when the same command is given again.", file=sys.stderr)
         return 130
     except BrokenPipeError:
         return 0
@@ -193,19 +193,28 @@ def _prompt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="the backbone's place, when it is not where the card says")
     parser.add_argument("--dtype", default="auto", help="fp32, bf16 or auto")
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code that a hub model brings along")
+
+
+def _load(options: argparse.Namespace) -> "Tuned":
+    from .api import load
+
+    return load(options.prompt, options.model, options.dtype, options.device, options.trust_remote_code)
 
 
 def _folder(config: Any) -> Path:
     from .prompt.store import safe_name
 
     what = config.task.task or f"{Path(config.task.train or '').stem}-{config.task.label}"
-    return Path("runs") / safe_name(f"{what}-{config.preset}-seed{config.seed}")
+    return Path("runs") / safe_name(f"{what}-{config.method}-seed{config.seed}")
 
 
 def _summary(tuned: "Tuned") -> str:
     card = tuned.card
-    scores = ", ".join(f"{name} {value:.1f} (majority class {card['majority'][name]:.1f})" for name, value in card["metrics"].items())
-    lines = [f"{card['task']['name']} on {card['backbone']['name']}: {scores}, best at step {card['best_step']} of {card['steps']}"]
+    best = f"best at step {card['best_step']} of {card['steps']}"
+    lines = [f"{card['task']['name']} on {card['backbone']['name']}: {_scores(card)}, {best}"]
+    if card["task"]["rows"]["skipped"]:
+        lines.append(f"{card['task']['rows']['skipped']} bad rows were left out")
     if card["stopped"]:
         lines.append(f"stopped early: {card['stopped']}")
     if card["cut_texts"]:
@@ -213,6 +222,10 @@ def _summary(tuned: "Tuned") -> str:
         lines.append(f"{card['cut_texts']} of {card['task']['rows']['train']} training texts were cut to {most} tokens, prompt included")
     lines.append(f"the prompt, its card and its learning curve are in {tuned.folder}")
     return "\n".join(lines)
+
+
+def _scores(result: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value:.1f} (majority class {result['majority'][name]:.1f})" for name, value in result["metrics"].items())
 
 
 def _tell(options: argparse.Namespace, result: dict[str, Any], text: str) -> None:

@@ -2,8 +2,7 @@
 
 import json
 import os
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +15,21 @@ if TYPE_CHECKING:
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` on a temporary file in the same folder, then move it to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
-    os.close(handle)
+    beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
-        write(Path(name))
-        with open(name, "rb") as done:
+        write(beside)
+        with beside.open("rb") as done:
             os.fsync(done.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
+        os.replace(beside, path)
     finally:
-        Path(name).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
+
+
+def sweep(folder: Path, names: Iterable[str]) -> None:
+    """Remove what a killed process left beside these files."""
+    for path in (Path(name) for name in names):
+        for left in folder.glob(f".{path.stem}.*{path.suffix}"):
+            left.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -21,7 +21,7 @@ _OPTION = re.compile(r"^--prompt\.(start|shape|route)\.([a-z_-]+)(?:=(.*))?$", r
 
 def add(parser: argparse.ArgumentParser) -> None:
     """All settings of a run. A flag that is not given stays out, so that presets and files below it show through."""
-    _group(parser, "run", RunConfig, skip=("task", "prompt", "tuning", "preset"))
+    _group(parser, "run", RunConfig, skip=("task", "prompt", "tuning"))
     _group(parser, "task", TaskConfig)
     _group(parser, "tuning", TuningConfig)
     _group(parser, "prompt", PromptConfig, prefix="prompt.")

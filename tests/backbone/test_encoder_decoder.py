@@ -1,6 +1,9 @@
 """The encoder-decoder family against PEFT's numbers, against plain transformers, and against the promise to stay frozen."""
 
 import hashlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,9 +50,11 @@ def test_loss_logits_and_gradient_match_peft(peft_model: EncoderDecoder) -> None
 def test_generation_matches_peft(peft_model: EncoderDecoder) -> None:
     prompt = peft_prompt().expand(3, -1, -1)
     text = peft_model.embed(torch.tensor(PEFT["input_ids"]), torch.tensor(PEFT["attention_mask"]))
-    assert peft_model.generate(prompt, text, 10).tolist() == PEFT["generated_ids"]
+    assert peft_model.generate(prompt, text, 10).tolist() == [row[1:] for row in PEFT["generated_ids"]], (
+        "PEFT's rows lead with the start token"
+    )
     alone = Text(text.embeds[2:, :3], text.mask[2:, :3])
-    assert peft_model.generate(prompt[:1], alone, 10).tolist() == PEFT["generated_ids_row2_alone_unpadded"]
+    assert peft_model.generate(prompt[:1], alone, 10).tolist() == [PEFT["generated_ids_row2_alone_unpadded"][0][1:]]
 
 
 @pytest.mark.parametrize("family", ["t5", "mt5", "bart"])
@@ -62,7 +67,7 @@ def test_scores_losses_and_greedy_generation_agree(family: str, request: pytest.
     for column, candidate in enumerate(candidates):
         nll = backbone.losses(prompt, text, [candidate] * 2).nll
         torch.testing.assert_close(scores[:, column], -nll, rtol=1e-4, atol=1e-4)
-    greedy = backbone.generate(prompt, text, 3)[:, 1:].tolist()
+    greedy = backbone.generate(prompt, text, 3).tolist()
     for row in range(2):  # the greedy first token has the highest score of all
         one = Text(text.embeds[row : row + 1], text.mask[row : row + 1])
         best = backbone.losses(prompt[row : row + 1], one, [[greedy[row][0]]]).nll
@@ -146,17 +151,47 @@ def test_bart_scales_its_embeddings_and_has_a_limit(bart: Backbone) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "why"), [("t5-tiny", "fp16", "overflows in fp16"), ("no/such-model-anywhere", "fp32", "cannot be loaded")]
+    ("name", "dtype", "why"), [("t5-tiny", "fp16", "T5 overflows"), ("no/such-model-anywhere", "fp32", "cannot be loaded")]
 )
 def test_what_cannot_be_loaded_is_one_sentence(name: str, dtype: str, why: str) -> None:
     with pytest.raises(UserError, match=why):
         load_backbone(name, dtype)
 
 
-def test_a_decoder_only_model_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
-    with pytest.raises(UserError, match="only encoder-decoder"):
+def test_a_model_of_no_family_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    with pytest.raises(UserError, match="of no family we know"):
         load_backbone(str(tmp_path))
+
+
+def test_a_models_own_penalties_and_lengths_do_not_touch_generation(tiny: Backbone) -> None:
+    text = tiny.embed_rows(tiny.tokenise(["Classify the sentiment of the review as positive or negative. A wonderful film."], 60))
+    before = tiny.generate(torch.zeros(1, 0, 256), text, 12).tolist()
+    own = tiny.model.generation_config
+    own.min_length, own.repetition_penalty, own.no_repeat_ngram_size = 56, 5.0, 1
+    try:
+        assert tiny.generate(torch.zeros(1, 0, 256), text, 12).tolist() == before
+    finally:
+        own.min_length, own.repetition_penalty, own.no_repeat_ngram_size = None, None, None
+
+
+def test_dropout_reaches_a_model_whose_config_says_0() -> None:
+    backbone = random_t5(dropout_rate=0)
+    text, target = backbone.embed_rows(backbone.tokenise(["some text"], 20)), backbone.tokenise_targets(["yes"])
+    quiet = backbone.losses(torch.zeros(1, 4, 32), text, target).nll
+    with backbone.dropout(0.5):
+        assert backbone.losses(torch.zeros(1, 4, 32), text, target).nll != quiet
+
+
+def test_the_embedded_model_needs_no_network() -> None:
+    code = (
+        "import socket\n"
+        "def refuse(*a, **k): raise AssertionError('network')\n"
+        "socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse\n"
+        "from softprompts.backbone import load_backbone; load_backbone()"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 def test_texts_are_cut_to_the_budget_and_keep_their_end(tiny: Backbone) -> None:

@@ -38,7 +38,7 @@ def test_common_pieces_are_usable_and_in_order(kind: str) -> None:
     assert not any(piece.startswith(("<", "[")) or piece in (",", "!", "Ġ", "▁") for piece in pieces)
     assert any(piece.strip("▁Ġ#") in ("the", "cat", "dog", "and", "th", "he", "at") for piece in pieces)
     if kind != "Unigram":
-        assert all(len(piece) > 1 for piece in pieces), "the base alphabet's order says nothing of frequency"
+        assert all(len(piece.lstrip("#")) > 1 for piece in pieces), "the base alphabet's order says nothing of frequency"
     assert common_pieces(tokenizer, len(tokenizer), 3) == ids[:3]
     assert common_pieces(tokenizer, ids[3], 0) == ids[:3], "ids beyond the embedding table are left out"
 

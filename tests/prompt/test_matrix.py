@@ -15,7 +15,15 @@ from softprompts.prompt import Material, Prompt, PromptConfig, Source, build, lo
 
 TEXTS = ["a short one", "this text is a good deal longer than the others and so it is padded least", "the food was great", "never again"]
 TARGETS = ["positive", "negative", "positive", "negative"]
-STARTS = ["uniform", "normal", "vocabulary", "labels", {"kind": "text", "text": "is it good"}, {"kind": "prompt", "sources": ["source"]}]
+STARTS = [
+    "uniform",
+    "normal",
+    "vocabulary",
+    "labels",
+    {"kind": "text", "text": "is it good"},
+    {"kind": "prompt", "sources": ["source"]},
+    {"kind": "prompt", "sources": ["one", "other"], "weights": [1, 3]},
+]
 SHAPES: list[Any] = [
     "direct",
     {"kind": "residual", "bottleneck": 16},
@@ -70,7 +78,9 @@ def test_the_loss_falls_and_folding_changes_nothing(t5: Backbone, shape: Any, ro
 def test_a_prompt_started_from_a_source_gives_its_outputs_at_step_0(t5: Backbone, shape: Any, route: Any) -> None:
     prompt = made(t5, {"kind": "prompt", "sources": ["source"]}, shape, route).eval()
     text = t5.embed_rows(t5.tokenise(TEXTS, 40))
-    rounding = 1e-6 if "lstm" in str(shape) else 0  # torch's LSTM has another kernel where gradients are wanted
+    rounding = (
+        1e-5 if "lstm" in str(shape) or route == "soft" else 0
+    )  # torch's LSTM has two kernels; probabilities sum to 1 but for rounding
     torch.testing.assert_close(prompt(text.embeds, text.mask), SOURCE.expand(4, 5, 32), rtol=0, atol=rounding)
 
 
@@ -84,16 +94,17 @@ def test_a_mixture_started_from_a_mixture_gives_its_outputs_at_step_0(t5: Backbo
         made(t5, {"kind": "prompt", "sources": ["source"]}, "direct", "stochastic", trained.source())
 
 
-@pytest.mark.parametrize("route", ["top1", "top2", "gumbel", "stochastic"])
+@pytest.mark.parametrize("route", ["soft", "top1", "top2", "gumbel", "stochastic"])
 def test_prompts_that_start_alike_grow_apart(t5: Backbone, route: str) -> None:
     prompt = made(t5, {"kind": "prompt", "sources": ["source"]}, "direct", route)
     optimizer = torch.optim.AdamW(prompt.parameters(), lr=0.03)
     rng = torch.Generator().manual_seed(0)
-    for _ in range(6):
+    for _ in range(40):
+        optimizer.zero_grad()
         losses(t5, prompt.train(), rng).sum().backward()
         optimizer.step()
     apart = torch.cdist(prompt.table.flatten(1), prompt.table.flatten(1))
-    assert bool((apart[~torch.eye(4, dtype=torch.bool)] > 0).any())
+    assert bool((apart[~torch.eye(4, dtype=torch.bool)] > 0.01).any())
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=str)
@@ -162,6 +173,9 @@ def test_saved_prompts_answer_alike_in_a_fresh_process(t5: Backbone, tmp_path: P
     expected = {}
     for index, (shape, route) in enumerate((shape, route) for shape in SHAPES for route in ROUTES):
         prompt = made(t5, "normal", shape, route).eval()
+        with torch.no_grad():
+            for parameter in prompt.parameters():  # as if trained: nothing is where its initialiser put it
+                parameter.add_(0.1 * torch.randn_like(parameter))
         save_prompt(tmp_path / str(index), prompt, {"backbone": {"fingerprint": t5.fingerprint}})
         expected[str(index)] = prompt(embeds, mask).detach()
     save_file({"embeds": embeds, "mask": mask}, tmp_path / "in.safetensors")

@@ -106,6 +106,13 @@ def test_a_mixture_of_another_count_is_refused_or_one_is_picked(t5: Backbone) ->
         prompt(sources=["a"], index=4)(material, 1, 6, rng())
 
 
+def test_mixtures_are_not_averaged(t5: Backbone) -> None:
+    material = Material(t5, fetch=lambda name: Source(torch.randn(4, 6, 32), torch.randn(4, 32), Choice("top1")))
+    with pytest.raises(UserError, match="Mixtures cannot be averaged"):
+        prompt(sources=["a", "b"])(material, 4, 6, rng())
+    assert prompt(sources=["a", "b"], index=1)(material, 1, 6, rng()).vectors.shape == (1, 6, 32)
+
+
 def test_weighted_mean_matches_spot() -> None:
     reference = golden("spot_similarity")
     prompts = torch.tensor(reference["prompts"], dtype=torch.float64)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from softprompts.tasks.metrics import accuracy, macro_f1, majority
+from softprompts.tasks import Example, Form, Task
+from softprompts.tasks.metrics import accuracy, macro_f1
 
 
 def test_accuracy_counts_a_non_label_as_wrong() -> None:
@@ -16,4 +17,5 @@ def test_macro_f1_by_hand() -> None:
 
 
 def test_the_majority_is_the_training_sets() -> None:
-    assert majority(["accuracy"], ["a", "a", "b"], ["b", "b", "b", "a"]) == {"accuracy": 25.0}
+    train, held = ([Example("", label) for label in labels] for labels in ("aab", "bbba"))
+    assert Task("t", Form("{text}", "y"), train, held, ("accuracy",)).majority() == {"accuracy": 25.0}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from softprompts.errors import UserError
-from softprompts.tasks.sources import has_split, read_rows
+from softprompts.tasks.sources import read_rows, read_split
 
 ROWS = [{"text": "good, very", "label": "yes"}, {"text": 'a "quoted" one', "label": "no"}]
 
@@ -49,8 +49,13 @@ def test_a_dataset_folder_is_read_with_its_class_names(tmp_path: Path) -> None:
     made = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=features)
     datasets.DatasetDict({"train": made, "validation": made.select([0])}).save_to_disk(str(tmp_path / "d"))
     assert [row.values["label"] for row in read_rows(str(tmp_path / "d"))] == ["yes", "no"]
-    assert has_split(str(tmp_path / "d"), "validation")
-    assert not has_split(str(tmp_path / "d"), "test")
+    held = read_split(str(tmp_path / "d"), "validation")
+    assert held is not None
+    assert len(held) == 1
+    assert read_split(str(tmp_path / "d"), "test") is None
+    made.save_to_disk(str(tmp_path / "single"))
+    assert len(read_rows(str(tmp_path / "single"))) == 2
+    assert read_split(str(tmp_path / "single"), "validation") is None, "a dataset without splits is all training rows"
     with pytest.raises(UserError, match="no split 'test'"):
         read_rows(str(tmp_path / "d"), "test")
 

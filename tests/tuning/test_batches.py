@@ -24,5 +24,16 @@ def test_seeds_and_epochs_differ_and_little_is_padding() -> None:
     assert padded < 1.1 * sum(lengths)
 
 
+def test_rows_of_a_small_set_meet_other_rows_each_epoch() -> None:
+    batches = Batches(list(range(1, 251)), 16, 0)
+
+    def pairs(epoch: int) -> set[tuple[int, int]]:
+        rows = [sorted(batches[epoch * batches.per_epoch + i]) for i in range(batches.per_epoch)]
+        return {(a, b) for batch in rows for a in batch for b in batch if a < b}
+
+    again = len(pairs(0) & pairs(1)) / len(pairs(0))
+    assert again < 0.3, "a single chunk sorted by length gives 0.9"
+
+
 def test_evaluation_takes_the_longest_first() -> None:
     assert by_length([3, 9, 1, 9], 2) == [[1, 3], [0, 2]]

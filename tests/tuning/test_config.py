@@ -8,27 +8,29 @@ import yaml
 
 from softprompts.choice import Choice
 from softprompts.errors import UserError
-from softprompts.tuning import PRESETS, RunConfig, TuningConfig, preset_settings, run_config
+from softprompts.prompt.prompt import blank
+from softprompts.tuning import PRESETS, RunConfig, TuningConfig, run_config
 from softprompts.tuning.config import attribute_docs, merge, read_yaml
+from softprompts.tuning.presets import preset_settings
 
 MODES = [(name, paper) for name in PRESETS for paper in (False, True) if not paper or PRESETS[name].paper]
 
 
 @pytest.mark.parametrize(("name", "paper"), MODES)
 def test_presets_are_valid_and_survive_yaml(name: str, paper: bool, tmp_path: Path) -> None:
-    config = run_config(preset_settings(name, paper), {"task": {"task": "helpdesk/intent", "labels": {"a": "b"}}, "seed": 3})
+    config = run_config({"preset": name, "paper": paper}, {"task": {"task": "helpdesk/intent", "labels": {"a": "b"}}, "seed": 3})
     config.save(tmp_path / "config.yaml")
     assert run_config(read_yaml(tmp_path / "config.yaml")) == config
 
 
 def test_paper_presets_hold_the_papers_numbers() -> None:
-    lester = run_config(preset_settings("prompt-tuning", paper=True))
+    lester = run_config({"preset": "prompt-tuning", "paper": True})
     assert (lester.prompt.length, lester.prompt.start.kind, lester.prompt.unit) == (100, "labels", 1.0)
     assert (lester.tuning.optimizer, lester.tuning.lr, lester.tuning.start_step) == ("adafactor", 0.3, 1_100_000)
     assert (lester.tuning.batch_size, lester.tuning.steps, lester.tuning.dropout, lester.tuning.z_loss) == (32, 30_000, 0.1, 1e-4)
-    residual = run_config(preset_settings("residual", paper=True))
+    residual = run_config({"preset": "residual", "paper": True})
     assert (residual.prompt.shape.options["bottleneck"], residual.tuning.lr, residual.tuning.batch_size) == (800, 0.3, 8)
-    smop = run_config(preset_settings("smop", paper=True))
+    smop = run_config({"preset": "smop", "paper": "true"})
     assert (smop.prompt.count, smop.prompt.length, smop.tuning.lr, smop.tuning.warmup) == (4, 5, 0.5, 0.06)
 
 
@@ -60,7 +62,34 @@ def test_a_later_layer_wins_and_a_new_kind_forgets_old_options() -> None:
 )
 def test_a_bad_setting_is_one_sentence(layer: dict[str, Any], why: str) -> None:
     with pytest.raises(UserError, match=why):
-        run_config(layer)
+        run_config({"preset": "prompt-tuning"}, layer)
+
+
+def test_a_file_that_names_a_preset_means_it() -> None:
+    config = run_config({"preset": "smop", "tuning": {"steps": 7}})
+    assert (config.prompt.count, config.prompt.route.kind, config.tuning.steps, config.method) == (4, "top1", 7, "smop")
+    assert run_config({"preset": "smop", "paper": True}).method == "smop (paper)"
+
+
+def test_words_that_yaml_takes_for_booleans_are_refused() -> None:
+    with pytest.raises(UserError, match="put quotes around the word"):
+        run_config(yaml.safe_load("task: {labels: {0: no, 1: yes}}"))
+    assert run_config({"task": {"text": "none"}}).task.text == "none", "a column may be called none"
+
+
+@pytest.mark.parametrize(
+    ("part", "options", "why"),
+    [
+        ("shape", {"kind": "residual", "depth": 0}, "depth must be at least 1"),
+        ("shape", {"kind": "residual", "dropout": 1}, "dropout must be from 0"),
+        ("shape", {"kind": "encoder", "width": 0}, "width must be at least 1"),
+        ("route", {"kind": "top1", "k": -1}, "must not be negative"),
+        ("route", {"kind": "gumbel", "temperature": 0}, "temperature must be positive"),
+    ],
+)
+def test_options_have_ranges(part: str, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        blank(run_config({"preset": "smop", "prompt": {part: options}}).prompt, 8)
 
 
 def test_an_unknown_preset_is_one_sentence() -> None:

@@ -60,6 +60,24 @@ def test_the_second_moment_is_factored_only_where_both_sides_reach_128(size: tup
     torch.testing.assert_close(parameter.data[0].double(), by_the_formula(begin, gradients, 0), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [(4, 150, 768), (150, 5, 768)])
+def test_a_mixtures_table_is_never_factored(size: tuple[int, ...]) -> None:
+    parameter = torch.nn.Parameter(torch.randn(size))
+    parameter.grad = torch.randn(size)
+    optimizer = Adafactor([parameter])
+    optimizer.step()
+    assert set(optimizer.state[parameter]) == {"step", "v"}
+
+
+def test_zero_rows_beside_huge_gradients_stay_finite() -> None:
+    parameter = torch.nn.Parameter(torch.randn(150, 256))
+    gradient = 3e6 * torch.randn(150, 256)
+    gradient[:3], gradient[:, :5] = 0, 0
+    parameter.grad = gradient
+    Adafactor([parameter], start_step=1_100_000).step()
+    assert bool(torch.isfinite(parameter).all())
+
+
 def test_from_step_1_100_000_every_step_is_clipped() -> None:
     parameter = torch.nn.Parameter(torch.zeros(6, 8))
     optimizer = Adafactor([parameter], lr=0.3, weight_decay=0.0, start_step=1_100_000)

@@ -17,27 +17,30 @@ from softprompts.backbone import Backbone, load_backbone
 from softprompts.errors import UserError
 from softprompts.files import read_tensors
 from softprompts.tasks import TaskConfig, load_task
-from softprompts.tuning import PRESETS, Cohort, Run, RunConfig, preset_settings, run_config
+from softprompts.tuning import PRESETS, Cohort, Run, RunConfig, RunFailedError, run_config
 from softprompts.tuning.evaluate import spellings
 
 
 def config(toy: Path, preset: str = "prompt-tuning", seed: int = 0, **tuning: Any) -> RunConfig:
     settings = {"steps": 12, "batch_size": 6, "evaluate_every": 4, "checkpoint_every": 4, "lr": 0.1, **tuning}
     task = {"train": str(toy), "text": "review", "label": "mood"}
-    return run_config(preset_settings(preset), {"task": task, "tuning": settings, "seed": seed, "prompt": {"length": 4}})
+    return run_config({"preset": preset, "task": task, "tuning": settings, "seed": seed, "prompt": {"length": 4}})
 
 
-class StopAfter:
-    """A watcher that interrupts at a step, as a person's Ctrl-C would."""
+class Watch:
+    """Notes the steps it sees, and interrupts at one, as a person's Ctrl-C would."""
 
-    def __init__(self, step: int) -> None:
-        self.step = step
+    def __init__(self, stop: int = -1, during: str = "step") -> None:
+        self.stop, self.during, self.steps = stop, during, list[int]()
 
     def stepped(self, run: Run) -> None:
-        if run.step == self.step:
+        self.steps.append(run.step)
+        if run.step == self.stop and self.during == "step":
             raise KeyboardInterrupt
 
-    def evaluating(self, run: Run, rows: int) -> None: ...
+    def evaluating(self, run: Run, rows: int) -> None:
+        if run.step == self.stop and self.during == "evaluation":
+            raise KeyboardInterrupt
 
     def evaluated(self, run: Run) -> None: ...
 
@@ -49,15 +52,46 @@ class StopAfter:
 def test_an_interrupted_run_goes_on_bit_for_bit(t5: Backbone, toy_csv: Path, tmp_path: Path, preset: str, settings: dict[str, Any]) -> None:
     wanted = config(toy_csv, preset, **settings)
     whole = tune_config(wanted, tmp_path / "whole", backbone=t5)
-    with pytest.raises(KeyboardInterrupt):
-        tune_config(wanted, tmp_path / "parts", watcher=StopAfter(7), backbone=t5)
-    parts = tune_config(wanted, tmp_path / "parts", backbone=t5)
+    for stop in (Watch(7), Watch(8, "evaluation"), Watch(12, "evaluation")):
+        with pytest.raises(KeyboardInterrupt):
+            tune_config(wanted, tmp_path / "parts", watcher=stop, backbone=t5)
+    last = Watch()
+    parts = tune_config(wanted, tmp_path / "parts", watcher=last, backbone=t5)
+    assert last.steps == [9, 10, 11, 12], "it goes on from the checkpoint of step 8, not from the start"
     for name in ("checkpoint.safetensors", "prompt.safetensors"):
         one, other = (read_tensors(tmp_path / place / name)[0] for place in ("whole", "parts"))
         assert one.keys() == other.keys()
         assert all(torch.equal(one[key], other[key]) for key in one), name
     assert (tmp_path / "whole" / "metrics.jsonl").read_bytes() == (tmp_path / "parts" / "metrics.jsonl").read_bytes()
     assert whole.card == parts.card
+
+
+def test_a_finished_run_is_not_run_again(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
+    first = tune_config(config(toy_csv), tmp_path, backbone=t5)
+    watch = Watch()
+    assert tune_config(config(toy_csv), tmp_path, watcher=watch, backbone=t5).card == first.card
+    assert watch.steps == []
+
+
+def test_data_that_changed_since_is_noticed(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
+    tune_config(config(toy_csv), tmp_path / "r", backbone=t5)
+    with toy_csv.open("a") as file:
+        file.write("so so,mixed\n" * 9)
+    with pytest.raises(UserError, match=r"The data of the run in .* has changed"):
+        tune_config(config(toy_csv), tmp_path / "r", backbone=t5)
+
+
+def test_ruined_parameters_never_reach_a_checkpoint(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
+    class Ruin(Watch):
+        def stepped(self, run: Run) -> None:
+            if run.step == 7:
+                run.prompt.table.data.fill_(float("nan"))
+
+    with pytest.raises(RunFailedError):
+        tune_config(config(toy_csv, evaluate_every=100), tmp_path, watcher=Ruin(), backbone=t5)
+    tensors, note = read_tensors(tmp_path / "checkpoint.safetensors")
+    assert note["step"] == 4
+    assert bool(torch.isfinite(tensors["prompt/table"]).all())
 
 
 def test_accumulation_equals_one_large_batch(t5: Backbone, toy_csv: Path) -> None:
@@ -105,7 +139,7 @@ def test_a_run_that_goes_nan_is_stopped_and_leaves_the_others_alone(t5: Backbone
     assert bad.stopped is not None
     assert "lower --lr (now 1e+30)" in bad.stopped
     assert not (tmp_path / "checkpoint.safetensors").exists(), "ruined numbers are not saved"
-    with pytest.raises(UserError, match="learned nothing to keep: the loss was not finite"):
+    with pytest.raises(RunFailedError, match="Nothing was learned that could be kept: the loss was not finite"):
         bad.restore_best()
 
 
@@ -124,8 +158,10 @@ def test_patience_stops_and_the_best_prompt_is_kept(t5: Backbone, toy_csv: Path,
     tuned = tune_config(config(toy_csv, steps=400, evaluate_every=1, patience=3, lr=1e-9), tmp_path, backbone=t5)
     assert tuned.card["stopped"] == "no better accuracy in 3 evaluations"
     assert (tuned.card["steps"], tuned.card["best_step"]) == (4, 1)
-    again = tune_config(config(toy_csv, steps=400, evaluate_every=1, patience=3, lr=1e-9), tmp_path, backbone=t5)
-    assert again.card == tuned.card, "a finished run is not run again"
+    watch = Watch()
+    again = tune_config(config(toy_csv, steps=400, evaluate_every=1, patience=3, lr=1e-9), tmp_path, watcher=watch, backbone=t5)
+    assert again.card == tuned.card
+    assert watch.steps == [], "a run that stopped is not run on"
 
 
 def test_the_best_prompt_is_what_is_saved(t5: Backbone, toy_csv: Path) -> None:
@@ -160,7 +196,7 @@ def test_other_settings_in_the_same_folder_are_refused(t5: Backbone, toy_csv: Pa
 
 def test_a_truncated_checkpoint_is_one_sentence(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        tune_config(config(toy_csv), tmp_path, watcher=StopAfter(7), backbone=t5)
+        tune_config(config(toy_csv), tmp_path, watcher=Watch(7), backbone=t5)
     path = tmp_path / "checkpoint.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(UserError, match="damaged"):
@@ -200,11 +236,14 @@ def test_kill_9_loses_at_most_the_steps_since_the_last_checkpoint(toy_csv: Path,
     victim.wait()
     _, note = read_tensors(parts / "checkpoint.safetensors")
     assert note["step"] % 5 == 0
+    left = parts / ".checkpoint.12345.safetensors"
+    left.write_bytes(b"what a write that was killed leaves")
     for folder in (parts, whole):
         subprocess.run([*command, "--output", str(folder)], env=environment, check=True, stdout=subprocess.DEVNULL)
     one, other = (read_tensors(folder / "prompt.safetensors")[0]["vectors"] for folder in (parts, whole))
     assert torch.equal(one, other)
     assert json.loads((parts / "prompt.json").read_text()) == json.loads((whole / "prompt.json").read_text())
+    assert not left.exists()
 
 
 def test_tuning_leaves_the_backbone_as_it_was(t5: Backbone, toy_csv: Path) -> None:
@@ -242,3 +281,17 @@ def test_labels_are_matched_as_the_tokenizer_spells_them(t5: Backbone) -> None:
     assert spellings(t5, ["two  words", "other"], ids) == {"two words": "two  words", "other": "other"}
     with pytest.raises(UserError, match="alike"):
         spellings(t5, ["two  words", "two words"], t5.tokenise_targets(["two  words", "two words"]))
+
+
+def test_texts_are_counted_as_cut_only_when_they_are(t5: Backbone, toy_csv: Path) -> None:
+    task = load_task(config(toy_csv).task)
+    longest = max(len(ids) for ids in t5.tokenise([e.input for e in task.train], 400))
+    assert Run(config(toy_csv, max_length=longest + 4), task, t5).cut == 0
+    assert Run(config(toy_csv, max_length=longest + 3), task, t5).cut > 0
+
+
+def test_epochs_are_never_cut_short(t5: Backbone, toy_csv: Path) -> None:
+    task = load_task(config(toy_csv).task)
+    assert len(task.train) == 22
+    assert Run(config(toy_csv, epochs=1, batch_size=5, accumulate=2), task, t5).steps == 3
+    assert Run(config(toy_csv, epochs=2, batch_size=11), task, t5).steps == 4

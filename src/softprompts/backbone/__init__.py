@@ -1,6 +1,8 @@
 """Frozen models. `backbone.py` is what they share; each family has one file."""
 
-from .backbone import DEFAULT, Backbone, Losses, Text, load_backbone
+from .backbone import Backbone, Losses, Text
+from .causal import Causal
 from .encoder_decoder import EncoderDecoder
+from .load import DEFAULT, load_backbone
 
-__all__ = ["DEFAULT", "Backbone", "EncoderDecoder", "Losses", "Text", "load_backbone"]
+__all__ = ["DEFAULT", "Backbone", "Causal", "EncoderDecoder", "Losses", "Text", "load_backbone"]

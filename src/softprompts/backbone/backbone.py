@@ -8,10 +8,9 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -21,8 +20,6 @@ from ..errors import UserError
 from .vocabulary import common_pieces
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-EMBEDDED = {"t5-tiny": Path(__file__).parent / "t5-tiny"}
-DEFAULT = "t5-tiny"
 
 
 class Text(NamedTuple):
@@ -39,12 +36,28 @@ class Losses(NamedTuple):
     z: Tensor
     tokens: Tensor
 
+    @classmethod
+    def of(cls, logits: Tensor, ids: Tensor, mask: Tensor) -> "Losses":
+        """From the logits [B, N, V] that should have told `ids` [B, N], where `mask` [B, N] is 1."""
+        logits = logits.float()
+        normaliser = logits.logsumexp(-1)
+        nll = normaliser - logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+        return cls((nll * mask).sum(1), (normaliser.square() * mask).sum(1), mask.sum(1))
+
 
 class Backbone(ABC):
     """A frozen model of one family. No gradient is ever allocated for it and no byte of it changes."""
 
     auto_class: ClassVar[str]
     """The transformers Auto class that loads this family."""
+
+    size_keys: ClassVar[tuple[str, ...]]
+    """The settings of the config that are part of the fingerprint."""
+
+    @classmethod
+    @abstractmethod
+    def fits(cls, config: Any) -> bool:
+        """Whether a transformers config is of this family."""
 
     def __init__(self, model: Any, tokenizer: Any, name: str = "") -> None:
         self.model = model.requires_grad_(False).eval()
@@ -94,12 +107,9 @@ class Backbone(ABC):
         return digest.hexdigest()[:32]
 
     def sizes(self) -> dict[str, Any]:
-        """The settings that make two models of one type differ; written out, because a config's other keys come and go with versions."""
-        keys = """model_type vocab_size d_model hidden_size d_kv d_ff intermediate_size num_layers num_decoder_layers num_hidden_layers
-            encoder_layers decoder_layers num_heads num_attention_heads feed_forward_proj relative_attention_num_buckets
-            relative_attention_max_distance"""
+        """The settings that make two models of one type differ; a family names them, because other keys come and go with versions."""
         config = self.model.config.to_dict()
-        return {key: config[key] for key in keys.split() if isinstance(config.get(key), (int, str))}
+        return {key: config[key] for key in ("model_type", "vocab_size", *self.size_keys) if isinstance(config.get(key), (int, str))}
 
     # -- rows ----------------------------------------------------------------------------------------------------------------
 
@@ -144,6 +154,12 @@ class Backbone(ABC):
     def longest(self) -> int | None:
         """The most positions the model can take; None where there is no limit."""
 
+    def budget(self, prompt_length: int, max_length: int, target_length: int) -> int:
+        """The tokens left for a text: `max_length` counts the prompt, and the target where it stands in the same sequence."""
+        if self.longest is not None and max_length > self.longest:
+            raise UserError(f"{self.name} takes at most {self.longest} tokens; lower --max-length from {max_length}.")
+        return max_length - prompt_length
+
     # -- answers -------------------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -166,6 +182,29 @@ class Backbone(ABC):
     def last_block(self) -> nn.Module:
         """The block nearest the output; part of the fingerprint."""
 
+    def greedy(self, logits: Tensor, step: Callable[[Tensor], Tensor], max_new_tokens: int) -> Tensor:
+        """The likeliest token again and again [B, N]: from `logits` [B, V], then from `step(tokens [B, 1])`; pads after a row's end.
+
+        Written out, because transformers' generate mixes a model's own penalties and minimum lengths into any config it is given.
+        """
+        ends = torch.tensor(sorted(self.ends), device=self.device)
+        written: list[Tensor] = []
+        open_rows = torch.ones(len(logits), dtype=torch.bool, device=self.device)
+        while True:
+            tokens = torch.where(open_rows, logits.argmax(-1), self.pad)
+            written.append(tokens)
+            open_rows = open_rows & ~torch.isin(tokens, ends)
+            if len(written) == max_new_tokens or not bool(open_rows.any()):
+                return torch.stack(written, dim=1)
+            logits = step(tokens[:, None])
+
+    @property
+    def ends(self) -> set[int]:
+        """The ids that end a sequence: the tokenizer's and the model's."""
+        own = getattr(self.model.generation_config, "eos_token_id", None)
+        ids = [getattr(self.tokenizer, "eos_token_id", None), *(own if isinstance(own, list) else [own])]
+        return {int(index) for index in ids if index is not None}
+
     def decode(self, ids: Tensor) -> list[str]:
         decoded: list[str] = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
         return [text.strip() for text in decoded]
@@ -178,7 +217,7 @@ class Backbone(ABC):
             return
         for module in self.model.modules():
             for name in ("p", "dropout", "activation_dropout", "attention_dropout"):
-                if isinstance(getattr(module, name, None), float):
+                if isinstance(getattr(module, name, None), (int, float)):
                     setattr(module, name, rate)
             if hasattr(module, "layerdrop"):
                 module.layerdrop = 0.0
@@ -187,60 +226,3 @@ class Backbone(ABC):
             yield
         finally:
             self.model.eval()
-
-
-def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto", trust_remote_code: bool = False) -> Backbone:
-    """A backbone by the name of an embedded model, a folder, or a Hugging Face hub id."""
-    import transformers
-
-    from .encoder_decoder import EncoderDecoder
-
-    place = _device(device)
-    if dtype == "auto":
-        dtype = "bf16" if place.type == "cuda" else "fp32"
-    if dtype not in DTYPES:
-        why = "T5 overflows in fp16" if dtype == "fp16" else "it is not a type we run"
-        raise UserError(f"The backbone cannot be loaded as {dtype}, because {why}; choose fp32 or bf16.")
-    where = str(EMBEDDED.get(name, name))
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    try:
-        config = transformers.AutoConfig.from_pretrained(where, **options)
-        if not config.is_encoder_decoder:
-            raise UserError(
-                f"{name} is a {config.model_type} model; only encoder-decoder models (T5, mT5, FLAN-T5, BART) are supported so far."
-            )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
-        with _quiet():
-            model = getattr(transformers, EncoderDecoder.auto_class).from_pretrained(where, dtype=DTYPES[dtype], **options)
-    except UserError:
-        raise
-    except Exception as error:  # transformers raises a dozen kinds for a model that is not there, damaged or unknown
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(
-            f"The model {name!r} cannot be loaded: it must be {', '.join(EMBEDDED)}, a model folder or a hub id ({reason})"
-        ) from None
-    return EncoderDecoder(model.to(place), tokenizer, name)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError):
-        raise UserError(f"There is no device {name!r} here; choose cpu, or auto.") from None
-    return torch.device(name)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """transformers shows a bar for every load; ours are progress bars of work a person waits for."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

@@ -13,6 +13,15 @@ class EncoderDecoder(Backbone):
     """Prompt and text see each other fully in the encoder; the decoder's cross-attention sees both (Lester 2021 §2)."""
 
     auto_class = "AutoModelForSeq2SeqLM"
+    size_keys = (
+        *("d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads", "feed_forward_proj"),
+        *("relative_attention_num_buckets", "relative_attention_max_distance"),  # T5, mT5
+        *("encoder_layers", "decoder_layers", "encoder_ffn_dim", "encoder_attention_heads", "scale_embedding"),  # BART
+    )
+
+    @classmethod
+    def fits(cls, config: Any) -> bool:
+        return bool(config.is_encoder_decoder)
 
     def join(self, prompt: Tensor, text: Text) -> dict[str, Tensor]:
         """[prompt; text; pad] as the encoder's input: [B, P + T, H]. The prompt stays float32 until here."""
@@ -25,32 +34,41 @@ class EncoderDecoder(Backbone):
 
     def _losses(self, source: dict[str, Any], targets: Sequence[Sequence[int]]) -> Losses:
         ids, mask = (part.to(self.device) for part in self.collate(targets))
-        logits = self.model(**source, decoder_input_ids=self._shifted(ids), use_cache=False).logits.float()  # [B, N, V]
-        normaliser = logits.logsumexp(-1)
-        nll = normaliser - logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-        return Losses((nll * mask).sum(1), (normaliser.square() * mask).sum(1), mask.sum(1))
+        return Losses.of(self.model(**source, decoder_input_ids=self._shifted(ids), use_cache=False).logits, ids, mask)
 
     def _shifted(self, ids: Tensor) -> Tensor:
         """What the decoder reads while it writes `ids`: the start token, then all but the last."""
-        start = ids.new_full((len(ids), 1), self.model.config.decoder_start_token_id)
-        return torch.cat([start, ids[:, :-1]], dim=1)
+        return torch.cat([ids.new_full((len(ids), 1), self.start), ids[:, :-1]], dim=1)
+
+    @property
+    def start(self) -> int:
+        """The token a decoder begins with."""
+        own = self.model.config.decoder_start_token_id
+        return int(own if own is not None else self.model.generation_config.decoder_start_token_id)
+
+    def _encoded(self, prompt: Tensor, text: Text) -> dict[str, Any]:
+        joined = self.join(prompt, text)
+        return {"encoder_outputs": self.model.get_encoder()(**joined), "attention_mask": joined["attention_mask"]}
 
     @torch.no_grad()
     def scores(self, prompt: Tensor, text: Text, candidates: Sequence[Sequence[int]]) -> Tensor:
         """Each input is encoded once, whatever the number of candidates."""
-        joined = self.join(prompt, text)
-        source = {"encoder_outputs": self.model.get_encoder()(**joined), "attention_mask": joined["attention_mask"]}
+        source = self._encoded(prompt, text)
         return torch.stack([-self._losses(source, [candidate] * len(prompt)).nll for candidate in candidates], dim=1)
 
     @torch.no_grad()
     def generate(self, prompt: Tensor, text: Text, max_new_tokens: int) -> Tensor:
-        from transformers import GenerationConfig
+        source = self._encoded(prompt, text)
+        cache: dict[str, Any] = {"past_key_values": None}
 
-        own = self.model.generation_config  # a model's beams and penalties are not ours: only its special tokens are
-        tokens = {key: getattr(own, key, None) for key in ("decoder_start_token_id", "eos_token_id", "pad_token_id", "forced_bos_token_id")}
-        greedy = GenerationConfig(max_new_tokens=max_new_tokens, do_sample=False, num_beams=1, use_cache=True, **tokens)
-        generated: Tensor = self.model.generate(**self.join(prompt, text), generation_config=greedy)
-        return generated
+        def step(tokens: Tensor) -> Tensor:
+            read = self.model(**source, **cache, decoder_input_ids=tokens, use_cache=True)
+            cache["past_key_values"] = read.past_key_values
+            logits: Tensor = read.logits[:, -1]
+            return logits
+
+        start = torch.full((len(prompt), 1), self.start, device=self.device)
+        return self.greedy(step(start), step, max_new_tokens)
 
     def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
         return [list(ids) for ids in self.tokenizer(text_target=list(texts))["input_ids"]]

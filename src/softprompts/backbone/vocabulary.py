@@ -13,7 +13,7 @@ Usable is a piece with at least one letter or digit that stands for itself: no s
 import re
 from typing import Any
 
-_RAW = re.compile(r"^<0x[0-9A-Fa-f]{2}>$|^\[unused\d+\]$|^<unused\d+>$|^<.*>$")
+_RAW = re.compile(r"^\[unused\d+\]$|^<.*>$")
 _MARKS = "▁Ġ#"  # the marks for a word's beginning (SentencePiece, byte-level BPE) or middle (WordPiece)
 
 
@@ -33,4 +33,4 @@ def common_pieces(tokenizer: Any, size: int, population: int) -> list[int]:
 
 def _usable(piece: str, shortest: int) -> bool:
     bare = piece.lstrip(_MARKS)
-    return len(piece) >= shortest and any(c.isalnum() for c in bare) and not _RAW.match(piece)
+    return len(piece.lstrip("#")) >= shortest and any(c.isalnum() for c in bare) and not _RAW.match(piece)

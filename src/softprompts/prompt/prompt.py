@@ -10,15 +10,15 @@ Shape letters: B batch, T text tokens, P prompt tokens, H hidden, K prompts in a
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..choice import Choice, checked, pick
 from ..errors import UserError
-from .route import ROUTES, Router, Stochastic
-from .shape import SHAPES
+from .route import ROUTES, Route, Router
+from .shape import SHAPES, Shape
 from .start import STARTS, Material, Source
 
 TABLES: dict[str, Mapping[str, Callable[..., Any]]] = {"start": STARTS, "shape": SHAPES, "route": ROUTES}
@@ -68,7 +68,7 @@ class Prompt(nn.Module):
     LayerNorm's gain and a router's logits mean the same on every backbone. The unit is a power of two, which makes it exact.
     """
 
-    def __init__(self, table: Tensor, shape: nn.Module, route: nn.Module, config: PromptConfig, unit: float = 1.0) -> None:
+    def __init__(self, table: Tensor, shape: Shape, route: Route, config: PromptConfig, unit: float = 1.0) -> None:
         super().__init__()
         self.table = nn.Parameter(table)  # [K, P, H]
         self.shape = shape
@@ -84,22 +84,18 @@ class Prompt(nn.Module):
     @torch.no_grad()
     def chosen(self, embeds: Tensor, mask: Tensor) -> Tensor:
         """The prompt each row is sent to in evaluation [B]."""
-        if not hasattr(self.route, "router"):
+        if self.route.router is None:
             return torch.zeros(len(embeds), dtype=torch.long)
-        logits: Tensor = router_of(self.route)(mean_embedding(embeds, mask) / self.unit)
+        logits: Tensor = self.route.router(mean_embedding(embeds, mask) / self.unit)
         return logits.argmax(-1)
 
     @torch.no_grad()
     def fold(self) -> "Prompt":
         """Plain vectors, and a router where there is one, with the same outputs in evaluation: what is saved, shared and served."""
         was, _ = self.training, self.eval()
-        vectors = self.shape(self.table) * self.unit
+        vectors, router = self.route.fold(self.shape(self.table) * self.unit)
         self.train(was)
-        if isinstance(self.route, Stochastic):
-            return plain(vectors.mean(0, keepdim=True))
-        if len(vectors) == 1:  # a softmax over one prompt is 1
-            return plain(vectors)
-        return plain(vectors, router_of(self.route).weight / self.unit, self.config.route)
+        return plain(vectors) if router is None else plain(vectors, router / self.unit, self.config.route)
 
     def source(self) -> Source:
         """The folded prompt as a start can take it."""
@@ -150,7 +146,7 @@ def build(config: PromptConfig, material: Material, seed: int, unit: float = 1.0
     begin = start(material, config.count, config.length, torch.Generator().manual_seed(3 * seed))
     table = begin.vectors.to(torch.float32) / prompt.unit
     if begin.source is not None:
-        table = cast(Any, prompt.shape).reproduce(_routed_as(begin.source, table, prompt))
+        table = prompt.shape.reproduce(_routed_as(begin.source, table, prompt))
     prompt.table.data.copy_(table)
     return prompt
 
@@ -158,7 +154,7 @@ def build(config: PromptConfig, material: Material, seed: int, unit: float = 1.0
 def _routed_as(source: Source, table: Tensor, prompt: Prompt) -> Tensor:
     """Ready the route so that `table` acts as the source did; the table itself may need a factor."""
     if len(source.vectors) == 1:
-        return table * cast(float, cast(Any, prompt.route).level())
+        return table * prompt.route.level()
     ours, theirs = prompt.config.route, source.route
     if (ours.kind, ours.options.get("k")) != (theirs.kind, theirs.options.get("k")):
         raise UserError(
@@ -170,6 +166,7 @@ def _routed_as(source: Source, table: Tensor, prompt: Prompt) -> Tensor:
     return table
 
 
-def router_of(route: nn.Module) -> Router:
+def router_of(route: Route) -> Router:
     """The router of a route that has one."""
-    return cast(Router, route.router)
+    assert route.router is not None
+    return route.router

@@ -2,16 +2,17 @@
 
 Prompt Tuning trains the vectors themselves; Residual Prompt Tuning (Razdaibiedina 2023) passes them through a shallow network with a skip
 connection; P-tuning through an encoder. Every shape maps K prompts to K prompts, [K, P, H] -> [K, P, H], and folds away after training.
-
-`reproduce` serves transfer: it readies a shape so that, at step 0, the table it returns gives exactly the vectors it was asked for.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+
+from ..errors import UserError
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -22,7 +23,18 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 Activation = Literal["relu", "tanh", "sigmoid", "gelu"]
 
 
-class Direct(nn.Module):
+class Shape(nn.Module, ABC):
+    """Parameters to prompts, [K, P, H] -> [K, P, H]."""
+
+    @abstractmethod
+    def forward(self, table: Tensor, rng: torch.Generator | None = None) -> Tensor: ...
+
+    @abstractmethod
+    def reproduce(self, vectors: Tensor) -> Tensor:
+        """For transfer: ready the shape, and return the table, so that step 0 puts out exactly these vectors."""
+
+
+class Direct(Shape):
     """Prompt Tuning (Lester 2021): the table is the prompt."""
 
     def __init__(self, count: int, length: int, hidden: int, rng: torch.Generator) -> None:
@@ -35,7 +47,7 @@ class Direct(nn.Module):
         return vectors
 
 
-class Residual(nn.Module):
+class Residual(Shape):
     """Phi(P) = P + LayerNorm(W_up act(W_down P)), token by token (Razdaibiedina 2023 §3).
 
     One network for all tokens, or one per token (`shared: false`). `depth` passes through the same layers that many times, as the
@@ -58,6 +70,8 @@ class Residual(nn.Module):
         skip: bool = True,
     ) -> None:
         super().__init__()
+        _positive(bottleneck=bottleneck, depth=depth)
+        _share(dropout)
         copies = 1 if shared else count * length
         self.down = TokenLinear(copies, hidden, bottleneck, rng)
         self.up = TokenLinear(copies, bottleneck, hidden, rng)
@@ -91,7 +105,7 @@ class Residual(nn.Module):
         return vectors
 
 
-class Encoder(nn.Module):
+class Encoder(Shape):
     """P-tuning (Liu 2021): an MLP of three layers, or a two-layer bidirectional LSTM and an MLP of two, reads the table."""
 
     def __init__(
@@ -106,6 +120,8 @@ class Encoder(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        _positive(width=width)
+        _share(dropout)
         self.dropout = dropout
         with _seeded(rng):
             self.lstm = nn.LSTM(hidden, width, num_layers=2, bidirectional=True, batch_first=True) if network == "lstm" else None
@@ -169,11 +185,22 @@ class TokenLinear(nn.Module):
         return torch.einsum("ni,noi->no", tokens, self.weight) + self.bias
 
 
-SHAPES: dict[str, Callable[..., nn.Module]] = {
+SHAPES: dict[str, Callable[..., Shape]] = {
     "direct": Direct,
     "residual": Residual,
     "encoder": Encoder,
 }
+
+
+def _positive(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise UserError(f"A shape's {name} must be at least 1, but it is {size}.")
+
+
+def _share(dropout: float) -> None:
+    if not 0 <= dropout < 1:
+        raise UserError(f"A shape's dropout must be from 0 to below 1, but it is {dropout}.")
 
 
 def _dropout(tensor: Tensor, rate: float, rng: torch.Generator | None) -> Tensor:

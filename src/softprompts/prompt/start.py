@@ -80,7 +80,7 @@ def normal(*, std: float = 1.0) -> Start:
 
 
 def vocabulary(*, population: int = 5000) -> Start:
-    """Embeddings of words drawn from the `population` commonest usable pieces (0: the whole vocabulary), without replacement.
+    """Embeddings of words drawn from the `population` commonest usable pieces (0: of all usable pieces), without replacement.
 
     Lester 2021 §3.2. Which pieces are common and usable is the tokenizer's to say: `backbone/vocabulary.py` states the rule.
     All K prompts are drawn at once, so none share a word; only a prompt longer than the population repeats one.
@@ -139,6 +139,8 @@ def prompt(*, sources: list[str], weights: list[float] | None = None, index: int
         if not sources:
             raise UserError("No source prompt is named; give one with --prompt.start.sources.")
         found = [_one_of(name, material.fetch(name), index) for name in sources]
+        if len(found) > 1 and any(len(source.vectors) > 1 for source in found):
+            raise UserError("Mixtures cannot be averaged, because their routers differ; pick one prompt of each with --prompt.start.index.")
         source = found[0] if len(found) == 1 else Source(weighted_mean(sources, [s.vectors for s in found], weights))
         held = source.vectors.shape[0]
         if held not in (1, count):

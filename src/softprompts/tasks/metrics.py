@@ -23,9 +23,3 @@ METRICS: dict[str, Metric] = {"accuracy": accuracy, "macro_f1": macro_f1}
 
 def score(metrics: Sequence[str], targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
     return {name: round(METRICS[name](targets, predictions), 4) for name in metrics}
-
-
-def majority(metrics: Sequence[str], train: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
-    """What always answering the training set's commonest label would score: the line every result is read against."""
-    common = Counter(train).most_common(1)[0][0]
-    return score(metrics, targets, [common] * len(targets))

@@ -17,6 +17,10 @@ class Row(NamedTuple):
     where: str
 
 
+class NoSplitError(UserError):
+    """The dataset is there, the split is not."""
+
+
 def read_rows(name: str, split: str = "train") -> list[Row]:
     """The rows of a CSV, TSV, JSONL or Parquet file, or of one split of a Hugging Face dataset (folder, hub id, or `id:config`)."""
     path = Path(name)
@@ -100,10 +104,10 @@ def _dataset(name: str, split: str) -> Iterator[Row]:
     except Exception as error:  # the library raises a dozen kinds for "not there"
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{name} is neither a file nor a dataset that can be loaded ({reason})") from None
-    if isinstance(loaded, dict):
-        if split not in loaded:
-            raise UserError(f"{name} has no split {split!r}; it has {', '.join(loaded)}.")
-        loaded = loaded[split]
+    splits = loaded if isinstance(loaded, dict) else {"train": loaded}
+    if split not in splits:
+        raise NoSplitError(f"{name} has no split {split!r}; it has {', '.join(splits)}.")
+    loaded = splits[split]
     names = {column: feature.names for column, feature in loaded.features.items() if hasattr(feature, "names")}
     for number, values in enumerate(loaded):
         for column, labels in names.items():  # class numbers become their names
@@ -112,14 +116,14 @@ def _dataset(name: str, split: str) -> Iterator[Row]:
         yield Row(values, f"{name}[{split}]:{number}")
 
 
-def has_split(name: str, split: str) -> bool:
-    """Whether a Hugging Face dataset comes with such a split; a single file never does."""
+def read_split(name: str, split: str) -> list[Row] | None:
+    """The rows of a dataset's split; None where it has no such split, as a single file never has."""
     if Path(name).is_file() or _reader(Path(name)) is not None:
-        return False
+        return None
     try:
-        return bool(read_rows(name, split))
-    except UserError:
-        return False
+        return read_rows(name, split)
+    except NoSplitError:
+        return None
 
 
 def _reader(path: Path) -> Callable[[Path], Iterator[Row]] | None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..errors import UserError
-from .metrics import METRICS, majority, score
-from .sources import Row, has_split, read_rows
+from .metrics import METRICS, score
+from .sources import Row, read_rows, read_split
 from .starter import STARTERS
 
 
@@ -89,7 +89,7 @@ class Form:
         return self.words.get(value, value)
 
     def examples(self, rows: Sequence[Row], skip_bad: bool = False) -> list[Example]:
-        """All rows, or the good ones; without `skip_bad`, the first bad rows are named together."""
+        """All rows, or the good ones; without `skip_bad`, the first bad row is named, and how many more there are."""
         examples, bad = [], []
         for row in rows:
             try:
@@ -114,21 +114,29 @@ class Task:
     validation: list[Example]
     metrics: tuple[str, ...] = ("accuracy", "macro_f1")
     """The first one picks the best checkpoint."""
+    skipped: int = 0
+    """Bad rows that were left out."""
 
     @property
     def labels(self) -> list[str]:
         return self.form.labels
 
+    @property
+    def commonest(self) -> str:
+        """The training rows' commonest label: always answering it is the line every result is read against."""
+        return Counter(e.target for e in self.train).most_common(1)[0][0]
+
     def majority(self) -> dict[str, float]:
-        return majority(self.metrics, [e.target for e in self.train], [e.target for e in self.validation])
+        return self.score([self.commonest] * len(self.validation))
 
     def score(self, predictions: Sequence[str]) -> dict[str, float]:
         return score(self.metrics, [e.target for e in self.validation], predictions)
 
     def card(self) -> dict[str, Any]:
         """What a prompt's card says of its task: enough to use it on new rows."""
-        sizes = {"train": len(self.train), "validation": len(self.validation)}
-        return {"name": self.name, "form": dataclasses.asdict(self.form), "metrics": list(self.metrics), "rows": sizes}
+        sizes = {"train": len(self.train), "validation": len(self.validation), "skipped": self.skipped}
+        form = dataclasses.asdict(self.form)
+        return {"name": self.name, "form": form, "commonest": self.commonest, "metrics": list(self.metrics), "rows": sizes}
 
 
 def load_task(config: TaskConfig) -> Task:
@@ -140,21 +148,22 @@ def load_task(config: TaskConfig) -> Task:
     rows = read_rows(config.train)
     form = _form(config, rows)
     train = form.examples(rows, config.skip_bad_rows)
+    skipped = len(rows) - len(train)
     if not config.labels:
         form = dataclasses.replace(form, words=_words(config, train))
-    if config.validation is not None:
-        validation = form.examples(read_rows(config.validation, "validation"), config.skip_bad_rows)
-    elif has_split(config.train, "validation"):
-        validation = form.examples(read_rows(config.train, "validation"), config.skip_bad_rows)
-    else:
+    held = read_rows(config.validation, "validation") if config.validation is not None else read_split(config.train, "validation")
+    if held is None:
         train, validation = stratified_split(train, 0.1, config.split_seed)
+    else:
+        validation = form.examples(held, config.skip_bad_rows)
+        skipped += len(held) - len(validation)
     if len({e.target for e in train}) < 2:
         raise UserError(f"All training rows have the label {train[0].target!r}; there is nothing to learn from one class.")
     if config.shots is not None:
         train = few_shot(train, config.shots, config.split_seed)
     metrics = (config.metric, *(name for name in METRICS if name != config.metric))
     name = config.task or f"{config.train.rstrip('/').rpartition('/')[2]}:{form.label}"
-    return Task(name, form, train, validation, metrics)
+    return Task(name, form, train, validation, metrics, skipped)
 
 
 def _resolved(config: TaskConfig) -> TaskConfig:
@@ -169,7 +178,12 @@ def _resolved(config: TaskConfig) -> TaskConfig:
         raise UserError("Both --task and --train are given; leave one out.")
     if config.task not in STARTERS:
         raise UserError(f"There is no task {config.task!r}; choose one of {', '.join(STARTERS)}, or bring your own with --train.")
-    starter = STARTERS[config.task] if config.template is None else {k: v for k, v in STARTERS[config.task].items() if k != "text"}
+    given = [name for name in ("text", "label", "validation") if getattr(config, name) is not None]
+    if given:
+        raise UserError(f"--task {config.task} has its own {given[0]}; leave --{given[0]} out.")
+    starter = STARTERS[config.task]
+    if config.template is not None:
+        starter = {name: value for name, value in starter.items() if name != "text"}
     return dataclasses.replace(config, **starter)
 
 

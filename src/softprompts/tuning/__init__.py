@@ -3,18 +3,7 @@
 from .cohort import Cohort, Watcher
 from .config import RunConfig, TuningConfig, run_config
 from .evaluate import Predictor
-from .presets import DEFAULT_PRESET, PRESETS, preset_settings
-from .run import Run
+from .presets import PRESETS
+from .run import Run, RunFailedError
 
-__all__ = [
-    "DEFAULT_PRESET",
-    "PRESETS",
-    "Cohort",
-    "Predictor",
-    "Run",
-    "RunConfig",
-    "TuningConfig",
-    "Watcher",
-    "preset_settings",
-    "run_config",
-]
+__all__ = ["PRESETS", "Cohort", "Predictor", "Run", "RunConfig", "RunFailedError", "TuningConfig", "Watcher", "run_config"]

@@ -3,7 +3,8 @@
 import random
 from collections.abc import Sequence
 
-_CHUNK = 50  # batches sorted by length together
+_CHUNK = 50
+"""The most batches sorted by length together; an epoch has at least four such chunks, or rows would meet the same rows again."""
 
 
 class Batches:
@@ -27,8 +28,9 @@ class Batches:
         rows = list(range(len(self.lengths)))
         rng.shuffle(rows)
         batches = []
-        for begin in range(0, len(rows), _CHUNK * self.size):
-            chunk = sorted(rows[begin : begin + _CHUNK * self.size], key=lambda row: self.lengths[row])
+        together = max(1, min(_CHUNK, self.per_epoch // 4)) * self.size
+        for begin in range(0, len(rows), together):
+            chunk = sorted(rows[begin : begin + together], key=lambda row: self.lengths[row])
             batches += [chunk[i : i + self.size] for i in range(0, len(chunk), self.size)]
         rng.shuffle(batches)
         return batches

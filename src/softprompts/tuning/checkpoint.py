@@ -23,7 +23,7 @@ def save_checkpoint(run: "Run", folder: Path) -> None:
     tensors |= {f"best/{name}": value for name, value in (run.best or {}).items()}
     for index, state in run.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{index}/{name}": value for name, value in state.items()}
-    note = {"config": run.config.plain(), **{name: getattr(run, name) for name in PLACE}}
+    note = {"config": run.config.plain(), "origin": run.origin, **{name: getattr(run, name) for name in PLACE}}
     write_tensors(folder / CHECKPOINT, tensors, note)
 
 
@@ -32,6 +32,9 @@ def load_checkpoint(run: "Run", folder: Path) -> None:
     tensors, note = read_tensors(folder / CHECKPOINT)
     if note.get("config") != run.config.plain():
         raise UserError(f"{folder} holds a run with other settings; choose another --output, or start it anew with --overwrite.")
+    changed = [what for what, digest in run.origin.items() if note.get("origin", {}).get(what) != digest]
+    if changed:
+        raise UserError(f"The {changed[0]} of the run in {folder} has changed since; choose another --output, or --overwrite it.")
     try:
         run.prompt.load_state_dict(_under(tensors, "prompt/"))
         run.best = _under(tensors, "best/") or None

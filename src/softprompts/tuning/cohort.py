@@ -58,7 +58,6 @@ class Cohort:
 
     def save(self, run: Run, folder: Path) -> None:
         """The checkpoint last: metrics without it are written again on resume."""
-        if run.failed:
-            return  # its numbers are ruined: what is on disk is better
         write_text(folder / "metrics.jsonl", "".join(json.dumps(entry) + "\n" for entry in run.history))
-        save_checkpoint(run, folder)
+        if not run.failed:  # ruined numbers are worse than what is on disk
+            save_checkpoint(run, folder)

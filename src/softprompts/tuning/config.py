@@ -12,11 +12,12 @@ from typing import Any, Literal
 import yaml
 
 from ..backbone import DEFAULT
-from ..choice import Choice, from_mapping
+from ..choice import Choice, coerce, from_mapping
 from ..errors import UserError
 from ..files import write_text
 from ..prompt import PromptConfig
 from ..tasks import TaskConfig
+from .presets import preset_settings
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ class TuningConfig:
     """Evaluate by greedy generation, or by the label word of highest log-probability."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "accumulate", "evaluate_every", "checkpoint_every"):
-            if getattr(self, name) < 1:
+        for name in ("steps", "batch_size", "accumulate", "evaluate_every", "checkpoint_every", "patience"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         for name in ("lr", "shape_lr", "route_lr", "epochs", "clip"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < float("inf"):
@@ -114,7 +115,14 @@ class RunConfig:
     """Run code that a hub model brings along."""
 
     preset: str = "mixture"
-    """The method this config began from."""
+    """The method this config begins from; its settings lie under these."""
+
+    paper: bool = False
+    """The preset with its paper's own, absolute hyper-parameters."""
+
+    @property
+    def method(self) -> str:
+        return f"{self.preset} (paper)" if self.paper else self.preset
 
     seed: int = 0
     """Seed of the start, the data order and all noise."""
@@ -125,7 +133,7 @@ class RunConfig:
 
     def plain(self) -> dict[str, Any]:
         """As YAML and JSON hold it."""
-        return {name: _plain(getattr(self, name)) for name in (f.name for f in dataclasses.fields(self))}
+        return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     def save(self, path: Path) -> None:
         write_text(path, "# softprompts tune --config THIS_FILE\n" + yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True))
@@ -144,11 +152,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def run_config(*layers: Mapping[str, Any]) -> RunConfig:
-    """A config from layers of settings, later ones over earlier ones."""
-    merged = RunConfig().plain()
+    """A config from layers of settings, later ones over earlier ones, and all of them over the preset they name."""
+    given: dict[str, Any] = {}
     for layer in layers:
-        merged = merge(merged, layer)
-    return from_mapping(RunConfig, merged)
+        given = merge(given, layer)
+    preset, paper = (coerce(name, given.get(name, getattr(RunConfig, name)), kind) for name, kind in (("preset", str), ("paper", bool)))
+    below = merge(RunConfig().plain(), preset_settings(preset, paper))
+    return from_mapping(RunConfig, merge(below, given))
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

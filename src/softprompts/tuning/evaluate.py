@@ -23,9 +23,9 @@ class Predictor:
         batch_size: int = 64,
     ) -> None:
         self.backbone, self.prompt, self.labels, self.scoring, self.batch_size = backbone, prompt, list(labels), scoring, batch_size
-        self.budget = text_budget(backbone, prompt, max_length)
         self.candidates = backbone.tokenise_targets(self.labels)
         self.answer_length = max(map(len, self.candidates))
+        self.budget = backbone.budget(prompt.config.length, max_length, self.answer_length)
         self.spelled = spellings(backbone, self.labels, self.candidates)
 
     def __call__(self, texts: Sequence[str], tick: Callable[[int], object] = lambda rows: None) -> list[str]:
@@ -76,10 +76,3 @@ def spellings(backbone: Backbone, labels: Sequence[str], candidates: Sequence[Se
             )
         spelled[text] = label
     return spelled
-
-
-def text_budget(backbone: Backbone, prompt: Prompt, max_length: int) -> int:
-    """The tokens left for the text: the budget counts the prompt."""
-    if backbone.longest is not None and max_length > backbone.longest:
-        raise UserError(f"{backbone.name} takes at most {backbone.longest} tokens; lower --max-length from {max_length}.")
-    return max_length - prompt.config.length

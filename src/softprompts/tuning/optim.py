@@ -16,7 +16,7 @@ class Adafactor(torch.optim.Optimizer):
 
     transformers' version factors every matrix and multiplies weight decay by lr; torch's cannot switch parameter scaling off.
     The second moment is factored only where two sides reach `factor_from`, as T5X does whatever the prompt-tuning gin asks for: a prompt of
-    100 x 768 is not, one of 150 x 768 is. `start_step` counts beta2 = 1 - t^-0.8 on from a checkpoint's step.
+    100 x 768 is not, one of 150 x 768 is, a mixture's table never. `start_step` counts beta2 = 1 - t^-0.8 on from a checkpoint's step.
     """
 
     def __init__(
@@ -49,21 +49,20 @@ class Adafactor(torch.optim.Optimizer):
         beta2 = 1.0 - state["step"] ** -group["decay"]
         mixing = float(1.0 - beta2)
         squared = gradient.square() + group["epsilon"]
-        update = gradient * _inverse_root(state, squared, float(beta2), mixing, group["factor_from"])
+        update = _scaled(gradient, state, squared, float(beta2), mixing, group["factor_from"])
         update /= (update.square().mean().sqrt() / group["clip"]).clamp(min=1.0)
         parameter.mul_(1.0 - group["weight_decay"]).sub_(group["lr"] * update)
 
 
-def _inverse_root(state: dict[str, Any], squared: Tensor, beta2: float, mixing: float, factor_from: int) -> Tensor:
-    """Update the second moment and return its inverse square root; factored over the two largest sides where both are large."""
-    by_size = sorted(range(squared.dim()), key=lambda side: squared.shape[side])
-    if len(by_size) < 2 or squared.shape[by_size[-2]] < factor_from:
-        moment = _average(state, "v", squared, beta2, mixing)
-        return moment.rsqrt()
-    rows, columns = by_size[-2], by_size[-1]
+def _scaled(gradient: Tensor, state: dict[str, Any], squared: Tensor, beta2: float, mixing: float, factor_from: int) -> Tensor:
+    """Update the second moment and divide the gradient by its root; one factor at a time, since both together can overflow."""
+    sides = sorted((side for side in range(squared.dim()) if squared.shape[side] > 1), key=lambda side: squared.shape[side])
+    if len(sides) != 2 or squared.shape[sides[0]] < factor_from:  # T5X leaves what is no matrix whole
+        return gradient * _average(state, "v", squared, beta2, mixing).rsqrt()
+    rows, columns = sides
     row = _average(state, "v_row", squared.mean(columns, keepdim=True), beta2, mixing)
     column = _average(state, "v_col", squared.mean(rows, keepdim=True), beta2, mixing)
-    return (row / row.mean(rows, keepdim=True)).rsqrt() * column.rsqrt()
+    return gradient * (row / row.mean(rows, keepdim=True)).rsqrt() * column.rsqrt()
 
 
 def _average(state: dict[str, Any], name: str, value: Tensor, beta2: float, mixing: float) -> Tensor:

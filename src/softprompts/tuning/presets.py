@@ -109,13 +109,10 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-DEFAULT_PRESET = "mixture"
-
-
 def preset_settings(name: str, paper: bool = False) -> dict[str, Any]:
     """The settings a preset stands for, as a layer for `run_config`."""
     if name not in PRESETS:
         raise UserError(f"There is no preset {name!r}; choose one of {', '.join(PRESETS)}.")
     if paper and not PRESETS[name].paper:
         raise UserError(f"The preset {name} is of no paper; leave --paper out.")
-    return {"preset": f"{name} (paper)" if paper else name, **(PRESETS[name].paper if paper else PRESETS[name].ours)}
+    return {"preset": name, "paper": paper, **(PRESETS[name].paper if paper else PRESETS[name].ours)}

@@ -1,7 +1,10 @@
 """Run: one prompt, one task, one schedule. All is its own but the backbone: prompt, optimiser, data order, randomness, best prompt."""
 
+import hashlib
+import json
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,6 +23,10 @@ CHECK_EVERY = 10
 """Steps between looks at the loss: looking makes a GPU wait."""
 
 
+class RunFailedError(Exception):
+    """A run that went wrong before there was anything to keep; told in one sentence that says what to lower."""
+
+
 class Run:
     """A run at some step. `Cohort` drives it; alone or among others it computes the same."""
 
@@ -33,15 +40,16 @@ class Run:
         self.rng = torch.Generator().manual_seed(config.seed)
 
         budget = self.predictor().budget
+        whole = backbone.tokenise([e.input for e in task.train], budget + 1)
+        self.cut = sum(len(ids) > budget for ids in whole)
         self.inputs = backbone.tokenise([e.input for e in task.train], budget)
         self.targets = backbone.tokenise_targets([e.target for e in task.train])
-        self.cut = sum(len(ids) >= budget for ids in self.inputs)
         self.held_out = backbone.tokenise([e.input for e in task.validation], budget)
         self.batches = Batches([len(ids) for ids in self.inputs], config.tuning.batch_size, config.seed)
 
         per_epoch = self.batches.per_epoch / config.tuning.accumulate
         epochs = config.tuning.epochs
-        self.steps = config.tuning.steps if epochs is None else max(1, round(epochs * per_epoch))
+        self.steps = config.tuning.steps if epochs is None else math.ceil(epochs * per_epoch - 1e-9)
         self.step = 0
         self.history: list[dict[str, Any]] = []
         """One entry per evaluation: step, mean loss since the last, learning rate, metrics."""
@@ -53,6 +61,13 @@ class Run:
         self.best: dict[str, Tensor] | None = None
         self.stopped: str | None = None
         """Why the run ended before its last step, if it did."""
+        self.failed = False
+
+    @cached_property
+    def origin(self) -> dict[str, str]:
+        """What the run stands on, so that a checkpoint on other data or another model is noticed."""
+        rows = json.dumps([self.task.train, self.task.validation]).encode()
+        return {"data": hashlib.sha256(rows).hexdigest()[:32], "backbone": self.backbone.fingerprint}
 
     # -- learning ------------------------------------------------------------------------------------------------------------
 
@@ -105,10 +120,14 @@ class Run:
         mean = sum(fresh) / len(fresh)
         self.first = mean if self.first is None else self.first
         advice = f"lower --lr (now {self.config.tuning.lr:g}) or set --clip 1"
-        if not math.isfinite(mean):
-            self.stopped = f"the loss was not finite at step {self.step}; {advice}"
+        if not math.isfinite(mean) or not all(bool(torch.isfinite(p).all()) for p in self.prompt.parameters()):
+            self.fail(f"the loss was not finite at step {self.step}; {advice}")
         elif mean > 3 * max(self.first, math.log(self.backbone.vocabulary)):
-            self.stopped = f"the loss exploded to {mean:.1f} by step {self.step}; {advice}"
+            self.fail(f"the loss exploded to {mean:.1f} by step {self.step}; {advice}")
+
+    def fail(self, why: str) -> None:
+        """End the run: its numbers are ruined, what was best before stands."""
+        self.stopped, self.failed = why, True
 
     # -- judging -------------------------------------------------------------------------------------------------------------
 
@@ -145,14 +164,10 @@ class Run:
         """The first entry of the highest score."""
         return max(self.history, key=lambda entry: entry[self.metric])
 
-    @property
-    def failed(self) -> bool:
-        return self.stopped is not None and "loss" in self.stopped
-
     def restore_best(self) -> None:
         """The prompt as it scored best."""
         if self.best is None:
-            raise UserError(f"The run learned nothing to keep: {self.stopped}.")
+            raise RunFailedError(f"Nothing was learned that could be kept: {self.stopped}.")
         self.prompt.load_state_dict(self.best)
         self.prompt.eval()
 

@@ -1,0 +1,112 @@
+"""Decoder-only models: GPT-2, Llama, Qwen, Gemma. The prompt stands before the text, the target follows it.
+
+Rows are laid out as [pad; prompt; text | target; pad], so that every row's text ends in one column: the model is asked for the logits of
+the target's columns only, generation goes on from there, and positions are counted over each row's own tokens.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .backbone import Backbone, Losses, Text
+
+
+class Causal(Backbone):
+    """A text keeps the beginning its tokenizer gives it (Gemma's and Llama's <bos>) and has no end; a target has the end of sequence."""
+
+    auto_class = "AutoModelForCausalLM"
+    size_keys = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "n_embd",
+        "n_layer",
+        "n_head",
+    )
+
+    @classmethod
+    def fits(cls, config: Any) -> bool:
+        from transformers import AutoModelForCausalLM
+
+        encoders = ("bert", "roberta", "deberta", "electra", "mpnet")  # known to the causal class too, but trained to fill in masks
+        known = type(config) in AutoModelForCausalLM._model_mapping
+        return bool(known and not config.is_encoder_decoder and not any(name in config.model_type for name in encoders))
+
+    def budget(self, prompt_length: int, max_length: int, target_length: int) -> int:
+        return super().budget(prompt_length, max_length, target_length) - target_length
+
+    def join(self, prompt: Tensor, text: Text) -> dict[str, Tensor]:
+        """[pad; prompt; text]: embeddings [B, P + T, H], mask, and positions counted from each row's first own token."""
+        embeds = torch.cat([prompt.to(text.embeds), text.embeds], dim=1)
+        mask = torch.cat([text.mask.new_ones(prompt.shape[:2]), text.mask], dim=1)
+        order = mask.argsort(dim=1, stable=True)  # pads to the front, all else in its order
+        mask = mask.gather(1, order)
+        embeds = embeds.gather(1, order.unsqueeze(-1).expand_as(embeds))
+        return {"inputs_embeds": embeds, "attention_mask": mask, "position_ids": _positions(mask)}
+
+    def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:
+        joined = self.join(prompt, text)
+        ids, kept = (part.to(self.device) for part in self.collate(targets))
+        mask = torch.cat([joined["attention_mask"], kept], dim=1)
+        with torch.no_grad():
+            written = self.embedding(ids)
+        embeds = torch.cat([joined["inputs_embeds"], written], dim=1)
+        asked = {"inputs_embeds": embeds, "attention_mask": mask, "position_ids": _positions(mask)}
+        logits = self.model(**asked, use_cache=False, logits_to_keep=ids.shape[1] + 1).logits[:, :-1]
+        return Losses.of(logits, ids, kept)
+
+    @torch.no_grad()
+    def scores(self, prompt: Tensor, text: Text, candidates: Sequence[Sequence[int]]) -> Tensor:
+        """[prompt; text] is read once; every candidate goes on from its cache."""
+        joined = self.join(prompt, text)
+        read = self.model(**joined, use_cache=True, logits_to_keep=1)
+        cache, width, mask = read.past_key_values, joined["attention_mask"].shape[1], joined["attention_mask"]
+        found = []
+        for candidate in candidates:
+            ids = torch.tensor(candidate, device=self.device).expand(len(prompt), -1)
+            logits = read.logits
+            if ids.shape[1] > 1:
+                longer = torch.cat([mask, mask.new_ones(len(ids), ids.shape[1] - 1)], dim=1)
+                asked = {"attention_mask": longer, "position_ids": _positions(longer)[:, width:], "past_key_values": cache}
+                rest = self.model(input_ids=ids[:, :-1], use_cache=True, **asked).logits
+                cache.crop(1 - ids.shape[1])
+                logits = torch.cat([logits, rest], dim=1)
+            found.append(-Losses.of(logits, ids, torch.ones_like(ids)).nll)
+        return torch.stack(found, dim=1)
+
+    @torch.no_grad()
+    def generate(self, prompt: Tensor, text: Text, max_new_tokens: int) -> Tensor:
+        """The prompt is read once, with the text; every further token goes on from the cache."""
+        joined = self.join(prompt, text)
+        read = self.model(**joined, use_cache=True, logits_to_keep=1)
+        seen = {"mask": joined["attention_mask"], "cache": read.past_key_values}
+
+        def step(tokens: Tensor) -> Tensor:
+            seen["mask"] = torch.cat([seen["mask"], torch.ones_like(tokens)], dim=1)
+            positions = _positions(seen["mask"])[:, -1:]
+            asked = {"attention_mask": seen["mask"], "position_ids": positions, "past_key_values": seen["cache"]}
+            logits: Tensor = self.model(input_ids=tokens, use_cache=True, **asked).logits[:, -1]
+            return logits
+
+        return self.greedy(read.logits[:, -1], step, max_new_tokens)
+
+    def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        """As a word after a space is spelled, whatever mark the tokenizer has for that, and the end of sequence."""
+        before = self.pieces("x")
+        return [[*self.pieces(f"x {text}")[len(before) :], int(self.tokenizer.eos_token_id)] for text in texts]
+
+    def last_block(self) -> nn.Module:
+        return next(child for child in self.model.base_model.children() if isinstance(child, nn.ModuleList))[-1]
+
+    @property
+    def longest(self) -> int | None:
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+
+def _positions(mask: Tensor) -> Tensor:
+    """0, 1, 2, ... over each row's own tokens; pads stand at 0."""
+    return (mask.cumsum(1) - 1).clamp(min=0)

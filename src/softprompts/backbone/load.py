@@ -1,0 +1,71 @@
+"""Backbones by name: the embedded ones, model folders, hub ids."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import UserError
+from .backbone import DTYPES, Backbone
+from .causal import Causal
+from .encoder_decoder import EncoderDecoder
+
+FAMILIES: tuple[type[Backbone], ...] = (EncoderDecoder, Causal)
+EMBEDDED = {"t5-tiny": Path(__file__).parent / "t5-tiny"}
+DEFAULT = "t5-tiny"
+
+
+def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto", trust_remote_code: bool = False) -> Backbone:
+    """A backbone by the name of an embedded model, a folder, or a Hugging Face hub id."""
+    import transformers
+
+    place = _device(device)
+    if dtype == "auto":
+        dtype = "bf16" if place.type == "cuda" else "fp32"
+    if dtype not in DTYPES:
+        why = "T5 overflows in it" if dtype == "fp16" else "it is no type we run"
+        raise UserError(f"A backbone cannot be loaded as {dtype}, because {why}; choose fp32 or bf16.")
+    where = str(EMBEDDED.get(name, name))
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    try:
+        config = transformers.AutoConfig.from_pretrained(where, **options)
+        family = next((f for f in FAMILIES if f.fits(config)), None)
+        if family is None:
+            raise UserError(f"{name} is a {config.model_type} model, which is of no family we know: encoder-decoder or decoder-only.")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
+        with _quiet():
+            model = getattr(transformers, family.auto_class).from_pretrained(where, dtype=DTYPES[dtype], **options)
+    except UserError:
+        raise
+    except Exception as error:  # transformers raises a dozen kinds for a model that is not there, damaged or unknown
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"The model {name!r} cannot be loaded: it must be {', '.join(EMBEDDED)}, a model folder or a hub id ({reason})"
+        ) from None
+    return family(model.to(place), tokenizer, name)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError):
+        raise UserError(f"There is no device {name!r} here; choose cpu, or auto.") from None
+    return torch.device(name)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers shows a bar for every load; ours are progress bars of work a person waits for."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
