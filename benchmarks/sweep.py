@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 
-def configs(grid: list[dict[str, Any]], places: dict[str, str]) -> list[dict[str, Any]]:
+def configs(grid: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every entry with its grid crossed out; `prompt.length`-like keys become nested settings."""
     found = []
     for entry in grid:
@@ -31,32 +31,37 @@ def configs(grid: list[dict[str, Any]], places: dict[str, str]) -> list[dict[str
                 for part in path:
                     place[part] = {"kind": place[part]} if isinstance(place.get(part), str) else place.get(part, {})
                     place = place[part]
-                for mark, where in places.items():
-                    value = value.replace(mark, where) if isinstance(value, str) else value
                 place[last] = value
             found.append(settings)
     return found
 
 
-def work(queue: Any, results: Any, device: str, deadline: float) -> None:
+def placed(settings: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
+    """The settings with {data} and {backbones} replaced by this machine's folders; records keep the marks."""
+    text = json.dumps(settings)
+    for mark, where in places.items():
+        text = text.replace(mark, where)
+    made: dict[str, Any] = json.loads(text)
+    return made
+
+
+def work(queue: Any, results: Any, device: str, deadline: float, places: dict[str, str]) -> None:
     import torch
 
     from softprompts.api import sections, tune_config
     from softprompts.backbone import load_backbone
     from softprompts.errors import UserError
-    from softprompts.tuning import preset_settings, run_config
+    from softprompts.tuning import run_config
 
     torch.set_num_threads(1)
     backbones: dict[str, Any] = {}
     while (settings := queue.get()) is not None:
         if time.time() > deadline:
             continue
-        rest = dict(settings)
-        layers = [preset_settings(rest.pop("preset", "prompt-tuning"), rest.pop("paper", False)), sections(rest)]
         begun = time.time()
         record: dict[str, Any] = {"settings": settings}
         try:
-            config = run_config(*layers)
+            config = run_config(sections(placed(settings, places)))
             key = f"{config.model} {config.dtype}"
             if key not in backbones:
                 backbones[key] = load_backbone(config.model, config.dtype, device)
@@ -97,9 +102,9 @@ def main() -> None:
     queue, results = context.Queue(), context.Queue()
     for settings in [*todo, *([None] * options.workers)]:
         queue.put(settings)
-    begun = time.time()
+    begun, places = time.time(), {"{data}": options.data, "{backbones}": options.backbones}
     processes = [
-        context.Process(target=work, args=(queue, results, options.device, begun + options.seconds)) for _ in range(options.workers)
+        context.Process(target=work, args=(queue, results, options.device, begun + options.seconds, places)) for _ in range(options.workers)
     ]
     for process in processes:
         process.start()

@@ -197,6 +197,10 @@ BAD = [
     (["tune", "--task", "helpdesk/intent", "--prompt.length", "0"], "nothing to train"),
     (["tune", "--task", "helpdesk/intent", "--prompt.length", "600"], "raise --max-length or shorten the prompt"),
     (["tune", "--task", "helpdesk/intent", "--device", "gpu7"], "There is no device 'gpu7' here"),
+    (["tune", "--task", "helpdesk/intent", "--prompt.start", "text"], "start 'text' needs its option 'text'"),
+    (["tune", "--task", "helpdesk/intent", "--seed", "99999999999"], "The seed is 99999999999"),
+    (["tune", "--task", "helpdesk/intent", "--output", "/dev/null/x"], "cannot be a folder"),
+    (["tune", "--task", "helpdesk/intent", "--output", ""], "has no name"),
     (["tune", "--config", "nowhere.yaml"], "The config nowhere.yaml does not exist"),
     (["predict", "nowhere", "text"], "There is no prompt at nowhere"),
 ]

@@ -13,9 +13,12 @@ from .files import sweep
 from .prompt import Prompt, load_prompt, save_prompt
 from .prompt.store import CARD, TENSORS, check_backbone
 from .tasks import Form, TaskConfig, load_task
+from .tasks.metrics import METRICS as METRIC_NAMES
 from .tasks.sources import Row
+from .tasks.task import check_template
 from .tuning import Cohort, Predictor, Run, RunConfig, TuningConfig, Watcher, run_config
 from .tuning.checkpoint import CHECKPOINT, load_checkpoint
+from .tuning.config import CONFIG_HEAD
 
 CONFIG, METRICS, CURVE = "config.yaml", "metrics.jsonl", "curve.png"
 
@@ -43,7 +46,8 @@ class Tuned:
 
     def inputs(self, rows: Sequence[str | Mapping[str, Any]]) -> list[str]:
         """Texts, or rows with the task's columns, as the model reads them."""
-        form, made = self.form, []
+        form, made = self.form, list[str]()
+        rows = [rows] if isinstance(rows, str) else rows
         for number, row in enumerate(rows, 1):
             if isinstance(row, str):
                 if len(form.columns) != 1:
@@ -86,13 +90,19 @@ def load(
     _check_card(folder, card)
     backbone = backbone or load_backbone(model or card["backbone"]["name"], dtype, device, trust_remote_code)
     check_backbone(folder, card, backbone.fingerprint)
+    if prompt.table.shape[2] != backbone.hidden:
+        raise UserError(f"The vectors in {folder} are not of {backbone.name}'s width; take a whole copy of the prompt.")
     return Tuned(prompt.to(backbone.device), backbone, card, folder)
 
 
 def _check_card(folder: Path, card: dict[str, Any]) -> None:
     try:
-        Form(**card["task"]["form"]).columns, str(card["backbone"]["name"]), int(card["config"]["tuning"]["max_length"])
-        card["scoring"], card["task"]["metrics"], card["task"]["commonest"]
+        form = Form(**card["task"]["form"])
+        check_template(form.template)
+        good = bool(form.labels) and card["scoring"] in ("generate", "labels") and set(card["task"]["metrics"]) <= set(METRIC_NAMES)
+        if not good or not isinstance(card["backbone"]["name"], str) or not isinstance(card["task"]["commonest"], str):
+            raise ValueError("a usable task, scoring or backbone")
+        int(card["config"]["tuning"]["max_length"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"The card {folder / CARD} is not whole (it lacks {error}); take a whole copy, or tune the prompt again.") from None
 
@@ -125,7 +135,8 @@ def tune_config(
     """Run a config to its end, going on where an earlier try in the same folder left off."""
     task = load_task(config.task)
     backbone = backbone or load_backbone(config.model, config.dtype, config.device, config.trust_remote_code)
-    run = Run(dataclasses.replace(config, dtype=backbone.dtype), task, backbone)
+    resumed = folder is not None and not overwrite and (folder / CHECKPOINT).exists()
+    run = Run(dataclasses.replace(config, dtype=backbone.dtype), task, backbone, fresh=not resumed)
     if folder is not None:
         _open(folder, run, overwrite)
     Cohort([run], [folder], watcher).train()
@@ -135,8 +146,13 @@ def tune_config(
 def _open(folder: Path, run: Run, overwrite: bool) -> None:
     """Make the folder, or take up the run in it; nobody's finished work is overwritten unasked."""
     ours = [folder / name for name in (CARD, TENSORS, CHECKPOINT, METRICS, CURVE, CONFIG)]
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"The output {folder} is a file; name a folder with --output.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"The output {folder} cannot be a folder ({error.strerror}); name another with --output.") from None
+    config = folder / CONFIG
+    if config.exists() and not config.read_text(encoding="utf-8", errors="replace").startswith(CONFIG_HEAD):
+        raise UserError(f"{config} is not one of ours; name another folder with --output.")
     sweep(folder, [path.name for path in ours])
     if overwrite:
         for path in ours:

@@ -7,6 +7,7 @@ a kind is one function or class and one line in its table; YAML files, flags and
 import dataclasses
 import functools
 import inspect
+import os
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -57,6 +58,9 @@ def checked(what: str, table: Mapping[str, Callable[..., Any]], choice: Choice) 
     if unknown:
         known = ", ".join(allowed) or "none"
         raise UserError(f"{what} {choice.kind!r} has no option {unknown[0]!r}; its options are: {known}.")
+    missing = [name for name, p in allowed.items() if p.default is inspect.Parameter.empty and name not in choice.options]
+    if missing:
+        raise UserError(f"{what} {choice.kind!r} needs its option {missing[0]!r}; give it with --prompt.{what}.{missing[0]}.")
     function = row.func if isinstance(row, functools.partial) else row
     hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
     return Choice(choice.kind, {name: coerce(f"{what}.{name}", option, hints[name]) for name, option in choice.options.items()})
@@ -97,7 +101,10 @@ def _as(value: Any, hint: Any, origin: Any, arguments: tuple[Any, ...], name: st
         return [coerce(name, part.strip() if isinstance(part, str) else part, arguments[0]) for part in parts]
     if origin is dict:
         if isinstance(value, str):
-            value = dict(part.split("=", 1) for part in value.split(","))
+            pairs = [part.split("=", 1) for part in value.split(",")]
+            value = dict(pairs)
+            if len(value) < len(pairs):
+                raise UserError(f"{name} names one value twice: {', '.join('='.join(pair) for pair in pairs)}.")
         entries = {coerce(name, key, str).strip(): coerce(name, word, arguments[1]) for key, word in dict(value).items()}
         return {key: word.strip() if isinstance(word, str) else word for key, word in entries.items()}
     if hint is bool:
@@ -112,7 +119,7 @@ def _as(value: Any, hint: Any, origin: Any, arguments: tuple[Any, ...], name: st
         return hint(number)
     if hint is str and isinstance(value, bool):
         raise UserError(f"{name} holds {value}, which YAML reads as true or false; put quotes around the word.")
-    if hint is str and not isinstance(value, (str, int, float)):
+    if hint is str and not isinstance(value, (str, int, float, os.PathLike)):
         raise TypeError
     return hint(value)
 

@@ -32,7 +32,7 @@ def tune(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--output",
         metavar="FOLDER",
-        type=Path,
+        type=_path,
         help="where the result goes (default runs/TASK-PRESET-seedN); an unfinished run in it goes on",
     )
     parser.add_argument("--overwrite", action="store_true", help="start anew even if the folder holds a run")
@@ -60,6 +60,7 @@ def evaluate(argv: Sequence[str]) -> int:
     parser = _parser("evaluate", "softprompts evaluate runs/stars --file test.csv")
     _prompt_arguments(parser)
     parser.add_argument("--file", metavar="FILE", help="labelled rows with the task's columns (default: the task's own validation rows)")
+    parser.add_argument("--skip-bad-rows", action="store_true", help="leave out rows with an empty text or label")
     options = parser.parse_args(argv)
 
     from .choice import from_mapping
@@ -70,7 +71,7 @@ def evaluate(argv: Sequence[str]) -> int:
 
     tuned = _load(options)
     if options.file:
-        examples = tuned.form.examples(read_rows(options.file, "validation"))
+        examples = tuned.form.examples(read_rows(options.file, "validation"), options.skip_bad_rows)
     else:
         examples = load_task(from_mapping(TaskConfig, tuned.card["config"]["task"])).validation
     with RowProgress("evaluating", len(examples), options.quiet) as progress:
@@ -104,10 +105,10 @@ def predict(argv: Sequence[str]) -> int:
     from .progress import RowProgress
     from .tasks.sources import read_rows
 
-    if options.file and options.texts:
-        raise UserError("Both texts and --file are given; leave one out.")
+    if (options.file and options.texts) or ("-" in options.texts and len(options.texts) > 1):
+        raise UserError("Texts, - and --file are three ways to say what to answer; use one.")
     rows = read_rows(options.file, "validation") if options.file else []
-    texts = [line.rstrip("\n") for line in sys.stdin if line.strip()] if options.texts == ["-"] else options.texts
+    texts = [line.rstrip("\n") for line in sys.stdin if line.strip()] if "-" in options.texts else options.texts
     if not rows and not (texts and all(text.strip() for text in texts)):
         raise UserError("There is nothing to answer; give texts, - for standard input, or --file.")
     tuned = _load(options)
@@ -144,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         if debug:
             raise
-        print(f"softprompts: {error}", file=sys.stderr)
+        print(f"softprompts: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("softprompts: stopped; tune goes on from its last checkpoint when the same command is given again.", file=sys.stderr)
@@ -154,7 +155,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        print(f"softprompts: {type(error).__name__}: {error} (run again with --debug for the traceback)", file=sys.stderr)
+        print(
+            f"softprompts: {type(error).__name__}: {' '.join(str(error).split())} (run again with --debug for the traceback)",
+            file=sys.stderr,
+        )
         return 1
 
 
@@ -194,6 +198,12 @@ def _prompt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="auto", help="fp32, bf16 or auto")
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
     parser.add_argument("--trust-remote-code", action="store_true", help="run code that a hub model brings along")
+
+
+def _path(text: str) -> Path:
+    if not text.strip():
+        raise UserError("The output folder has no name; give one with --output.")
+    return Path(text)
 
 
 def _load(options: argparse.Namespace) -> "Tuned":

@@ -25,14 +25,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     _group(parser, "task", TaskConfig)
     _group(parser, "tuning", TuningConfig)
     _group(parser, "prompt", PromptConfig, prefix="prompt.")
-    kinds = parser.add_argument_group("options of a start, shape or route", description="\n".join(_kinds()))
-    kinds.add_argument(
-        "--prompt.KIND.OPTION",
-        metavar="VALUE",
-        dest=argparse.SUPPRESS,
-        default=argparse.SUPPRESS,
-        help="such as --prompt.shape.bottleneck 400",
-    )
+    lines = ["such as --prompt.shape.bottleneck 400", *_kinds()]
+    parser.add_argument_group("options of a start, shape or route", description="\n".join(lines))
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:

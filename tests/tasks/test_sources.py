@@ -65,6 +65,7 @@ def test_a_dataset_folder_is_read_with_its_class_names(tmp_path: Path) -> None:
     [
         ("a.csv", b"text,label\nx,y\nonly-one\n", r"a.csv:3 has 1 cells, but the header has 2"),
         ("a.csv", b'text,label\n"open,y\n', r"a.csv:2 is no well-formed row"),
+        ("a.csv", b"text,label,text\nx,y,z\n", "names a column twice"),
         ("a.csv", b"text,label\n", "has no rows"),
         ("a.csv", b"", "has no rows"),
         ("a.csv", b"text,label\ncaf\xe9,y\n", "not UTF-8"),

@@ -58,6 +58,8 @@ def test_a_later_layer_wins_and_a_new_kind_forgets_old_options() -> None:
         ({"prompt": {"shape": {"bottleneck": 4}}}, "shape 'direct' has no option 'bottleneck'"),
         ({"prompt": {"start": {"kind": "vocabulary", "population": "all"}}}, "start.population is 'all', which is no int"),
         ({"prompt": 7}, "must be a mapping"),
+        ({"prompt": {"shape": [1]}}, "is no start, shape or route"),
+        ({"prompt": {"start": {"kind": "uniform", "low": 5}}, "task": {"task": "helpdesk/intent"}, "seed": -1}, "The seed is -1"),
     ],
 )
 def test_a_bad_setting_is_one_sentence(layer: dict[str, Any], why: str) -> None:
@@ -69,6 +71,12 @@ def test_a_file_that_names_a_preset_means_it() -> None:
     config = run_config({"preset": "smop", "tuning": {"steps": 7}})
     assert (config.prompt.count, config.prompt.route.kind, config.tuning.steps, config.method) == (4, "top1", 7, "smop")
     assert run_config({"preset": "smop", "paper": True}).method == "smop (paper)"
+
+
+def test_steps_that_are_asked_for_win_over_a_presets_epochs() -> None:
+    assert run_config({"preset": "residual", "paper": True}).tuning.epochs == 20
+    asked = run_config({"preset": "residual", "paper": True, "tuning": {"steps": 3}}).tuning
+    assert (asked.steps, asked.epochs) == (3, None)
 
 
 def test_words_that_yaml_takes_for_booleans_are_refused() -> None:

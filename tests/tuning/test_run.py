@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import torch
 from softprompts.api import tune_config
 from softprompts.backbone import Backbone, load_backbone
 from softprompts.errors import UserError
-from softprompts.files import read_tensors
+from softprompts.files import read_tensors, write_tensors
 from softprompts.tasks import TaskConfig, load_task
 from softprompts.tuning import PRESETS, Cohort, Run, RunConfig, RunFailedError, run_config
 from softprompts.tuning.evaluate import spellings
@@ -295,3 +296,38 @@ def test_epochs_are_never_cut_short(t5: Backbone, toy_csv: Path) -> None:
     assert len(task.train) == 22
     assert Run(config(toy_csv, epochs=1, batch_size=5, accumulate=2), task, t5).steps == 3
     assert Run(config(toy_csv, epochs=2, batch_size=11), task, t5).steps == 4
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_two_threads_give_the_same_run_twice(t5: Backbone, toy_csv: Path, preset: str) -> None:
+    torch.set_num_threads(2)
+    try:
+        tables = []
+        for _ in range(2):
+            run = Run(config(toy_csv, preset, batch_size=22), load_task(config(toy_csv).task), t5)
+            Cohort([run], [None]).train()
+            tables.append(run.prompt.table.detach().clone())
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(*tables)
+
+
+def test_a_resumed_run_needs_its_source_no_more(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
+    source = tune_config(config(toy_csv), tmp_path / "source", backbone=t5)
+    assert source.folder is not None
+    started = {"prompt": {"length": 4, "start": {"kind": "prompt", "sources": [str(source.folder)]}}}
+    wanted = run_config(config(toy_csv).plain(), started)
+    with pytest.raises(KeyboardInterrupt):
+        tune_config(wanted, tmp_path / "target", watcher=Watch(7), backbone=t5)
+    shutil.rmtree(source.folder)
+    assert tune_config(wanted, tmp_path / "target", backbone=t5).card["steps"] == 12
+
+
+@pytest.mark.parametrize("change", [{"step": -5}, {"step": "x"}, {"history": 5}, {"first": None, "step": 99}], ids=str)
+def test_an_edited_checkpoint_is_one_sentence(t5: Backbone, toy_csv: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        tune_config(config(toy_csv), tmp_path, watcher=Watch(7), backbone=t5)
+    tensors, note = read_tensors(tmp_path / "checkpoint.safetensors")
+    write_tensors(tmp_path / "checkpoint.safetensors", tensors, note | change)
+    with pytest.raises(UserError, match="--overwrite"):
+        tune_config(config(toy_csv), tmp_path, backbone=t5)

@@ -51,8 +51,8 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError):
+        torch.empty(1, device=name).item()
+    except (RuntimeError, AssertionError, NotImplementedError):
         raise UserError(f"There is no device {name!r} here; choose cpu, or auto.") from None
     return torch.device(name)
 

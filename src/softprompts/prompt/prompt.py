@@ -57,8 +57,8 @@ class PromptConfig:
             raise UserError(
                 f"{self.count} prompts need a route that chooses among them; set --prompt.route to soft, top1, top2, gumbel or stochastic."
             )
-        if self.unit is not None and not self.unit > 0:
-            raise UserError(f"The unit of a prompt must be a positive number, not {self.unit}.")
+        if self.unit is not None and not 1e-6 < self.unit < 1e6:
+            raise UserError(f"The unit of a prompt is {self.unit}; it must lie between a millionth and a million.")
 
 
 class Prompt(nn.Module):
@@ -124,7 +124,9 @@ def mean_embedding(embeds: Tensor, mask: Tensor) -> Tensor:
 def plain(vectors: Tensor, router: Tensor | None = None, route: Choice | None = None) -> Prompt:
     """A folded prompt from its vectors [K, P, H] and a mixture's router [K, H]."""
     count, length, hidden = vectors.shape
-    prompt = blank(PromptConfig(length, count, Choice("prompt"), Choice("direct"), route or Choice("single"), unit=1.0), hidden)
+    prompt = blank(
+        PromptConfig(length, count, Choice("prompt", {"sources": []}), Choice("direct"), route or Choice("single"), unit=1.0), hidden
+    )
     prompt.table.data.copy_(vectors)
     if router is not None:
         router_of(prompt.route).weight.data.copy_(router)
@@ -158,8 +160,8 @@ def _routed_as(source: Source, table: Tensor, prompt: Prompt) -> Tensor:
     ours, theirs = prompt.config.route, source.route
     if (ours.kind, ours.options.get("k")) != (theirs.kind, theirs.options.get("k")):
         raise UserError(
-            f"The source is a mixture routed by {theirs.kind} and cannot start one routed by {ours.kind}; "
-            f"set --prompt.route {theirs.kind}, or pick one of its prompts with --prompt.start.index."
+            f"The source is a mixture routed by {theirs.plain()} and cannot start one routed by {ours.plain()}; "
+            f"give it the same route, or pick one of its prompts with --prompt.start.index."
         )
     if source.router is not None:
         router_of(prompt.route).weight.data.copy_(source.router * prompt.unit)

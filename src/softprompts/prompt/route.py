@@ -69,9 +69,11 @@ class Top(Route):
         if self.training and self.noise:
             drawn = _draw(noise, lambda: torch.randn(logits.shape, generator=rng), logits)
             logits = logits + self.noise * drawn * logits.detach()
-        best = logits.topk(self.k, dim=-1).indices  # [B, k]
-        weight = logits.softmax(-1).gather(-1, best)
-        return torch.einsum("bk,bkph->bph", weight, prompts[best])
+        weights = logits.softmax(-1)
+        if self.k < len(prompts):
+            best = logits.topk(self.k, dim=-1).indices  # [B, k]
+            weights = weights * torch.zeros_like(weights).scatter(-1, best, 1.0)
+        return blend(weights, prompts)
 
     @torch.no_grad()
     def level(self) -> float:
@@ -105,7 +107,7 @@ class Gumbel(Route):
             logits = logits + _draw(noise, lambda: -torch.empty(logits.shape).exponential_(generator=rng).log(), logits)
         soft = (logits / self.temperature).softmax(-1)
         hard = nn.functional.one_hot(logits.argmax(-1), len(prompts)).to(soft.dtype)
-        return torch.einsum("bk,kph->bph", hard + (soft - soft.detach()), prompts)
+        return blend(hard + (soft - soft.detach()), prompts)
 
     def level(self) -> float:
         return 1.0
@@ -122,7 +124,7 @@ class Stochastic(Route):
         if not self.training:
             return prompts.mean(0).expand(len(text), -1, -1)
         drawn = noise if noise is not None else torch.randint(len(prompts), (len(text),), generator=rng)
-        return prompts[drawn.to(prompts.device)]
+        return blend(nn.functional.one_hot(drawn.to(prompts.device), len(prompts)).to(prompts.dtype), prompts)
 
     def level(self) -> float:
         return 1.0
@@ -150,6 +152,11 @@ ROUTES: dict[str, Callable[..., Route]] = {
     "gumbel": Gumbel,
     "stochastic": Stochastic,
 }
+
+
+def blend(weights: Tensor, prompts: Tensor) -> Tensor:
+    """[B, K] and [K, P, H] -> [B, P, H]. A product, not a look-up: the gradient of a look-up is summed in no fixed order."""
+    return torch.einsum("bk,kph->bph", weights, prompts)
 
 
 def _draw(given: Tensor | None, sample: Callable[[], Tensor], like: Tensor) -> Tensor:

@@ -64,6 +64,9 @@ Start = Callable[[Material, int, int, torch.Generator], Begin]
 def uniform(*, low: float = -0.5, high: float = 0.5) -> Start:
     """U[low, high). The paper says [-0.5, 0.5] (Lester 2021 §2.2); its code draws from [0, 0.5): `low: 0`."""
 
+    if not -1e6 < low < high < 1e6:
+        raise UserError(f"A uniform start needs low below high, but they are {low} and {high}.")
+
     def start(material: Material, count: int, length: int, rng: torch.Generator) -> Begin:
         return Begin(torch.empty(count, length, material.words.hidden).uniform_(low, high, generator=rng))
 
@@ -72,6 +75,9 @@ def uniform(*, low: float = -0.5, high: float = 0.5) -> Start:
 
 def normal(*, std: float = 1.0) -> Start:
     """N(0, std²): what torch, PEFT and SMoP's code give an embedding nobody initialised."""
+
+    if not 0 < std < 1e6:
+        raise UserError(f"A normal start needs a positive std, but it is {std}.")
 
     def start(material: Material, count: int, length: int, rng: torch.Generator) -> Begin:
         return Begin(torch.empty(count, length, material.words.hidden).normal_(0, std, generator=rng))
@@ -85,6 +91,9 @@ def vocabulary(*, population: int = 5000) -> Start:
     Lester 2021 §3.2. Which pieces are common and usable is the tokenizer's to say: `backbone/vocabulary.py` states the rule.
     All K prompts are drawn at once, so none share a word; only a prompt longer than the population repeats one.
     """
+
+    if population < 0:
+        raise UserError(f"The population to draw words from is {population}; it must be a number of pieces, or 0 for all.")
 
     def start(material: Material, count: int, length: int, rng: torch.Generator) -> Begin:
         common = material.words.common_pieces(population)
@@ -141,7 +150,8 @@ def prompt(*, sources: list[str], weights: list[float] | None = None, index: int
         found = [_one_of(name, material.fetch(name), index) for name in sources]
         if len(found) > 1 and any(len(source.vectors) > 1 for source in found):
             raise UserError("Mixtures cannot be averaged, because their routers differ; pick one prompt of each with --prompt.start.index.")
-        source = found[0] if len(found) == 1 else Source(weighted_mean(sources, [s.vectors for s in found], weights))
+        mean = weighted_mean(sources, [s.vectors for s in found], weights) if len(found) > 1 or weights else None
+        source = found[0] if mean is None else found[0]._replace(vectors=mean)
         held = source.vectors.shape[0]
         if held not in (1, count):
             raise UserError(

@@ -57,11 +57,13 @@ def _checked(folder: Path, card: Any, tensors: dict[str, torch.Tensor]) -> Promp
         expected = (int(form["count"]), int(form["length"]))
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{folder} is not a prompt this version can read; tune it again.") from None
-    if vectors.dim() != 3 or tuple(vectors.shape[:2]) != expected or (expected[0] > 1) != ("router" in tensors):
+    router = tensors.get("router")
+    fits = vectors.dim() == 3 and tuple(vectors.shape[:2]) == expected and all(t.is_floating_point() for t in tensors.values())
+    if not fits or (router is not None and router.shape != (expected[0], vectors.shape[2])) or (expected[0] > 1) != (router is not None):
         raise UserError(f"{folder / TENSORS} does not fit its card; take a whole copy of the folder.")
     if any(not bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):
         raise UserError(f"{folder / TENSORS} holds numbers that are not finite; tune it again with a lower learning rate.")
-    return plain(vectors, tensors.get("router"), route)
+    return plain(vectors, router, route)
 
 
 def safe_name(name: str) -> str:

@@ -3,6 +3,8 @@
 import csv
 import gzip
 import json
+import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -32,10 +34,10 @@ def read_rows(name: str, split: str = "train") -> list[Row]:
             rows = list(reader(path))
         except UnicodeDecodeError as error:
             raise UserError(f"{name} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8.") from None
-        except (EOFError, gzip.BadGzipFile) as error:
+        except (EOFError, OSError, zlib.error) as error:
             raise UserError(f"{name} is damaged ({error}); take a whole copy of it.") from None
     elif path.is_file():
-        raise UserError(f"{name} is of no kind we read; use {', '.join(READERS)} (also gzipped) or a Hugging Face dataset.")
+        raise UserError(f"{name} is of no kind we read; use {', '.join(READERS)} (text files also gzipped) or a Hugging Face dataset.")
     else:
         rows = list(_dataset(name, split))
     if not rows:
@@ -44,6 +46,7 @@ def read_rows(name: str, split: str = "train") -> list[Row]:
 
 
 def _separated(path: Path, delimiter: str) -> Iterator[Row]:
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     with _open(path) as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
         header: list[str] = []
@@ -52,6 +55,8 @@ def _separated(path: Path, delimiter: str) -> Iterator[Row]:
             for cells in reader:
                 if not header:
                     header = [cell.strip() for cell in cells]
+                    if len(set(header)) < len(header):
+                        raise UserError(f"{path}:{line} names a column twice ({', '.join(header)}); give each its own name.")
                 elif cells:
                     if len(cells) != len(header):
                         raise UserError(
@@ -70,7 +75,7 @@ def _lines(path: Path) -> Iterator[Row]:
                 continue
             try:
                 values = json.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"{path}:{line} is no JSON ({error}); write one object per line.") from None
             if not isinstance(values, dict):
                 raise UserError(f'{path}:{line} is no JSON object; write one object per line, such as {{"text": "...", "label": "..."}}.')
@@ -128,11 +133,14 @@ def read_split(name: str, split: str) -> list[Row] | None:
 
 def _reader(path: Path) -> Callable[[Path], Iterator[Row]] | None:
     """By the file's ending; a text file may be gzipped on top (`.jsonl.gz`)."""
-    return READERS.get(path.with_suffix("").suffix.lower() if path.suffix == ".gz" else path.suffix.lower())
+    if path.suffix.lower() == ".gz":
+        ending = path.with_suffix("").suffix.lower()
+        return READERS.get(ending) if ending != ".parquet" else None
+    return READERS.get(path.suffix.lower())
 
 
 def _open(path: Path) -> IO[str]:
-    opener: Any = gzip.open if path.suffix == ".gz" else open
+    opener: Any = gzip.open if path.suffix.lower() == ".gz" else open
     file: IO[str] = opener(path, "rt", encoding="utf-8-sig", newline="")
     return file
 

@@ -1,11 +1,10 @@
 """Task: rows in, (input text, target text) out; predictions in, metrics out."""
 
 import dataclasses
-import math
 import random
-import string
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,6 +12,9 @@ from ..errors import UserError
 from .metrics import METRICS, score
 from .sources import Row, read_rows, read_split
 from .starter import STARTERS
+
+_FIELD = re.compile(r"\{([^{}]+)\}")
+"""A column in a template: `{premise}`."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Form:
 
     @property
     def columns(self) -> list[str]:
-        return [name for _, name, _, _ in string.Formatter().parse(self.template) if name is not None]
+        return _FIELD.findall(self.template)
 
     @property
     def labels(self) -> list[str]:
@@ -78,8 +80,7 @@ class Form:
 
     def input(self, row: Row) -> str:
         """The row's columns in the template's places."""
-        parts = string.Formatter().parse(self.template)
-        return "".join(literal + ("" if column is None else _word(row, column)) for literal, column, _, _ in parts)
+        return _FIELD.sub(lambda field: _word(row, field[1]), self.template)
 
     def target(self, row: Row) -> str:
         value = _word(row, self.label)
@@ -198,11 +199,7 @@ def _form(config: TaskConfig, rows: Sequence[Row]) -> Form:
 
 def check_template(template: str) -> str:
     """A template may name columns and nothing else."""
-    try:
-        fields = [(name, spec, conversion) for _, name, spec, conversion in string.Formatter().parse(template) if name is not None]
-    except ValueError as error:
-        raise UserError(f"The template {template!r} is not well formed ({error}).") from None
-    if not fields or any(not name or spec or conversion for name, spec, conversion in fields):
+    if not _FIELD.search(template) or re.search(r"[{}]", _FIELD.sub("", template)):
         raise UserError(
             f'The template {template!r} must name columns in braces, such as "premise: {{premise}} hypothesis: {{hypothesis}}".'
         )
@@ -223,11 +220,14 @@ def _word(row: Row, column: str) -> str:
     if column not in row.values:
         raise UserError(f"{row.where} has no column {column!r}; its columns are {', '.join(row.values)}.")
     value = row.values[column]
-    if value is None or (isinstance(value, float) and math.isnan(value)) or not str(value).strip():
+    if value is None or str(value).strip().lower() in ("", "nan"):
         raise UserError(f"{row.where}: the column {column!r} is empty.")
-    if isinstance(value, (list, Mapping)):
+    if not isinstance(value, (str, int, float)):
         raise UserError(f"{row.where}: the column {column!r} holds a {type(value).__name__}, not a text or a number.")
-    return str(value).strip()
+    word = str(value).strip()
+    if not word.isascii() and any("\ud800" <= c <= "\udfff" for c in word):
+        raise UserError(f"{row.where}: the column {column!r} is not valid Unicode text.")
+    return word
 
 
 def stratified_split(examples: Sequence[Example], share: float, seed: int) -> tuple[list[Example], list[Example]]:

@@ -29,8 +29,11 @@ def save_checkpoint(run: "Run", folder: Path) -> None:
 
 def load_checkpoint(run: "Run", folder: Path) -> None:
     """Put `run`, freshly made from the same config, where the checkpoint left off."""
-    tensors, note = read_tensors(folder / CHECKPOINT)
-    if note.get("config") != run.config.plain():
+    try:
+        tensors, note = read_tensors(folder / CHECKPOINT)
+    except UserError as error:
+        raise UserError(f"{error} Or start the run anew with --overwrite.") from None
+    if not isinstance(note, dict) or note.get("config") != run.config.plain():
         raise UserError(f"{folder} holds a run with other settings; choose another --output, or start it anew with --overwrite.")
     changed = [what for what, digest in run.origin.items() if note.get("origin", {}).get(what) != digest]
     if changed:
@@ -42,8 +45,11 @@ def load_checkpoint(run: "Run", folder: Path) -> None:
         _load_optimizer(run.optimizer, _under(tensors, "optimizer/"))
         for name in PLACE:
             setattr(run, name, note[name])
-    except (KeyError, RuntimeError) as error:
-        raise UserError(f"{folder / CHECKPOINT} does not fit this version ({error}); start anew with --overwrite.") from None
+        scores = [entry[run.metric] for entry in run.history]
+        if not 0 < run.step <= run.steps or (scores and run.best is None) or not run.optimizer.state_dict()["state"]:
+            raise ValueError("parts of it are missing")
+    except (KeyError, IndexError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{folder / CHECKPOINT} is damaged or of another version ({error}); start anew with --overwrite.") from None
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -19,6 +19,8 @@ from ..prompt import PromptConfig
 from ..tasks import TaskConfig
 from .presets import preset_settings
 
+CONFIG_HEAD = "# softprompts tune --config THIS_FILE\n"
+
 
 @dataclass(frozen=True)
 class TuningConfig:
@@ -127,6 +129,10 @@ class RunConfig:
     seed: int = 0
     """Seed of the start, the data order and all noise."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**31:
+            raise UserError(f"The seed is {self.seed}; it must be from 0 to below 2,147,483,648.")
+
     task: TaskConfig = field(default_factory=TaskConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
     tuning: TuningConfig = field(default_factory=TuningConfig)
@@ -136,7 +142,7 @@ class RunConfig:
         return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     def save(self, path: Path) -> None:
-        write_text(path, "# softprompts tune --config THIS_FILE\n" + yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True))
+        write_text(path, CONFIG_HEAD + yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -158,6 +164,9 @@ def run_config(*layers: Mapping[str, Any]) -> RunConfig:
         given = merge(given, layer)
     preset, paper = (coerce(name, given.get(name, getattr(RunConfig, name)), kind) for name, kind in (("preset", str), ("paper", bool)))
     below = merge(RunConfig().plain(), preset_settings(preset, paper))
+    tuning = given.get("tuning")
+    if isinstance(tuning, Mapping) and "steps" in tuning:  # a number of steps that was asked for wins over a preset's epochs
+        below["tuning"]["epochs"] = None
     return from_mapping(RunConfig, merge(below, given))
 
 
@@ -179,7 +188,11 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 def _kinded(value: Any) -> dict[str, Any]:
     if isinstance(value, Choice):
         return value.plain()
-    return {"kind": value} if isinstance(value, str) else dict(value)
+    if isinstance(value, str):
+        return {"kind": value}
+    if not isinstance(value, Mapping):
+        raise UserError(f"{value!r} is no start, shape or route; write a name, or a mapping such as {{kind: residual, bottleneck: 400}}.")
+    return dict(value)
 
 
 def _plain(value: Any) -> Any:

@@ -23,6 +23,8 @@ class Predictor:
         batch_size: int = 64,
     ) -> None:
         self.backbone, self.prompt, self.labels, self.scoring, self.batch_size = backbone, prompt, list(labels), scoring, batch_size
+        if scoring not in ("generate", "labels"):
+            raise UserError(f"There is no scoring {scoring!r}; choose generate or labels.")
         self.candidates = backbone.tokenise_targets(self.labels)
         self.answer_length = max(map(len, self.candidates))
         self.budget = backbone.budget(prompt.config.length, max_length, self.answer_length)
@@ -30,7 +32,7 @@ class Predictor:
 
     def __call__(self, texts: Sequence[str], tick: Callable[[int], object] = lambda rows: None) -> list[str]:
         """Answers; by generation an answer can be no label at all."""
-        return self.answers(self.backbone.tokenise(texts, self.budget), tick)
+        return self.answers(self.backbone.tokenise(texts, self.budget), tick) if texts else []
 
     @torch.no_grad()
     def answers(self, rows: Sequence[Sequence[int]], tick: Callable[[int], object] = lambda rows: None) -> list[str]:
@@ -53,7 +55,7 @@ class Predictor:
     @torch.no_grad()
     def probabilities(self, texts: Sequence[str]) -> list[dict[str, float]]:
         """How likely each label word is, among the label words, for every text."""
-        rows = self.backbone.tokenise(texts, self.budget)
+        rows = self.backbone.tokenise(texts, self.budget) if texts else []
         found: list[dict[str, float]] = [{}] * len(rows)
         for batch in by_length([len(row) for row in rows], self.batch_size):
             text = self.backbone.embed_rows([rows[i] for i in batch])

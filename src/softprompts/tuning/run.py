@@ -13,6 +13,7 @@ from torch import Tensor
 from ..backbone import Backbone
 from ..errors import UserError
 from ..prompt import Material, Source, build, load_prompt
+from ..prompt.prompt import blank
 from ..tasks import Task
 from .batches import Batches
 from .config import RunConfig
@@ -30,12 +31,16 @@ class RunFailedError(Exception):
 class Run:
     """A run at some step. `Cohort` drives it; alone or among others it computes the same."""
 
-    def __init__(self, config: RunConfig, task: Task, backbone: Backbone) -> None:
+    def __init__(self, config: RunConfig, task: Task, backbone: Backbone, fresh: bool = True) -> None:
+        """A run at step 0; or, not `fresh`, one that a checkpoint is about to fill, which needs no source prompt any more."""
         if config.prompt.length == 0:
             raise UserError("A prompt of length 0 has nothing to train; give it a length of at least 1.")
         self.config, self.task, self.backbone = config, task, backbone
         material = Material(backbone, task.labels, lambda name: fetch_source(name, backbone))
-        self.prompt = build(config.prompt, material, config.seed, backbone.unit).to(backbone.device)
+        prompt = (
+            build(config.prompt, material, config.seed, backbone.unit) if fresh else blank(config.prompt, backbone.hidden, backbone.unit)
+        )
+        self.prompt = prompt.to(backbone.device)
         self.optimizer = make_optimizer(self.prompt, config.tuning)
         self.rng = torch.Generator().manual_seed(config.seed)
 
