@@ -1,0 +1,16 @@
+"""The promise of the README: the defaults on the embedded model and data, well above the majority class."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from softprompts.cli import main
+
+
+@pytest.mark.slow
+def test_the_defaults_beat_the_majority_class_by_thirty_points(tmp_path: Path) -> None:
+    """With 250 of the demo's 400 steps, to be kind to the suite."""
+    assert main(["tune", "--task", "helpdesk/intent", "--steps", "250", "--device", "cpu", "--output", str(tmp_path / "demo")]) == 0
+    card = json.loads((tmp_path / "demo" / "prompt.json").read_text())
+    assert card["metrics"]["accuracy"] >= card["majority"]["accuracy"] + 30
