@@ -33,12 +33,15 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(EMBEDDED["t5-tiny"])
 
 
+SIZES = {"vocab_size": 16128, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
+TOKENS = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
+
+
 def random_t5(**overrides: Any) -> EncoderDecoder:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    sizes = {"vocab_size": 16128, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
     torch.manual_seed(0)
-    config = T5Config(**(sizes | overrides), decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, feed_forward_proj="gated-gelu")
+    config = T5Config(**(SIZES | overrides), **TOKENS, feed_forward_proj="gated-gelu")
     return EncoderDecoder(T5ForConditionalGeneration(config), tokenizer(), "random-t5")
 
 
@@ -64,8 +67,7 @@ def mt5() -> Backbone:
     from transformers import MT5Config, MT5ForConditionalGeneration
 
     torch.manual_seed(0)
-    sizes = {"vocab_size": 16128, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
-    config = MT5Config(**sizes, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, tie_word_embeddings=False)
+    config = MT5Config(**SIZES, **TOKENS, tie_word_embeddings=False)
     return EncoderDecoder(MT5ForConditionalGeneration(config), tokenizer(), "random-mt5")
 
 

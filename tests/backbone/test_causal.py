@@ -11,8 +11,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from softprompts.backbone import Causal, Text, load_backbone
-from softprompts.choice import Choice
-from softprompts.prompt import Material, PromptConfig, build
 from softprompts.tasks import load_task
 from softprompts.tuning import Cohort, Run, run_config
 
@@ -149,13 +147,19 @@ def test_beginnings_and_ends_follow_the_tokenizer(backbone: Causal) -> None:
     assert backbone.tokenizer.decode(target[:-1]) == " positive", "spelled as a word after a space"
 
 
-def test_the_router_sees_the_text_and_never_the_target(backbone: Causal) -> None:
-    prompt = build(PromptConfig(3, 4, Choice("normal"), Choice("direct"), Choice("top1")), Material(backbone), 0, backbone.unit).eval()
-    text = backbone.embed_rows(backbone.tokenise(TEXTS, 40))
-    routes, vectors = prompt.chosen(text.embeds, text.mask), prompt(text.embeds, text.mask)
-    for answers in (["positive"] * 3, ["never", "again", "kind"]):
-        backbone.losses(vectors, text, backbone.tokenise_targets(answers))
-        assert prompt.chosen(text.embeds, text.mask).tolist() == routes.tolist()
+def test_the_router_sees_the_text_and_never_the_target(backbone: Causal, toy_csv: Path) -> None:
+    """Two runs on the same texts with other label words: what reaches the prompt, and so every route, is the same to the bit."""
+    seen: list[list[torch.Tensor]] = []
+    for words in ({"positive": "kind", "negative": "never"}, {"positive": "a much longer answer", "negative": "dull"}):
+        task = {"train": str(toy_csv), "text": "review", "label": "mood", "labels": words}
+        config = run_config({"preset": "smop", "task": task, "tuning": {"batch_size": 8, "steps": 3, "max_length": 64}})
+        run = Run(config, load_task(config.task), backbone)
+        given: list[torch.Tensor] = []
+        run.prompt.register_forward_pre_hook(lambda module, inputs, given=given: given.extend(inputs[:2]))
+        run.advance()
+        seen.append(given)
+    assert len(seen[0]) == 2
+    assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
 
 
 @pytest.mark.parametrize("preset", ["mixture", "residual"])

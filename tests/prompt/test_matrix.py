@@ -139,8 +139,9 @@ def test_rows_and_targets_do_not_touch_each_other(t5: Backbone, route: Any) -> N
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=str)
-def test_batch_size_and_padding_do_not_matter(t5: Backbone, route: Any) -> None:
-    prompt = made(t5, "normal", "direct", route).eval()
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_batch_size_and_padding_do_not_matter(t5: Backbone, shape: Any, route: Any) -> None:
+    prompt = made(t5, "normal", shape, route).eval()
     rows, targets = t5.tokenise(TEXTS, 40), t5.tokenise_targets(TARGETS)
     with torch.no_grad():
         whole = losses(t5, prompt)
