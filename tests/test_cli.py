@@ -221,7 +221,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
 
 
 def test_a_prompt_of_another_backbone_is_refused(tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from .conftest import random_t5
+    from .models import random_t5
 
     other = random_t5()
     other.model.save_pretrained(tmp_path / "other")

@@ -90,7 +90,10 @@ def load(
     _check_card(folder, card)
     backbone = backbone or load_backbone(model or card["backbone"]["name"], dtype, device, trust_remote_code)
     check_backbone(folder, card, backbone.fingerprint)
-    if prompt.table.shape[2] != backbone.hidden:
+    head = prompt.head_sizes()
+    if prompt.table.shape[2] != backbone.hidden or (
+        head is not None and head != (len(Form(**card["task"]["form"]).labels), backbone.features)
+    ):
         raise UserError(f"The vectors in {folder} are not of {backbone.name}'s width; take a whole copy of the prompt.")
     return Tuned(prompt.to(backbone.device), backbone, card, folder)
 
@@ -136,7 +139,7 @@ def tune_config(
     task = load_task(config.task)
     backbone = backbone or load_backbone(config.model, config.dtype, config.device, config.trust_remote_code)
     resumed = folder is not None and not overwrite and (folder / CHECKPOINT).exists()
-    run = Run(dataclasses.replace(config, dtype=backbone.dtype), task, backbone, fresh=not resumed)
+    run = Run(config, task, backbone, fresh=not resumed)
     if folder is not None:
         _open(folder, run, overwrite)
     Cohort([run], [folder], watcher).train()
@@ -183,6 +186,7 @@ def make_card(run: Run) -> dict[str, Any]:
         "backbone": {
             "name": run.backbone.name,
             "fingerprint": run.backbone.fingerprint,
+            "family": run.backbone.family,
             "dtype": run.backbone.dtype,
             "hidden": run.backbone.hidden,
         },

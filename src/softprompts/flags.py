@@ -16,7 +16,7 @@ from .tasks import TaskConfig
 from .tuning import RunConfig, TuningConfig
 from .tuning.config import attribute_docs
 
-_OPTION = re.compile(r"^--prompt\.(start|shape|route)\.([a-z_-]+)(?:=(.*))?$", re.DOTALL)
+_OPTION = re.compile(r"^--prompt\.(start|shape|route|head)\.([a-z_-]+)(?:=(.*))?$", re.DOTALL)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     _group(parser, "tuning", TuningConfig)
     _group(parser, "prompt", PromptConfig, prefix="prompt.")
     lines = ["such as --prompt.shape.bottleneck 400", *_kinds()]
-    parser.add_argument_group("options of a start, shape or route", description="\n".join(lines))
+    parser.add_argument_group("options of a start, shape, route or head", description="\n".join(lines))
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:

@@ -1,6 +1,5 @@
 """The encoder-decoder family against PEFT's numbers, against plain transformers, and against the promise to stay frozen."""
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -14,7 +13,8 @@ from transformers import AutoModelForSeq2SeqLM
 from softprompts.backbone import Backbone, EncoderDecoder, Text, load_backbone
 from softprompts.errors import UserError
 
-from ..conftest import GOLDEN, golden, random_t5
+from ..conftest import GOLDEN, golden
+from ..models import random_t5
 
 PEFT = golden("peft_t5")
 
@@ -55,55 +55,6 @@ def test_generation_matches_peft(peft_model: EncoderDecoder) -> None:
     )
     alone = Text(text.embeds[2:, :3], text.mask[2:, :3])
     assert peft_model.generate(prompt[:1], alone, 10).tolist() == [PEFT["generated_ids_row2_alone_unpadded"][0][1:]]
-
-
-@pytest.mark.parametrize("family", ["t5", "mt5", "bart"])
-def test_scores_losses_and_greedy_generation_agree(family: str, request: pytest.FixtureRequest) -> None:
-    backbone: EncoderDecoder = request.getfixturevalue(family)
-    text = backbone.embed_rows(backbone.tokenise(["one text", "another text that is longer"], 30))
-    prompt = torch.randn(2, 4, 32)
-    candidates = backbone.tokenise_targets(["yes", "not_entailment"])
-    scores = backbone.scores(prompt, text, candidates)
-    for column, candidate in enumerate(candidates):
-        nll = backbone.losses(prompt, text, [candidate] * 2).nll
-        torch.testing.assert_close(scores[:, column], -nll, rtol=1e-4, atol=1e-4)
-    greedy = backbone.generate(prompt, text, 3).tolist()
-    for row in range(2):  # the greedy first token has the highest score of all
-        one = Text(text.embeds[row : row + 1], text.mask[row : row + 1])
-        best = backbone.losses(prompt[row : row + 1], one, [[greedy[row][0]]]).nll
-        for other in (5, 77, 1234):
-            assert best <= backbone.losses(prompt[row : row + 1], one, [[other]]).nll + 1e-4
-
-
-@pytest.mark.parametrize("family", ["t5", "mt5", "bart"])
-def test_the_prompt_is_joined_as_by_hand(family: str, request: pytest.FixtureRequest) -> None:
-    backbone: EncoderDecoder = request.getfixturevalue(family)
-    prompt = torch.randn(1, 4, 32)
-    ids = torch.tensor(backbone.tokenise(["by hand"], 20))
-    embeds = torch.cat([prompt, backbone.embedding(ids)], 1)
-    target = backbone.tokenise_targets(["yes"])
-    by_hand = backbone.model(inputs_embeds=embeds, labels=torch.tensor(target)).loss
-    losses = backbone.losses(prompt, backbone.embed_rows(ids.tolist()), target)
-    torch.testing.assert_close(losses.nll[0] / losses.tokens[0], by_hand)
-
-
-def test_frozen_means_frozen() -> None:
-    backbone = random_t5()
-
-    def digest() -> str:
-        return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in backbone.model.parameters())).hexdigest()
-
-    before = digest()
-    prompt = torch.randn(2, 4, 32, requires_grad=True)
-    text = backbone.embed_rows(backbone.tokenise(["one", "two"], 20))
-    optimizer = torch.optim.AdamW([prompt, *backbone.model.parameters()], lr=0.1)  # even if somebody hands it all to an optimiser
-    for _ in range(3):
-        with backbone.dropout(0.1):
-            backbone.losses(prompt, text, backbone.tokenise_targets(["yes", "no"])).nll.sum().backward()
-        optimizer.step()
-    assert digest() == before
-    assert all(p.grad is None for p in backbone.model.parameters())
-    assert prompt.grad is not None
 
 
 def test_dropout_is_on_inside_and_off_outside(t5: Backbone) -> None:
@@ -147,7 +98,7 @@ def test_the_unit_is_the_power_of_two_nearest_the_embedding_scale(tiny: Backbone
 def test_bart_scales_its_embeddings_and_has_a_limit(bart: Backbone) -> None:
     ids = torch.tensor([10, 11])
     torch.testing.assert_close(bart.vectors(ids), bart.embedding.weight[ids].detach() * 32**0.5)
-    assert bart.longest == 64
+    assert bart.longest == 128
 
 
 @pytest.mark.parametrize(
@@ -159,7 +110,7 @@ def test_what_cannot_be_loaded_is_one_sentence(name: str, dtype: str, why: str) 
 
 
 def test_a_model_of_no_family_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    (tmp_path / "config.json").write_text('{"model_type": "vit", "architectures": ["ViTModel"]}')
     with pytest.raises(UserError, match="of no family we know"):
         load_backbone(str(tmp_path))
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from softprompts.choice import Choice, pick
-from softprompts.prompt.prompt import mean_embedding, plain, router_of
+from softprompts.prompt.prompt import PromptConfig, mean_embedding, plain, router_of
 from softprompts.prompt.route import ROUTES, Gumbel, Stochastic, Top
 
 from ..conftest import golden
@@ -120,6 +120,6 @@ def test_a_levelled_router_is_uniform_to_the_bit_yet_tells_inputs_apart() -> Non
 
 def test_a_folded_mixture_keeps_its_routes() -> None:
     vectors, router = torch.randn(4, 3, 8), torch.randn(4, 8)
-    prompt = plain(vectors, router, Choice("top1"))
+    prompt = plain(vectors, router, PromptConfig(count=len(vectors), route=Choice("top1")))
     embeds, mask = torch.randn(6, 5, 8), torch.ones(6, 5)
     assert prompt.chosen(embeds, mask).tolist() == (embeds.mean(1) @ router.T).argmax(-1).tolist()

@@ -58,7 +58,7 @@ def test_a_later_layer_wins_and_a_new_kind_forgets_old_options() -> None:
         ({"prompt": {"shape": {"bottleneck": 4}}}, "shape 'direct' has no option 'bottleneck'"),
         ({"prompt": {"start": {"kind": "vocabulary", "population": "all"}}}, "start.population is 'all', which is no int"),
         ({"prompt": 7}, "must be a mapping"),
-        ({"prompt": {"shape": [1]}}, "is no start, shape or route"),
+        ({"prompt": {"shape": [1]}}, "is no start, shape, route or head"),
         ({"prompt": {"start": {"kind": "uniform", "low": 5}}, "task": {"task": "helpdesk/intent"}, "seed": -1}, "The seed is -1"),
     ],
 )

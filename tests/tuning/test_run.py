@@ -21,6 +21,8 @@ from softprompts.tasks import TaskConfig, load_task
 from softprompts.tuning import PRESETS, Cohort, Run, RunConfig, RunFailedError, run_config
 from softprompts.tuning.evaluate import spellings
 
+from ..models import random_model
+
 
 def config(toy: Path, preset: str = "prompt-tuning", seed: int = 0, **tuning: Any) -> RunConfig:
     settings = {"steps": 12, "batch_size": 6, "evaluate_every": 4, "checkpoint_every": 4, "lr": 0.1, **tuning}
@@ -46,18 +48,22 @@ class Watch:
     def evaluated(self, run: Run) -> None: ...
 
 
+def model_for(preset: str) -> Backbone:
+    return random_model("minilm" if preset == "residual-bert" else "t5")
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize(
     "settings", [{}, {"dropout": 0.1, "accumulate": 2, "clip": 1.0, "z_loss": 1e-4}, {"optimizer": "adafactor"}], ids=str
 )
-def test_an_interrupted_run_goes_on_bit_for_bit(t5: Backbone, toy_csv: Path, tmp_path: Path, preset: str, settings: dict[str, Any]) -> None:
-    wanted = config(toy_csv, preset, **settings)
-    whole = tune_config(wanted, tmp_path / "whole", backbone=t5)
+def test_an_interrupted_run_goes_on_bit_for_bit(toy_csv: Path, tmp_path: Path, preset: str, settings: dict[str, Any]) -> None:
+    wanted, backbone = config(toy_csv, preset, **settings), model_for(preset)
+    whole = tune_config(wanted, tmp_path / "whole", backbone=backbone)
     for stop in (Watch(7), Watch(8, "evaluation"), Watch(12, "evaluation")):
         with pytest.raises(KeyboardInterrupt):
-            tune_config(wanted, tmp_path / "parts", watcher=stop, backbone=t5)
+            tune_config(wanted, tmp_path / "parts", watcher=stop, backbone=backbone)
     last = Watch()
-    parts = tune_config(wanted, tmp_path / "parts", watcher=last, backbone=t5)
+    parts = tune_config(wanted, tmp_path / "parts", watcher=last, backbone=backbone)
     assert last.steps == [9, 10, 11, 12], "it goes on from the checkpoint of step 8, not from the start"
     for name in ("checkpoint.safetensors", "prompt.safetensors"):
         one, other = (read_tensors(tmp_path / place / name)[0] for place in ("whole", "parts"))
@@ -208,14 +214,8 @@ def test_a_prompt_longer_than_the_budget_is_one_sentence(t5: Backbone, bart: Bac
     task = load_task(config(toy_csv).task)
     with pytest.raises(UserError, match="leaves 1 tokens"):
         Run(config(toy_csv, max_length=5), task, t5)
-    with pytest.raises(UserError, match="takes at most 64 tokens"):
+    with pytest.raises(UserError, match="takes at most 128 tokens"):
         Run(config(toy_csv, max_length=512), task, bart)
-
-
-def test_a_run_on_another_family_learns(bart: Backbone, toy_csv: Path) -> None:
-    run = Run(config(toy_csv, max_length=40, steps=30), load_task(config(toy_csv).task), bart)
-    Cohort([run], [None]).train()
-    assert run.history[-1]["loss"] < run.history[0]["loss"] - 1
 
 
 @pytest.mark.parametrize("moment", [0.5, 1.5, 3.0])
@@ -299,12 +299,12 @@ def test_epochs_are_never_cut_short(t5: Backbone, toy_csv: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_two_threads_give_the_same_run_twice(t5: Backbone, toy_csv: Path, preset: str) -> None:
+def test_two_threads_give_the_same_run_twice(toy_csv: Path, preset: str) -> None:
     torch.set_num_threads(2)
     try:
         tables = []
         for _ in range(2):
-            run = Run(config(toy_csv, preset, batch_size=22), load_task(config(toy_csv).task), t5)
+            run = Run(config(toy_csv, preset, batch_size=22), load_task(config(toy_csv).task), model_for(preset))
             Cohort([run], [None]).train()
             tables.append(run.prompt.table.detach().clone())
     finally:

@@ -4,5 +4,6 @@ from .backbone import Backbone, Losses, Text
 from .causal import Causal
 from .encoder_decoder import EncoderDecoder
 from .load import DEFAULT, load_backbone
+from .masked import Masked
 
-__all__ = ["DEFAULT", "Backbone", "Causal", "EncoderDecoder", "Losses", "Text", "load_backbone"]
+__all__ = ["DEFAULT", "Backbone", "Causal", "EncoderDecoder", "Losses", "Masked", "Text", "load_backbone"]

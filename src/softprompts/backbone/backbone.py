@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,48 @@ from .vocabulary import common_pieces
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
+Place = Literal["prefix", "after-bos", "suffix"]
+"""Where a prompt stands: before all; after the tokens a tokenizer opens a text with; after the text, before the tokens that close it."""
+
 
 class Text(NamedTuple):
-    """Embedded texts: embeds [B, T, H] and mask [B, T], rows laid out as [text; pad]."""
+    """Embedded texts: embeds [B, T, H], mask and ids [B, T], rows laid out as [text; pad]; a prompt goes in at column `at` [B]."""
 
     embeds: Tensor
     mask: Tensor
+    at: Tensor | None = None
+    """None: before all."""
+    ids: Tensor | None = None
+
+    def rows(self, which: Sequence[int]) -> "Text":
+        """Some of the rows."""
+        at, ids = (part if part is None else part[list(which)] for part in (self.at, self.ids))
+        return Text(self.embeds[list(which)], self.mask[list(which)], at, ids)
+
+    def joined(self, prompt: Tensor) -> tuple[Tensor, Tensor]:
+        """The prompt [B, P, H] in its place among each row's tokens, pads at the end: [B, P + T, H] and its mask."""
+        embeds = torch.cat([prompt.to(self.embeds), self.embeds], dim=1)
+        mask = torch.cat([self.mask.new_ones(prompt.shape[:2]), self.mask], dim=1)
+        if self.at is None:
+            return embeds, mask
+        order = self.columns(prompt.shape[1]).argsort(dim=1)
+        return embeds.gather(1, order.unsqueeze(-1).expand_as(embeds)), mask.gather(1, order)
+
+    def columns(self, length: int) -> Tensor:
+        """The columns of a prompt of `length` and of the text after joining: [B, P + T]."""
+        batch, width = self.mask.shape
+        own, given = (torch.arange(size, device=self.mask.device).expand(batch, -1) for size in (width, length))
+        at = self.mask.new_zeros(batch, 1) if self.at is None else self.at[:, None]
+        return torch.cat([given + at, torch.where(own < at, own, own + length)], dim=1)
+
+
+class Head(Protocol):
+    """A classifier that answers where the model has no words for it; trained with the prompt and saved with it."""
+
+    pool: Literal["mean", "first"]
+
+    def __call__(self, features: Tensor, /) -> Tensor:
+        """[B, F] -> logits [B, C]."""
 
 
 class Losses(NamedTuple):
@@ -48,8 +84,11 @@ class Losses(NamedTuple):
 class Backbone(ABC):
     """A frozen model of one family. No gradient is ever allocated for it and no byte of it changes."""
 
-    auto_class: ClassVar[str]
-    """The transformers Auto class that loads this family."""
+    family: ClassVar[str]
+    """The family's name."""
+
+    generates: ClassVar[bool] = True
+    """Whether it can write text of its own."""
 
     size_keys: ClassVar[tuple[str, ...]]
     """The settings of the config that are part of the fingerprint."""
@@ -58,6 +97,11 @@ class Backbone(ABC):
     @abstractmethod
     def fits(cls, config: Any) -> bool:
         """Whether a transformers config is of this family."""
+
+    @classmethod
+    @abstractmethod
+    def auto_class(cls, config: Any) -> str:
+        """The transformers Auto class that loads it."""
 
     def __init__(self, model: Any, tokenizer: Any, name: str = "") -> None:
         self.model = model.requires_grad_(False).eval()
@@ -111,6 +155,11 @@ class Backbone(ABC):
         config = self.model.config.to_dict()
         return {key: config[key] for key in ("model_type", "vocab_size", *self.size_keys) if isinstance(config.get(key), (int, str))}
 
+    @property
+    def features(self) -> int:
+        """The width of the last hidden state, which a linear head reads."""
+        return int(getattr(self.model.config, "hidden_size", self.hidden))
+
     # -- rows ----------------------------------------------------------------------------------------------------------------
 
     def tokenise(self, texts: Sequence[str], budget: int) -> list[list[int]]:
@@ -129,15 +178,35 @@ class Backbone(ABC):
             mask[row, :kept] = 1
         return ids, mask
 
-    def embed(self, ids: Tensor, mask: Tensor) -> Text:
+    def embed(self, ids: Tensor, mask: Tensor, place: Place = "prefix") -> Text:
         """[B, T] -> embeddings; pads on the left or inside are moved to the end, so that rows are always [text; pad]."""
         order = mask.argsort(dim=1, descending=True, stable=True)
         ids, mask = ids.gather(1, order).to(self.device), mask.gather(1, order).to(self.device)
         with torch.no_grad():
-            return Text(self.embedding(ids), mask)
+            return Text(self.embedding(ids), mask, self.at(ids, mask, place), ids)
 
-    def embed_rows(self, rows: Sequence[Sequence[int]]) -> Text:
-        return self.embed(*self.collate(rows))
+    def embed_rows(self, rows: Sequence[Sequence[int]], place: Place = "prefix") -> Text:
+        return self.embed(*self.collate(rows), place)
+
+    def at(self, ids: Tensor, mask: Tensor, place: Place) -> Tensor | None:
+        """The column that a prompt at `place` begins at in each row of [text; pad] [B]; None: before all."""
+        if place == "prefix":
+            return None
+        opening, closing = self.surround
+        return torch.full_like(mask[:, 0], opening) if place == "after-bos" else mask.sum(1) - closing
+
+    @cached_property
+    def surround(self) -> tuple[int, int]:
+        """How many special tokens the tokenizer puts before a text and after it."""
+        special = self.tokenizer("x", return_special_tokens_mask=True)["special_tokens_mask"]
+        return special.index(0), special[::-1].index(0)
+
+    def check_place(self, place: Place) -> None:
+        """Only a tokenizer that opens a text with a token of its own has a place after it."""
+        if place == "after-bos" and self.surround[0] == 0:
+            raise UserError(
+                f"{self.name} opens a text with no token of its own, so a prompt cannot stand after it; leave --prompt.place out."
+            )
 
     @property
     def pad(self) -> int:
@@ -162,6 +231,16 @@ class Backbone(ABC):
 
     # -- answers -------------------------------------------------------------------------------------------------------------
 
+    def best_head(self, labels: Sequence[str]) -> str:
+        """How labels are told when nothing else is asked for: by the model's own words, or by a linear head."""
+        return "words"
+
+    def answering(self, head: Head | None, labels: Sequence[str]) -> "Backbone":
+        """The same frozen model, answering by `head` where one is given."""
+        if head is not None:
+            raise UserError(f"{self.name} answers in its own words; a linear head is for encoder-only models: leave --prompt.head out.")
+        return self
+
     @abstractmethod
     def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:
         """The loss of each row's target after [prompt; text]: prompt [B, P, H]."""
@@ -177,6 +256,16 @@ class Backbone(ABC):
     @abstractmethod
     def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each target as the model must produce them, end of sequence included."""
+
+    def word_pieces(self, text: str) -> list[int]:
+        """Ids of a text as a word after a space is spelled, whatever mark the tokenizer has for that."""
+        return self.pieces(f"x {text}")[len(self.pieces("x")) :]
+
+    def blocks(self) -> list[nn.Module]:
+        """The transformer's layers, from the input on."""
+        stacks = [module for module in self.model.modules() if isinstance(module, nn.ModuleList)]
+        inner = {id(part) for stack in stacks for block in stack for part in block.modules() if part is not block}
+        return [block for stack in stacks if id(stack) not in inner for block in stack]
 
     @abstractmethod
     def last_block(self) -> nn.Module:

@@ -16,7 +16,7 @@ from .backbone import Backbone, Losses, Text
 class Causal(Backbone):
     """A text keeps the beginning its tokenizer gives it (Gemma's and Llama's <bos>) and has no end; a target has the end of sequence."""
 
-    auto_class = "AutoModelForCausalLM"
+    family = "decoder-only"
     size_keys = (
         "hidden_size",
         "intermediate_size",
@@ -30,19 +30,24 @@ class Causal(Backbone):
 
     @classmethod
     def fits(cls, config: Any) -> bool:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-        encoders = ("bert", "roberta", "deberta", "electra", "mpnet")  # known to the causal class too, but trained to fill in masks
-        known = type(config) in AutoModelForCausalLM._model_mapping
-        return bool(known and not config.is_encoder_decoder and not any(name in config.model_type for name in encoders))
+        if config.is_encoder_decoder or type(config) not in AutoModelForCausalLM._model_mapping:
+            return False
+        if type(config) not in AutoModelForMaskedLM._model_mapping:
+            return True
+        return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in config.architectures or [])  # BERT and its like can be both
+
+    @classmethod
+    def auto_class(cls, config: Any) -> str:
+        return "AutoModelForCausalLM"
 
     def budget(self, prompt_length: int, max_length: int, target_length: int) -> int:
         return super().budget(prompt_length, max_length, target_length) - target_length
 
     def join(self, prompt: Tensor, text: Text) -> dict[str, Tensor]:
         """[pad; prompt; text]: embeddings [B, P + T, H], mask, and positions counted from each row's first own token."""
-        embeds = torch.cat([prompt.to(text.embeds), text.embeds], dim=1)
-        mask = torch.cat([text.mask.new_ones(prompt.shape[:2]), text.mask], dim=1)
+        embeds, mask = text.joined(prompt)
         order = mask.argsort(dim=1, stable=True)  # pads to the front, all else in its order
         mask = mask.gather(1, order)
         embeds = embeds.gather(1, order.unsqueeze(-1).expand_as(embeds))
@@ -95,9 +100,8 @@ class Causal(Backbone):
         return self.greedy(read.logits[:, -1], step, max_new_tokens)
 
     def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """As a word after a space is spelled, whatever mark the tokenizer has for that, and the end of sequence."""
-        before = self.pieces("x")
-        return [[*self.pieces(f"x {text}")[len(before) :], int(self.tokenizer.eos_token_id)] for text in texts]
+        """As a word after a space is spelled, and the end of sequence."""
+        return [[*self.word_pieces(text), int(self.tokenizer.eos_token_id)] for text in texts]
 
     def last_block(self) -> nn.Module:
         return next(child for child in self.model.base_model.children() if isinstance(child, nn.ModuleList))[-1]

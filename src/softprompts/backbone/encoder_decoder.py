@@ -12,7 +12,7 @@ from .backbone import Backbone, Losses, Text
 class EncoderDecoder(Backbone):
     """Prompt and text see each other fully in the encoder; the decoder's cross-attention sees both (Lester 2021 §2)."""
 
-    auto_class = "AutoModelForSeq2SeqLM"
+    family = "encoder-decoder"
     size_keys = (
         *("d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads", "feed_forward_proj"),
         *("relative_attention_num_buckets", "relative_attention_max_distance"),  # T5, mT5
@@ -23,10 +23,13 @@ class EncoderDecoder(Backbone):
     def fits(cls, config: Any) -> bool:
         return bool(config.is_encoder_decoder)
 
+    @classmethod
+    def auto_class(cls, config: Any) -> str:
+        return "AutoModelForSeq2SeqLM"
+
     def join(self, prompt: Tensor, text: Text) -> dict[str, Tensor]:
         """[prompt; text; pad] as the encoder's input: [B, P + T, H]. The prompt stays float32 until here."""
-        embeds = torch.cat([prompt.to(text.embeds), text.embeds], dim=1)
-        mask = torch.cat([text.mask.new_ones(prompt.shape[:2]), text.mask], dim=1)
+        embeds, mask = text.joined(prompt)
         return {"inputs_embeds": embeds, "attention_mask": mask}
 
     def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:

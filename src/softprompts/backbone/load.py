@@ -11,8 +11,9 @@ from ..errors import UserError
 from .backbone import DTYPES, Backbone
 from .causal import Causal
 from .encoder_decoder import EncoderDecoder
+from .masked import Masked
 
-FAMILIES: tuple[type[Backbone], ...] = (EncoderDecoder, Causal)
+FAMILIES: tuple[type[Backbone], ...] = (EncoderDecoder, Causal, Masked)
 EMBEDDED = {"t5-tiny": Path(__file__).parent / "t5-tiny"}
 DEFAULT = "t5-tiny"
 
@@ -33,10 +34,16 @@ def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto"
         config = transformers.AutoConfig.from_pretrained(where, **options)
         family = next((f for f in FAMILIES if f.fits(config)), None)
         if family is None:
-            raise UserError(f"{name} is a {config.model_type} model, which is of no family we know: encoder-decoder or decoder-only.")
+            raise UserError(
+                f"{name} is a {config.model_type} model, which is of no family we know: {', '.join(f.family for f in FAMILIES)}."
+            )
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
         with _quiet():
-            model = getattr(transformers, family.auto_class).from_pretrained(where, dtype=DTYPES[dtype], **options)
+            loader = getattr(transformers, family.auto_class(config))
+            model, told = loader.from_pretrained(where, dtype=DTYPES[dtype], output_loading_info=True, **options)
+        missing = sorted(name for name in told["missing_keys"] if not name.startswith("pooler."))  # nothing we ask for reads a pooler
+        if missing:
+            raise UserError(f"The checkpoint of {name} lacks {len(missing)} weights, the first {missing[0]}; take a whole copy of it.")
     except UserError:
         raise
     except Exception as error:  # transformers raises a dozen kinds for a model that is not there, damaged or unknown

@@ -8,20 +8,22 @@
 Shape letters: B batch, T text tokens, P prompt tokens, H hidden, K prompts in a mixture.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..choice import Choice, checked, pick
 from ..errors import UserError
+from .head import HEADS, Linear
 from .route import ROUTES, Route, Router
 from .shape import SHAPES, Shape
 from .start import STARTS, Material, Source
 
-TABLES: dict[str, Mapping[str, Callable[..., Any]]] = {"start": STARTS, "shape": SHAPES, "route": ROUTES}
+TABLES: dict[str, Mapping[str, Callable[..., Any]]] = {"start": STARTS, "shape": SHAPES, "route": ROUTES, "head": HEADS}
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,12 @@ class PromptConfig:
 
     route: Choice = field(default_factory=lambda: Choice("single"))
     """Which prompt an input gets: single, top1, top2, soft, gumbel, stochastic."""
+
+    place: Literal["prefix", "after-bos", "suffix"] = "prefix"
+    """Where it stands: before the text (prefix), after the token that opens it (after-bos), after its last word (suffix)."""
+
+    head: Choice = field(default_factory=lambda: Choice("auto"))
+    """How an encoder-only model tells labels: words, linear, or auto (words where it has them)."""
 
     unit: float | None = None
     """The scale that prompt, network and router are trained at; none: the backbone's own (see `Prompt`). The papers' is 1."""
@@ -68,11 +76,14 @@ class Prompt(nn.Module):
     LayerNorm's gain and a router's logits mean the same on every backbone. The unit is a power of two, which makes it exact.
     """
 
-    def __init__(self, table: Tensor, shape: Shape, route: Route, config: PromptConfig, unit: float = 1.0) -> None:
+    def __init__(
+        self, table: Tensor, shape: Shape, route: Route, config: PromptConfig, unit: float = 1.0, head: Linear | None = None
+    ) -> None:
         super().__init__()
         self.table = nn.Parameter(table)  # [K, P, H]
         self.shape = shape
         self.route = route
+        self.head = head
         self.config = config
         self.unit = unit
 
@@ -95,7 +106,15 @@ class Prompt(nn.Module):
         was, _ = self.training, self.eval()
         vectors, router = self.route.fold(self.shape(self.table) * self.unit)
         self.train(was)
-        return plain(vectors) if router is None else plain(vectors, router / self.unit, self.config.route)
+        config = dataclasses.replace(self.config, count=len(vectors), route=Choice("single") if router is None else self.config.route)
+        folded = plain(vectors, None if router is None else router / self.unit, config, self.head_sizes())
+        if self.head is not None and folded.head is not None:
+            folded.head.load_state_dict(self.head.state_dict())
+        return folded
+
+    def head_sizes(self) -> tuple[int, int] | None:
+        """Classes and features of the linear head, where there is one."""
+        return None if self.head is None else (self.head.weight.shape[0], self.head.weight.shape[1])
 
     def source(self) -> Source:
         """The folded prompt as a start can take it."""
@@ -109,6 +128,7 @@ class Prompt(nn.Module):
             "table": [self.table],
             "shape": list(self.shape.parameters()),
             "route": list(self.route.parameters()),
+            "head": list(self.head.parameters()) if self.head is not None else [],
         }
 
     def parameter_count(self) -> int:
@@ -121,29 +141,34 @@ def mean_embedding(embeds: Tensor, mask: Tensor) -> Tensor:
     return (embeds.float() * weight).sum(1) / weight.sum(1).clamp(min=1)
 
 
-def plain(vectors: Tensor, router: Tensor | None = None, route: Choice | None = None) -> Prompt:
-    """A folded prompt from its vectors [K, P, H] and a mixture's router [K, H]."""
+def plain(vectors: Tensor, router: Tensor | None = None, like: PromptConfig | None = None, head: tuple[int, int] | None = None) -> Prompt:
+    """A folded prompt from its vectors [K, P, H] and a mixture's router [K, H], routed and placed `like` another."""
     count, length, hidden = vectors.shape
-    prompt = blank(
-        PromptConfig(length, count, Choice("prompt", {"sources": []}), Choice("direct"), route or Choice("single"), unit=1.0), hidden
-    )
+    like = like or PromptConfig()
+    start = Choice("prompt", {"sources": []})
+    config = PromptConfig(length, count, start, Choice("direct"), like.route, like.place, like.head, unit=1.0)
+    prompt = blank(config, hidden, head=head)
     prompt.table.data.copy_(vectors)
     if router is not None:
         router_of(prompt.route).weight.data.copy_(router)
     return prompt.eval()
 
 
-def blank(config: PromptConfig, hidden: int, unit: float = 1.0, seed: int = 0) -> Prompt:
-    """A prompt whose table is still to be filled. `unit` is the backbone's scale, used unless the config sets its own."""
+def blank(config: PromptConfig, hidden: int, unit: float = 1.0, seed: int = 0, head: tuple[int, int] | None = None) -> Prompt:
+    """A prompt whose table is still to be filled. `unit` is the backbone's scale, used unless the config sets its own; `head` is the
+    number of classes and features of a linear head."""
     shape_rng, route_rng = (torch.Generator().manual_seed(3 * seed + part) for part in (1, 2))
     shape = pick("shape", SHAPES, config.shape)(config.count, config.length, hidden, shape_rng)
     route = pick("route", ROUTES, config.route)(config.count, hidden, route_rng)
-    return Prompt(torch.zeros(config.count, config.length, hidden), shape, route, config, config.unit or unit)
+    answers = (
+        pick("head", HEADS, config.head)(*head, torch.Generator().manual_seed(seed)) if config.head.kind == "linear" and head else None
+    )
+    return Prompt(torch.zeros(config.count, config.length, hidden), shape, route, config, config.unit or unit, answers)
 
 
 def build(config: PromptConfig, material: Material, seed: int, unit: float = 1.0) -> Prompt:
     """A prompt at step 0: the same seed gives the same prompt."""
-    prompt = blank(config, material.words.hidden, unit, seed)
+    prompt = blank(config, material.words.hidden, unit, seed, (len(material.labels), material.features))
     start = pick("start", STARTS, config.start)()
     begin = start(material, config.count, config.length, torch.Generator().manual_seed(3 * seed))
     table = begin.vectors.to(torch.float32) / prompt.unit

@@ -49,6 +49,8 @@ class Material:
     words: Words
     labels: Sequence[str] = ()
     fetch: Callable[[str], Source] | None = None
+    features: int = 0
+    """The width of what a linear head reads."""
 
 
 class Begin(NamedTuple):

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from ..choice import Choice
+from ..choice import from_mapping
 from ..errors import UserError
 from ..files import read_json, read_tensors, write_json, write_tensors
-from .prompt import Prompt, plain, router_of
+from .prompt import Prompt, PromptConfig, plain, router_of
 
 TENSORS, CARD = "prompt.safetensors", "prompt.json"
 
@@ -20,8 +20,17 @@ def save_prompt(folder: Path, prompt: Prompt, card: dict[str, Any]) -> None:
     tensors = {"vectors": folded.table.data}
     if folded.config.count > 1:
         tensors["router"] = router_of(folded.route).weight.data
+    if folded.head is not None:
+        tensors |= {"head.weight": folded.head.weight.data, "head.bias": folded.head.bias.data}
     write_tensors(folder / TENSORS, tensors)
-    form = {"length": folded.config.length, "count": folded.config.count, "route": folded.config.route.plain()}
+    config = folded.config
+    form = {
+        "length": config.length,
+        "count": config.count,
+        "route": config.route.plain(),
+        "place": config.place,
+        "head": config.head.plain(),
+    }
     write_json(folder / CARD, {"prompt": form, **card})
 
 
@@ -52,18 +61,29 @@ def check_backbone(folder: Path | str, card: dict[str, Any], fingerprint: str) -
 
 def _checked(folder: Path, card: Any, tensors: dict[str, torch.Tensor]) -> Prompt:
     try:
-        form, vectors = card["prompt"], tensors["vectors"]
-        route = Choice.of(form["route"])
-        expected = (int(form["count"]), int(form["length"]))
-    except (KeyError, TypeError, ValueError):
+        form, vectors = dict(card["prompt"]), tensors["vectors"]
+        config = from_mapping(PromptConfig, {**form, "length": int(form["length"]), "count": int(form["count"])}, "prompt")
+    except (KeyError, TypeError, ValueError, UserError):
         raise UserError(f"{folder} is not a prompt this version can read; tune it again.") from None
-    router = tensors.get("router")
-    fits = vectors.dim() == 3 and tuple(vectors.shape[:2]) == expected and all(t.is_floating_point() for t in tensors.values())
-    if not fits or (router is not None and router.shape != (expected[0], vectors.shape[2])) or (expected[0] > 1) != (router is not None):
+    router, weight, bias = (tensors.get(name) for name in ("router", "head.weight", "head.bias"))
+    fits = (
+        vectors.dim() == 3
+        and tuple(vectors.shape[:2]) == (config.count, config.length)
+        and all(t.is_floating_point() for t in tensors.values())
+        and (config.count > 1) == (router is not None)
+        and (router is None or router.shape == (config.count, vectors.shape[2]))
+        and (config.head.kind == "linear") == (weight is not None) == (bias is not None)
+        and (weight is None or bias is None or (weight.dim() == 2 and bias.shape == weight.shape[:1]))
+    )
+    if not fits:
         raise UserError(f"{folder / TENSORS} does not fit its card; take a whole copy of the folder.")
     if any(not bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):
         raise UserError(f"{folder / TENSORS} holds numbers that are not finite; tune it again with a lower learning rate.")
-    return plain(vectors, router, route)
+    prompt = plain(vectors, router, config, None if weight is None else (weight.shape[0], weight.shape[1]))
+    if prompt.head is not None and weight is not None and bias is not None:
+        prompt.head.weight.data.copy_(weight)
+        prompt.head.bias.data.copy_(bias)
+    return prompt
 
 
 def safe_name(name: str) -> str:

@@ -16,6 +16,7 @@ from ..choice import Choice, coerce, from_mapping
 from ..errors import UserError
 from ..files import write_text
 from ..prompt import PromptConfig
+from ..prompt.prompt import TABLES
 from ..tasks import TaskConfig
 from .presets import preset_settings
 
@@ -37,6 +38,9 @@ class TuningConfig:
 
     route_lr: float | None = 0.01
     """Learning rate of the router; none: the same as --lr."""
+
+    head_lr: float | None = 0.01
+    """Learning rate of an encoder-only model's linear head; none: the same as --lr."""
 
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     """How the learning rate falls after the warm-up: not at all, to zero in a line, to zero along a cosine."""
@@ -71,8 +75,8 @@ class TuningConfig:
     z_loss: float = 0.0
     """Weight of the squared log-normaliser (T5X: 1e-4)."""
 
-    max_length: int = 512
-    """The most tokens the encoder sees, prompt included; longer texts are cut."""
+    max_length: int | None = None
+    """The most tokens the model sees, prompt included; longer texts are cut. None: 512, or fewer where the model takes no more."""
 
     evaluate_every: int = 100
     """Steps between evaluations."""
@@ -83,14 +87,14 @@ class TuningConfig:
     patience: int | None = None
     """Stop after so many evaluations without a better score."""
 
-    scoring: Literal["generate", "labels"] = "generate"
-    """Evaluate by greedy generation, or by the label word of highest log-probability."""
+    scoring: Literal["auto", "generate", "labels"] = "auto"
+    """Evaluate by greedy generation, or by the label of highest log-probability; auto: generate where the model can write."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "accumulate", "evaluate_every", "checkpoint_every", "patience"):
+        for name in ("steps", "batch_size", "accumulate", "evaluate_every", "checkpoint_every", "patience", "max_length"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("lr", "shape_lr", "route_lr", "epochs", "clip"):
+        for name in ("lr", "shape_lr", "route_lr", "head_lr", "epochs", "clip"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < float("inf"):
                 raise UserError(f"{name} is {getattr(self, name)}; it must be a positive number.")
         for name in ("weight_decay", "z_loss", "warmup", "start_step"):
@@ -171,11 +175,11 @@ def run_config(*layers: Mapping[str, Any]) -> RunConfig:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` over `below`, mapping by mapping. A start, shape or route of another kind forgets the options of the kind below."""
+    """`above` over `below`, mapping by mapping. A start, shape, route or head of another kind forgets the options of the kind below."""
     merged = dict(below)
     for name, value in above.items():
         under = merged.get(name)
-        if name in ("start", "shape", "route"):
+        if name in TABLES:
             value, under = _kinded(value), _kinded(under or {})
             merged[name] = {**under, **value} if value.get("kind", under.get("kind")) == under.get("kind") else value
         elif isinstance(value, Mapping) and isinstance(under, Mapping):
@@ -191,7 +195,9 @@ def _kinded(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         return {"kind": value}
     if not isinstance(value, Mapping):
-        raise UserError(f"{value!r} is no start, shape or route; write a name, or a mapping such as {{kind: residual, bottleneck: 400}}.")
+        raise UserError(
+            f"{value!r} is no start, shape, route or head; write a name, or a mapping such as {{kind: residual, bottleneck: 400}}."
+        )
     return dict(value)
 
 

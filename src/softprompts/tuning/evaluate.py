@@ -18,13 +18,18 @@ class Predictor:
         backbone: Backbone,
         prompt: Prompt,
         labels: Sequence[str],
-        scoring: str = "generate",
+        scoring: str = "auto",
         max_length: int = 512,
         batch_size: int = 64,
     ) -> None:
-        self.backbone, self.prompt, self.labels, self.scoring, self.batch_size = backbone, prompt, list(labels), scoring, batch_size
-        if scoring not in ("generate", "labels"):
+        if scoring not in ("auto", "generate", "labels"):
             raise UserError(f"There is no scoring {scoring!r}; choose generate or labels.")
+        if scoring == "generate" and not backbone.generates:
+            raise UserError(f"{backbone.name} cannot write freely; let it choose among the labels with --scoring labels.")
+        self.backbone, self.prompt, self.labels, self.batch_size = backbone.answering(prompt.head, labels), prompt, list(labels), batch_size
+        self.scoring = scoring if scoring != "auto" else "generate" if backbone.generates else "labels"
+        backbone = self.backbone
+        backbone.check_place(prompt.config.place)
         self.candidates = backbone.tokenise_targets(self.labels)
         self.answer_length = max(map(len, self.candidates))
         self.budget = backbone.budget(prompt.config.length, max_length, self.answer_length)
@@ -39,7 +44,7 @@ class Predictor:
         """The same for texts already tokenised."""
         answers = [""] * len(rows)
         for batch in by_length([len(row) for row in rows], self.batch_size):
-            text = self.backbone.embed_rows([rows[i] for i in batch])
+            text = self.backbone.embed_rows([rows[i] for i in batch], self.prompt.config.place)
             vectors = self.prompt(text.embeds, text.mask)
             if self.scoring == "labels":
                 best = self.backbone.scores(vectors, text, self.candidates).argmax(1).tolist()
@@ -58,7 +63,7 @@ class Predictor:
         rows = self.backbone.tokenise(texts, self.budget) if texts else []
         found: list[dict[str, float]] = [{}] * len(rows)
         for batch in by_length([len(row) for row in rows], self.batch_size):
-            text = self.backbone.embed_rows([rows[i] for i in batch])
+            text = self.backbone.embed_rows([rows[i] for i in batch], self.prompt.config.place)
             shares = self.backbone.scores(self.prompt(text.embeds, text.mask), text, self.candidates).softmax(1)
             for index, share in zip(batch, shares.tolist(), strict=True):
                 found[index] = dict(zip(self.labels, share, strict=True))

@@ -74,7 +74,8 @@ def _average(state: dict[str, Any], name: str, value: Tensor, beta2: float, mixi
 
 def make_optimizer(prompt: Prompt, config: TuningConfig) -> torch.optim.Optimizer:
     """One optimiser per run, one group per choice with its own learning rate (kept as `base_lr` for the schedule)."""
-    rates = {"table": config.lr, "shape": config.shape_lr or config.lr, "route": config.route_lr or config.lr}
+    own = {"shape": config.shape_lr, "route": config.route_lr, "head": config.head_lr}
+    rates = {name: own.get(name) or config.lr for name in prompt.groups()}
     groups = [{"params": params, "lr": rates[name], "base_lr": rates[name]} for name, params in prompt.groups().items() if params]
     if config.optimizer == "adafactor":
         return Adafactor(groups, weight_decay=config.weight_decay, start_step=config.start_step)

@@ -30,6 +30,28 @@ _SMOP_SCHEDULE = {
     "dropout": 0.1,
 }
 
+_CLS = {"kind": "linear", "pool": "first"}
+_RESIDUAL: dict[str, Any] = {"length": 10, "shape": {"kind": "residual", "bottleneck": 400}}
+_RESIDUAL_PAPER: dict[str, Any] = {
+    "prompt": {
+        "length": 10,
+        "start": {"kind": "vocabulary", "population": 0},
+        "shape": {"kind": "residual", "bottleneck": 800},
+        "unit": 1.0,
+    },
+    "tuning": {
+        "optimizer": "adamw",
+        "lr": 0.3,
+        "shape_lr": None,
+        "route_lr": None,
+        "schedule": "constant",
+        "warmup": 0,
+        "weight_decay": 1e-5,
+        "epochs": 20,
+        "batch_size": 8,
+    },
+}
+
 PRESETS: dict[str, Preset] = {
     "mixture": Preset(
         "Ours, and the default: sixteen short prompts blended for each input by a router (SMoP's, with all prompts and no noise). "
@@ -66,26 +88,14 @@ PRESETS: dict[str, Preset] = {
         "shared MLP with LayerNorm as paper and command line (the code's class defaults differ); bottleneck 800, 10 tokens, words from "
         "the whole vocabulary (without replacement here), AdamW lr 0.3, batch 8, 20 epochs as the code; what is saved is the folded "
         "prompt, as the paper says (the code saves the raw one).",
-        ours={"prompt": {"length": 10, "shape": {"kind": "residual", "bottleneck": 400}}},
-        paper={
-            "prompt": {
-                "length": 10,
-                "start": {"kind": "vocabulary", "population": 0},
-                "shape": {"kind": "residual", "bottleneck": 800},
-                "unit": 1.0,
-            },
-            "tuning": {
-                "optimizer": "adamw",
-                "lr": 0.3,
-                "shape_lr": None,
-                "route_lr": None,
-                "schedule": "constant",
-                "warmup": 0,
-                "weight_decay": 1e-5,
-                "epochs": 20,
-                "batch_size": 8,
-            },
-        },
+        ours={"prompt": _RESIDUAL},
+        paper=_RESIDUAL_PAPER,
+    ),
+    "residual-bert": Preset(
+        "Residual Prompt Tuning on encoder-only models (BERT-base in the paper): the residual preset with a linear head on [CLS], trained "
+        "along. The paper tells the model; its code has no BERT path, so the head and its learning rate are ours, paper mode included.",
+        ours={"prompt": {**_RESIDUAL, "head": _CLS}},
+        paper={"prompt": {**_RESIDUAL_PAPER["prompt"], "head": _CLS}, "tuning": {**_RESIDUAL_PAPER["tuning"], "head_lr": 0.001}},
     ),
     "smop": Preset(
         "SMoP (Choi 2023): four prompts of five tokens, each input sent to one. The route is the paper's (the code's top-1 sums over "

@@ -1,5 +1,6 @@
 """Run: one prompt, one task, one schedule. All is its own but the backbone: prompt, optimiser, data order, randomness, best prompt."""
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..backbone import Backbone
+from ..choice import Choice
 from ..errors import UserError
 from ..prompt import Material, Source, build, load_prompt
 from ..prompt.prompt import blank
@@ -35,12 +37,17 @@ class Run:
         """A run at step 0; or, not `fresh`, one that a checkpoint is about to fill, which needs no source prompt any more."""
         if config.prompt.length == 0:
             raise UserError("A prompt of length 0 has nothing to train; give it a length of at least 1.")
-        self.config, self.task, self.backbone = config, task, backbone
-        material = Material(backbone, task.labels, lambda name: fetch_source(name, backbone))
+        self.config = config = resolved(config, task, backbone)
+        self.task = task
+        material = Material(backbone, task.labels, lambda name: fetch_source(name, backbone), backbone.features)
+        head = (len(task.labels), backbone.features)
         prompt = (
-            build(config.prompt, material, config.seed, backbone.unit) if fresh else blank(config.prompt, backbone.hidden, backbone.unit)
+            build(config.prompt, material, config.seed, backbone.unit)
+            if fresh
+            else blank(config.prompt, backbone.hidden, backbone.unit, head=head)
         )
         self.prompt = prompt.to(backbone.device)
+        self.backbone = backbone = backbone.answering(self.prompt.head, task.labels)
         self.optimizer = make_optimizer(self.prompt, config.tuning)
         self.rng = torch.Generator().manual_seed(config.seed)
 
@@ -102,7 +109,7 @@ class Run:
     def _backward(self, batch: list[int], tokens: int) -> Tensor:
         """The gradient of one forward pass's share in the mean loss over all target tokens of the step."""
         dropout, z_loss = self.config.tuning.dropout, self.config.tuning.z_loss
-        text = self.backbone.embed_rows([self.inputs[row] for row in batch])
+        text = self.backbone.embed_rows([self.inputs[row] for row in batch], self.config.prompt.place)
         vectors = self.prompt(text.embeds, text.mask, self.rng)
         with torch.random.fork_rng(enabled=dropout > 0), self.backbone.dropout(dropout):
             if dropout > 0:  # the backbone's dropout draws from the global generator: it gets a seed from the run's own
@@ -138,6 +145,7 @@ class Run:
 
     def predictor(self) -> Predictor:
         tuning = self.config.tuning
+        assert tuning.max_length is not None  # resolved
         return Predictor(self.backbone, self.prompt.eval(), self.task.labels, tuning.scoring, tuning.max_length)
 
     def evaluate(self, tick: Callable[[int], object] = lambda rows: None) -> None:
@@ -175,6 +183,18 @@ class Run:
             raise RunFailedError(f"Nothing was learned that could be kept: {self.stopped}.")
         self.prompt.load_state_dict(self.best)
         self.prompt.eval()
+
+
+def resolved(config: RunConfig, task: Task, backbone: Backbone) -> RunConfig:
+    """The config with what it leaves to the backbone filled in, so that it reproduces the run."""
+    prompt, tuning = config.prompt, config.tuning
+    if prompt.head.kind == "auto":
+        prompt = dataclasses.replace(prompt, head=Choice(backbone.best_head(task.labels)))
+    if tuning.scoring == "auto":
+        tuning = dataclasses.replace(tuning, scoring="generate" if backbone.generates else "labels")
+    if tuning.max_length is None:
+        tuning = dataclasses.replace(tuning, max_length=min(512, backbone.longest or 512))
+    return dataclasses.replace(config, dtype=backbone.dtype, prompt=prompt, tuning=tuning)
 
 
 def fetch_source(name: str, backbone: Backbone) -> Source:

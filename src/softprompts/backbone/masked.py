@@ -1,0 +1,165 @@
+"""Encoder-only models: BERT, RoBERTa, DeBERTa. They fill in a mask with a label word; or a linear head answers, where there are no words.
+
+A row is [prompt; text; mask; pad], with the mask where the text itself has one, or after its last word. Every position is the model's own
+count from the row's first token, so that [prompt; text] stands where a plain text of that length would.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from .backbone import Backbone, Head, Losses, Place, Text
+
+
+class Masked(Backbone):
+    """The label word of one token that fills the mask best."""
+
+    family = "encoder-only"
+    generates = False
+    size_keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "embedding_size", "type_vocab_size")
+
+    @classmethod
+    def fits(cls, config: Any) -> bool:
+        from transformers import AutoModelForMaskedLM
+
+        return type(config) in AutoModelForMaskedLM._model_mapping
+
+    @classmethod
+    def auto_class(cls, config: Any) -> str:
+        """With the words the checkpoint was trained with, or without any."""
+        names = config.architectures or []
+        spoken = any(name.endswith("ForMaskedLM") or (name.endswith("ForPreTraining") and config.model_type == "bert") for name in names)
+        return "AutoModelForMaskedLM" if spoken else "AutoModel"
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the model can fill in a mask."""
+        return self.model.get_output_embeddings() is not None and self.tokenizer.mask_token_id is not None
+
+    def best_head(self, labels: Sequence[str]) -> str:
+        pieces = [self.word_pieces(label) for label in labels]
+        one_each = all(len(ids) == 1 and ids[0] != self.unknown for ids in pieces) and len({ids[0] for ids in pieces}) == len(pieces)
+        return "words" if self.speaks and one_each else "linear"
+
+    def answering(self, head: Head | None, labels: Sequence[str]) -> Backbone:
+        if head is not None:
+            return Headed(self, head, labels)
+        if not self.speaks:
+            raise UserError(f"{self.name} has no words to fill a mask with; let a linear head answer with --prompt.head linear.")
+        return self
+
+    def tokenise(self, texts: Sequence[str], budget: int) -> list[list[int]]:
+        """A text that has no mask of its own gets one after its last word."""
+        mask, closing = self.tokenizer.mask_token_id, self.surround[1]
+        rows = super().tokenise(texts, budget - 1)
+        return [row if mask in row else [*row[: len(row) - closing], mask, *row[len(row) - closing :]] for row in rows]
+
+    def at(self, ids: Tensor, mask: Tensor, place: Place) -> Tensor | None:
+        """A suffix stands before the mask that closes a text, as the words "It was" would."""
+        at = super().at(ids, mask, place)
+        if at is None or place != "suffix":
+            return at
+        closed = ids.gather(1, at[:, None] - 1)[:, 0] == self.tokenizer.mask_token_id
+        moved: Tensor = at - closed.to(at)
+        return moved
+
+    def join(self, prompt: Tensor, text: Text) -> dict[str, Tensor]:
+        """[prompt; text; pad]: embeddings [B, P + T, H] and mask; token types and positions are the model's own."""
+        embeds, mask = text.joined(prompt)
+        return {"inputs_embeds": embeds, "attention_mask": mask}
+
+    def logits(self, prompt: Tensor, text: Text) -> Tensor:
+        """What the model would fill each row's first mask with: [B, 1, V]. No other position gets logits."""
+        assert text.ids is not None
+        length = prompt.shape[1]
+        spot = (text.ids == self.tokenizer.mask_token_id).int().argmax(1, keepdim=True)
+        column = text.columns(length)[:, length:].gather(1, spot)  # [B, 1]
+        with _only(self.model.base_model, column):
+            logits: Tensor = self.model(**self.join(prompt, text)).logits
+        return logits
+
+    def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:
+        ids = torch.tensor([list(target) for target in targets], device=self.device)
+        return Losses.of(self.logits(prompt, text), ids, torch.ones_like(ids))
+
+    @torch.no_grad()
+    def scores(self, prompt: Tensor, text: Text, candidates: Sequence[Sequence[int]]) -> Tensor:
+        logits = self.logits(prompt, text)[:, 0].float()
+        return logits.log_softmax(-1)[:, [candidate[0] for candidate in candidates]]
+
+    def generate(self, prompt: Tensor, text: Text, max_new_tokens: int) -> Tensor:
+        raise UserError(f"{self.name} fills in a mask and cannot write freely; choose among the labels with --scoring labels.")
+
+    def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        rows = {text: self.word_pieces(text) for text in texts}
+        long = next((text for text, ids in rows.items() if len(ids) != 1), None)
+        if long is not None:
+            raise UserError(
+                f"{self.name} fills one mask with one token, and {long!r} is {len(rows[long])}; "
+                f"give it another word with --labels {long}=WORD, or let a linear head answer with --prompt.head linear."
+            )
+        return [rows[text] for text in texts]
+
+    def last_block(self) -> nn.Module:
+        return self.blocks()[-1]
+
+    @property
+    def longest(self) -> int | None:
+        """RoBERTa counts positions from after its pad id."""
+        config = self.model.config
+        most = getattr(config, "max_position_embeddings", None)
+        offset = config.pad_token_id + 1 if "roberta" in config.model_type or config.model_type in ("camembert", "mpnet") else 0
+        return None if most is None else most - offset
+
+
+class Headed(Masked):
+    """The same frozen model with a head that reads its last hidden states: targets are the numbers of the labels."""
+
+    def __init__(self, base: Masked, head: Head, labels: Sequence[str]) -> None:
+        self.__dict__ |= base.__dict__
+        self.head, self.labels = head, list(labels)
+
+    def tokenise(self, texts: Sequence[str], budget: int) -> list[list[int]]:
+        return Backbone.tokenise(self, texts, budget)
+
+    def logits(self, prompt: Tensor, text: Text) -> Tensor:
+        """From the mean over prompt and text, or from the text's first token: [B, 1, C]."""
+        joined = self.join(prompt, text)
+        states: Tensor = self.model.base_model(**joined).last_hidden_state.float()
+        if self.head.pool == "first":
+            first = text.columns(prompt.shape[1])[:, prompt.shape[1], None, None]
+            pooled = states.gather(1, first.expand(-1, 1, states.shape[2]))[:, 0]
+        else:
+            weight = joined["attention_mask"].unsqueeze(-1).to(states)
+            pooled = (states * weight).sum(1) / weight.sum(1)
+        return self.head(pooled).unsqueeze(1)
+
+    def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[self.labels.index(text)] for text in texts]
+
+    def decode(self, ids: Tensor) -> list[str]:
+        return [self.labels[int(row[0])] for row in ids]
+
+    @property
+    def unknown(self) -> int | None:
+        return None
+
+
+@contextmanager
+def _only(encoder: nn.Module, columns: Tensor) -> Iterator[None]:
+    """Inside, what follows the encoder sees the hidden states of `columns` [B, N] alone."""
+
+    def keep(module: nn.Module, inputs: Any, output: Any) -> Any:
+        states = output.last_hidden_state
+        output.last_hidden_state = states.gather(1, columns.unsqueeze(-1).expand(-1, -1, states.shape[2]))
+        return output
+
+    hook = encoder.register_forward_hook(keep)
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -1,0 +1,242 @@
+"""What every family promises, on a tiny random model of each kind: a prompt stands where a hand would put it, pads and neighbours do
+not matter, scores are losses, generation goes through the cache as the whole sequence would, nothing frozen moves."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from softprompts.backbone import Backbone, Causal, EncoderDecoder, Masked, Text, load_backbone
+from softprompts.backbone.backbone import Place
+from softprompts.errors import UserError
+from softprompts.prompt.head import Linear
+from softprompts.tasks import load_task
+from softprompts.tuning import Cohort, Run, run_config
+
+from ..models import KINDS, TOY, random_model
+
+TEXTS = [text for text, _ in TOY[:3]]
+LABELS = ["positive", "negative"]
+PLACES: tuple[Place, ...] = ("prefix", "after-bos", "suffix")
+
+
+def answering(kind: str) -> Backbone:
+    backbone = random_model(kind)
+    return backbone.answering(Linear(2, 32, torch.Generator()), LABELS) if backbone.best_head(LABELS) == "linear" else backbone
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def backbone(request: pytest.FixtureRequest) -> Backbone:
+    return answering(request.param)
+
+
+def prompts(rows: int, length: int = 4) -> Tensor:
+    return torch.randn(1, length, 32, generator=torch.Generator().manual_seed(1)).expand(rows, -1, -1)
+
+
+def places(backbone: Backbone) -> list[Place]:
+    return [place for place in PLACES if place != "after-bos" or backbone.surround[0]]
+
+
+def by_hand(backbone: Backbone, row: list[int], place: Place) -> tuple[Tensor, int]:
+    """[1, P + T, H] with the prompt put in by slicing, and the number of tokens before it."""
+    embeds = backbone.embedding(torch.tensor([row]))
+    closing = backbone.surround[1]
+    if isinstance(backbone, Masked) and backbone.tokenizer.mask_token_id in row:
+        closing += 1
+    at = {"prefix": 0, "after-bos": 1, "suffix": len(row) - closing}[place]
+    return torch.cat([embeds[:, :at], prompts(1), embeds[:, at:]], dim=1), at
+
+
+def plain_logits(backbone: Backbone, embeds: Tensor, at: int, row: list[int], target: list[int]) -> Tensor:
+    """The logits [N, V] that tell the target, from transformers alone: no mask, no positions, no cache of ours."""
+    model = backbone.model
+    if isinstance(backbone, EncoderDecoder):
+        logits: Tensor = model(inputs_embeds=embeds, labels=torch.tensor([target])).logits[0]
+        return logits
+    if isinstance(backbone, Causal):
+        written = torch.cat([embeds, backbone.embedding(torch.tensor([target]))], dim=1)
+        begin = embeds.shape[1] - 1
+        causal: Tensor = model(inputs_embeds=written).logits[0, begin : begin + len(target)]
+        return causal
+    if hasattr(backbone, "head"):
+        pooled: Tensor = backbone.head(model(inputs_embeds=embeds).last_hidden_state.mean(1))
+        return pooled
+    spot = row.index(backbone.tokenizer.mask_token_id)
+    words: Tensor = model(inputs_embeds=embeds).logits[:, spot + (4 if at <= spot else 0)]
+    return words
+
+
+def test_the_prompt_is_joined_as_by_hand(backbone: Backbone) -> None:
+    for place in places(backbone):
+        rows, target = backbone.tokenise(TEXTS, 40), backbone.tokenise_targets(["negative"])[0]
+        losses = backbone.losses(prompts(3), backbone.embed_rows(rows, place), [target] * 3).nll
+        for row, loss in zip(rows, losses, strict=True):
+            expected = torch.nn.functional.cross_entropy(
+                plain_logits(backbone, *by_hand(backbone, row, place), row, target), torch.tensor(target), reduction="sum"
+            )
+            torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_positions_in_the_mask_and_in_the_sequence(backbone: Backbone) -> None:
+    """The prompt is never masked, pads always are, and a row's own tokens are numbered on through prompt and text."""
+    for place in places(backbone):
+        rows = backbone.tokenise(TEXTS, 40)
+        joined = backbone.join(prompts(3), backbone.embed_rows(rows, place))  # type: ignore[attr-defined]
+        mask = joined["attention_mask"]
+        assert mask.sum(1).tolist() == [len(row) + 4 for row in rows]
+        for row, tokens in enumerate(rows):
+            own = joined["inputs_embeds"][row][mask[row] == 1]
+            torch.testing.assert_close(own, by_hand(backbone, tokens, place)[0][0])
+            if "position_ids" in joined:
+                assert joined["position_ids"][row][mask[row] == 1].tolist() == list(range(len(tokens) + 4))
+            else:
+                assert mask[row].tolist() == sorted(mask[row].tolist(), reverse=True), (
+                    "pads at the end: the model's own positions are right"
+                )
+
+
+def test_padding_and_batch_make_up_do_not_matter(backbone: Backbone) -> None:
+    rows, targets = backbone.tokenise(TEXTS, 40), backbone.tokenise_targets(["positive", "negative", "positive"])
+    ids, mask = backbone.collate(rows)
+    for place in places(backbone):
+        whole = backbone.embed_rows(rows, place)
+        losses, scores = backbone.losses(prompts(3), whole, targets).nll, backbone.scores(prompts(3), whole, targets[:2])
+        for pads in ((5, 2), (0, 7), (7, 0)):
+            padded = backbone.embed(torch.nn.functional.pad(ids, pads), torch.nn.functional.pad(mask, pads), place)
+            torch.testing.assert_close(backbone.losses(prompts(3), padded, targets).nll, losses, rtol=1e-4, atol=1e-4)
+        for row in range(3):
+            alone = backbone.embed_rows([rows[row]], place)
+            torch.testing.assert_close(backbone.losses(prompts(1), alone, [targets[row]]).nll[0], losses[row], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(backbone.scores(prompts(1), alone, targets[:2])[0], scores[row], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                backbone.losses(prompts(1), whole.rows([row]), [targets[row]]).nll[0], losses[row], rtol=1e-4, atol=1e-4
+            )
+
+
+def test_scores_are_the_losses_of_the_candidates(backbone: Backbone) -> None:
+    text = backbone.embed_rows(backbone.tokenise(TEXTS, 40))
+    candidates = backbone.tokenise_targets(LABELS)
+    expected = torch.stack([-backbone.losses(prompts(3), text, [candidate] * 3).nll for candidate in candidates], dim=1)
+    torch.testing.assert_close(backbone.scores(prompts(3), text, candidates), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_cache_writes_what_the_whole_sequence_would(backbone: Backbone) -> None:
+    """Rows of different lengths in one batch, token by token against a plain run of each row alone."""
+    text = backbone.embed_rows(backbone.tokenise(TEXTS, 40))
+    if not backbone.generates:
+        with pytest.raises(UserError, match="cannot write"):
+            backbone.generate(prompts(3), text, 5)
+        return
+    for place in places(backbone):
+        rows = backbone.tokenise(TEXTS, 40)
+        written = backbone.generate(prompts(3), backbone.embed_rows(rows, place), 5).tolist()
+        for row, tokens in enumerate(rows):
+            embeds, _ = by_hand(backbone, tokens, place)
+            told: list[int] = []
+            for token in written[row]:
+                if told and told[-1] in backbone.ends:
+                    assert token == backbone.pad
+                    continue
+                told.append(int(_next(backbone, embeds, told).argmax()))
+                assert token == told[-1]
+
+
+def _next(backbone: Backbone, embeds: Tensor, told: list[int]) -> Tensor:
+    if isinstance(backbone, EncoderDecoder):
+        read: Tensor = backbone.model(inputs_embeds=embeds, decoder_input_ids=torch.tensor([[backbone.start, *told]])).logits[0, -1]
+        return read
+    written = backbone.embedding(torch.tensor([told], dtype=torch.long))
+    logits: Tensor = backbone.model(inputs_embeds=torch.cat([embeds, written], dim=1)).logits[0, -1]
+    return logits
+
+
+def test_frozen_means_frozen(backbone: Backbone) -> None:
+    def digest() -> str:
+        return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in backbone.model.parameters())).hexdigest()
+
+    before, prompt = digest(), torch.randn(2, 4, 32, requires_grad=True)
+    text = backbone.embed_rows(backbone.tokenise(["one", "two"], 20))
+    optimizer = torch.optim.AdamW([prompt, *backbone.model.parameters()], lr=0.1)  # even if somebody hands it all to an optimiser
+    for _ in range(3):
+        with backbone.dropout(0.1):
+            backbone.losses(prompt, text, backbone.tokenise_targets(LABELS)).nll.sum().backward()
+        optimizer.step()
+    assert digest() == before
+    assert all(p.grad is None for p in backbone.model.parameters())
+    assert prompt.grad is not None
+    assert bool(prompt.grad.abs().sum() > 0)
+
+
+def test_after_bos_needs_a_bos() -> None:
+    with pytest.raises(UserError, match="opens a text with no token of its own"):
+        random_model("t5").check_place("after-bos")
+    random_model("bart").check_place("after-bos")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_is_loaded_as_its_family(kind: str, tmp_path: Path) -> None:
+    made = random_model(kind)
+    made.model.save_pretrained(tmp_path)
+    made.tokenizer.save_pretrained(tmp_path)
+    loaded = load_backbone(str(tmp_path), device="cpu")
+    assert type(loaded) is type(made)
+    assert loaded.fingerprint == made.fingerprint
+    assert loaded.best_head(LABELS) == made.best_head(LABELS) == ("linear" if kind == "minilm" else "words")
+    assert loaded.longest == {"t5": None, "mt5": None}.get(kind, 128)
+    assert len(loaded.blocks()) == (4 if isinstance(loaded, EncoderDecoder) else 2)
+    assert loaded.blocks()[-1] is loaded.last_block()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("preset", ["mixture", "prompt-tuning", "residual", "smop", "p-tuning"])
+def test_every_preset_learns(kind: str, preset: str, toy_csv: Path) -> None:
+    settings = {"steps": 32, "batch_size": 8, "evaluate_every": 8, "max_length": 64, "lr": 0.03}
+    task = {"train": str(toy_csv), "text": "review", "label": "mood"}
+    config = run_config({"preset": preset, "task": task, "tuning": settings, "prompt": {"length": 4}})
+    run = Run(config, load_task(config.task), random_model(kind))
+    Cohort([run], [None]).train()
+    assert run.history[-1]["loss"] < run.history[0]["loss"]
+    assert all(p.grad is None for p in run.backbone.model.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_router_sees_the_text_and_never_the_target(kind: str, toy_csv: Path) -> None:
+    """Two runs on the same texts with other label words: what reaches the prompt, and so every route, is the same to the bit."""
+    backbone = random_model(kind)
+    seen: list[list[Tensor]] = []
+    for words in ({"positive": "positive", "negative": "negative"}, {"positive": "was", "negative": "it"}):
+        task = {"train": str(toy_csv), "text": "review", "label": "mood", "labels": words}
+        config = run_config({"preset": "smop", "task": task, "tuning": {"batch_size": 8, "steps": 3, "max_length": 64}})
+        run = Run(config, load_task(config.task), backbone)
+        given: list[Tensor] = []
+        run.prompt.register_forward_pre_hook(lambda prompt, inputs, given=given: given.extend([*inputs[:2], prompt.chosen(*inputs[:2])]))
+        run.advance()
+        seen.append(given)
+    assert len(seen[0]) == 3
+    assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
+
+
+def test_a_checkpoint_without_some_of_its_weights_is_one_sentence(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    made = random_model("t5")
+    made.model.save_pretrained(tmp_path)
+    made.tokenizer.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["encoder.block.1.layer.0.SelfAttention.q.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    transformers.utils.logging.set_verbosity_error()
+    with pytest.raises(UserError, match="lacks 1 weights"):
+        load_backbone(str(tmp_path), device="cpu")
+
+
+def test_text_rows_are_those_rows() -> None:
+    text = Text(torch.randn(3, 4, 2), torch.ones(3, 4), torch.tensor([1, 2, 3]), torch.arange(12).view(3, 4))
+    some = text.rows([2, 0])
+    assert some.at is not None
+    assert some.at.tolist() == [3, 1]
+    assert torch.equal(some.embeds, text.embeds[[2, 0]])

@@ -1,0 +1,153 @@
+"""What only the encoder-only family promises: a mask for the label word, or a head that is saved with the prompt."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from softprompts.api import load, tune_config
+from softprompts.backbone import Causal, Masked
+from softprompts.backbone.load import FAMILIES
+from softprompts.errors import UserError
+from softprompts.prompt import Material, PromptConfig, build
+from softprompts.prompt.head import Linear
+from softprompts.tuning import Predictor, run_config
+
+from ..models import random_masked
+
+LABELS = ["positive", "negative"]
+
+
+def settings(toy_csv: Path, **more: Any) -> Any:
+    task = {"train": str(toy_csv), "text": "review", "label": "mood", **more.pop("task", {})}
+    tuning = {"steps": 20, "batch_size": 8, "evaluate_every": 10, "max_length": 64, "lr": 0.1}
+    return run_config({"preset": "prompt-tuning", "task": task, "tuning": tuning, "prompt": {"length": 4}}, more)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "deberta"])
+def test_a_text_gets_one_mask_after_its_last_word_unless_it_has_its_own(kind: str) -> None:
+    backbone = random_masked(kind)
+    mask, sep = backbone.tokenizer.mask_token_id, backbone.tokenizer.sep_token_id
+    row, own = backbone.tokenise(["never again", f"it was {backbone.tokenizer.mask_token} again"], 20)
+    assert row[-2:] == [mask, sep]
+    assert own.count(mask) == 1
+    assert own[-2:] != [mask, sep]
+    cut = backbone.tokenise(["never again " * 30], 20)[0]
+    assert len(cut) == 20
+    assert cut[-2:] == [mask, sep]
+
+
+def test_only_the_mask_gets_logits() -> None:
+    backbone = random_masked("bert")
+    seen = []
+    hook = backbone.model.cls.register_forward_hook(lambda module, inputs, output: seen.append(tuple(output.shape)))
+    text = backbone.embed_rows(backbone.tokenise(["never again", "I love it and the staff"], 20))
+    backbone.losses(torch.randn(2, 4, 32), text, backbone.tokenise_targets(LABELS))
+    hook.remove()
+    assert seen == [(2, 1, backbone.vocabulary)]
+    assert not backbone.model.base_model._forward_hooks
+
+
+def test_a_label_of_several_tokens_is_one_sentence_or_a_head(toy_csv: Path) -> None:
+    backbone = random_masked("bert")
+    with pytest.raises(UserError, match=r"fills one mask with one token, and 'positive negative' is 2.*--prompt.head linear"):
+        backbone.tokenise_targets(["positive negative"])
+    assert backbone.best_head(["positive", "positive negative"]) == "linear"
+    assert backbone.best_head(["positive", "zzzzqqqq$%&"]) == "linear", "a word it does not know"
+
+
+def test_a_model_without_words_cannot_fill_a_mask(toy_csv: Path) -> None:
+    with pytest.raises(UserError, match="has no words to fill a mask with"):
+        tune_config(settings(toy_csv, prompt={"head": "words"}), None, backbone=random_masked("minilm"))
+
+
+@pytest.mark.parametrize("kind", ["bert", "minilm"])
+def test_it_chooses_among_the_labels_and_never_generates(kind: str, toy_csv: Path) -> None:
+    tuned = tune_config(settings(toy_csv), None, backbone=random_masked(kind))
+    assert tuned.card["scoring"] == tuned.card["config"]["tuning"]["scoring"] == "labels"
+    assert tuned.card["config"]["prompt"]["head"]["kind"] == ("linear" if kind == "minilm" else "words")
+    assert set(tuned.predict(["never again", "I love it"])) <= set(LABELS)
+    with pytest.raises(UserError, match="cannot write freely"):
+        tuned.predict(["x"], scoring="generate")
+
+
+@pytest.mark.parametrize("pool", ["mean", "first"])
+def test_the_head_learns_and_is_saved_with_the_prompt(pool: str, toy_csv: Path, tmp_path: Path) -> None:
+    backbone = random_masked("minilm")
+    config = settings(toy_csv, prompt={"head": {"kind": "linear", "pool": pool}}, tuning={"steps": 60, "lr": 0.03})
+    tuned = tune_config(config, tmp_path / "run", backbone=backbone)
+    texts = ["never again", "I love it", "the worst meal of my life"]
+    again = load(tmp_path / "run", backbone=random_masked("minilm"))
+    assert again.prompt.head is not None
+    assert again.prompt.head.pool == pool
+    assert torch.equal(again.prompt.head.weight, tuned.prompt.head.weight)  # type: ignore[union-attr]
+    assert again.probabilities(texts) == tuned.probabilities(texts)
+    assert tuned.metrics["accuracy"] > tuned.card["majority"]["accuracy"]
+    assert tuned.card["trained_parameters"] == 4 * 32 + 2 * 32 + 2
+
+
+def test_a_resumed_run_keeps_its_head(toy_csv: Path, tmp_path: Path) -> None:
+    class Stop:
+        def stepped(self, run: Any) -> None:
+            if run.step == 12:
+                raise KeyboardInterrupt
+
+        def evaluating(self, run: Any, rows: int) -> None: ...
+        def evaluated(self, run: Any) -> None: ...
+
+    config = settings(toy_csv, tuning={"checkpoint_every": 5})
+    with pytest.raises(KeyboardInterrupt):
+        tune_config(config, tmp_path / "parts", watcher=Stop(), backbone=random_masked("minilm"))
+    resumed = tune_config(config, tmp_path / "parts", backbone=random_masked("minilm"))
+    whole = tune_config(config, tmp_path / "whole", backbone=random_masked("minilm"))
+    assert torch.equal(resumed.prompt.table, whole.prompt.table)
+    assert torch.equal(resumed.prompt.head.weight, whole.prompt.head.weight)  # type: ignore[union-attr]
+
+
+def test_a_head_that_is_not_of_this_task_is_refused(toy_csv: Path, tmp_path: Path) -> None:
+    tune_config(settings(toy_csv), tmp_path, backbone=random_masked("minilm"))
+    card = (tmp_path / "prompt.json").read_text()
+    (tmp_path / "prompt.json").write_text(card.replace('"kind": "linear"', '"kind": "words"', 1))
+    with pytest.raises(UserError, match="does not fit its card"):
+        load(tmp_path, backbone=random_masked("minilm"))
+
+
+def test_a_head_is_for_models_that_only_encode(t5: Any, toy_csv: Path) -> None:
+    with pytest.raises(UserError, match="answers in its own words"):
+        tune_config(settings(toy_csv, prompt={"head": "linear"}), None, backbone=t5)
+
+
+def test_first_reads_the_first_token_of_the_text_wherever_the_prompt_is() -> None:
+    backbone = random_masked("minilm")
+    head = Linear(2, 32, torch.Generator(), pool="first")
+    headed = backbone.answering(head, LABELS)
+    rows, prompt = headed.tokenise(["never again"], 20), torch.randn(1, 4, 32)
+    words = backbone.embedding(torch.tensor(rows))
+    for place, embeds, column in (
+        ("prefix", torch.cat([prompt, words], 1), 4),
+        ("after-bos", torch.cat([words[:, :1], prompt, words[:, 1:]], 1), 0),
+    ):
+        expected = head(backbone.model(inputs_embeds=embeds).last_hidden_state[:, column]).log_softmax(-1)
+        torch.testing.assert_close(headed.scores(prompt, headed.embed_rows(rows, place), [[0], [1]]), expected)  # type: ignore[arg-type]
+
+
+def test_bert_as_a_decoder_is_a_decoder() -> None:
+    def family(**settings: Any) -> Any:
+        return next(f for f in FAMILIES if f.fits(transformers.BertConfig(**settings)))
+
+    assert family(architectures=["BertLMHeadModel"], is_decoder=True) is Causal
+    assert family(architectures=["BertForMaskedLM"]) is Masked
+    assert Masked.auto_class(transformers.BertConfig(architectures=["BertForPreTraining"])) == "AutoModelForMaskedLM"
+    assert Masked.auto_class(transformers.BertConfig(architectures=["BertModel"])) == "AutoModel"
+
+
+def test_the_residual_preset_for_bert(toy_csv: Path) -> None:
+    for paper in (False, True):
+        config = run_config({"preset": "residual-bert", "paper": paper})
+        assert config.prompt.head.plain() == {"kind": "linear", "pool": "first"}
+        assert config.prompt.shape.kind == "residual"
+        assert config.prompt.length == 10
+    prompt = build(PromptConfig(length=4), Material(random_masked("bert")), 0)
+    assert Predictor(random_masked("bert"), prompt, LABELS, max_length=64).scoring == "labels"

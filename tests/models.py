@@ -1,0 +1,132 @@
+"""Tiny random models of every family, and their tokenizers."""
+
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
+
+from softprompts.backbone import Backbone, Causal, EncoderDecoder, Masked
+
+TOY = [
+    ("the food was great and the staff kind", "positive"),
+    ("what a lovely film", "positive"),
+    ("best purchase I made this year, works every day", "positive"),
+    ("I love it", "positive"),
+    ("broken after a week and nobody answers", "negative"),
+    ("dull, long and badly acted", "negative"),
+    ("never again", "negative"),
+    ("the worst meal of my life", "negative"),
+]
+LINES = [f"{text} {label} is it good" for text, label in TOY] * 5
+SIZES = {"vocab_size": 16128, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
+TOKENS = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
+
+
+def t5_tokenizer() -> Any:
+    """t5-tiny's tokenizer: real words for random models."""
+    from softprompts.backbone.load import EMBEDDED
+
+    return transformers.AutoTokenizer.from_pretrained(EMBEDDED["t5-tiny"])
+
+
+def byte_tokenizer(opening: str | None = None, closing: str | None = None, **named: str) -> PreTrainedTokenizerFast:
+    """A byte-level BPE over the toy reviews, as GPT-2's and RoBERTa's; `opening` and `closing` go around every text."""
+    special = list(dict.fromkeys([*named.values(), "<s>", "</s>"]))
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        LINES, trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    )
+    made.decoder = decoders.ByteLevel()
+    return _wrapped(made, opening, closing, {"bos_token": "<s>", "eos_token": "</s>", **named})
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """A WordPiece over the toy reviews, as BERT's: [CLS] before a text and [SEP] after it."""
+    named = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    words = {word.strip(",") for line in LINES for word in line.split()}
+    letters = [f"{mark}{letter}" for mark in ("", "##") for letter in "abcdefghijklmnopqrstuvwxyzI0123456789,"]
+    pieces = [*named.values(), *letters, *sorted(words - set(letters))]  # not trained: the trainer's ties fall otherwise every time
+    made = Tokenizer(models.WordPiece({piece: index for index, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    return _wrapped(made, "[CLS]", "[SEP]", named)
+
+
+def _wrapped(made: Tokenizer, opening: str | None, closing: str | None, named: dict[str, str]) -> PreTrainedTokenizerFast:
+    around = [token for token in (opening, closing) if token]
+    if around:
+        single = " ".join(part for part in (opening, "$A", closing) if part)
+        made.post_processor = processors.TemplateProcessing(single=single, special_tokens=[(t, made.token_to_id(t)) for t in around])
+    return PreTrainedTokenizerFast(tokenizer_object=made, **named)
+
+
+def random_t5(**overrides: Any) -> EncoderDecoder:
+    torch.manual_seed(0)
+    config = transformers.T5Config(**(SIZES | overrides), **TOKENS, feed_forward_proj="gated-gelu")
+    return EncoderDecoder(transformers.T5ForConditionalGeneration(config), t5_tokenizer(), "random-t5")
+
+
+def random_encoder_decoder(kind: str) -> EncoderDecoder:
+    if kind == "t5":
+        return random_t5()
+    torch.manual_seed(0)
+    if kind == "mt5":
+        mt5 = transformers.MT5Config(**SIZES, **TOKENS, tie_word_embeddings=False)
+        return EncoderDecoder(AutoModelForSeq2SeqLM.from_config(mt5), t5_tokenizer(), "random-mt5")
+    words = byte_tokenizer("<s>", "</s>", pad_token="<pad>")
+    bart = transformers.BartConfig(
+        vocab_size=400, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=128, scale_embedding=True, init_std=0.2,
+        pad_token_id=words.pad_token_id, bos_token_id=words.bos_token_id, eos_token_id=words.eos_token_id,
+        decoder_start_token_id=words.eos_token_id, forced_eos_token_id=words.eos_token_id,
+    )  # fmt: skip
+    return EncoderDecoder(AutoModelForSeq2SeqLM.from_config(bart), words, "random-bart")
+
+
+def random_causal(kind: str) -> Causal:
+    torch.manual_seed(0)
+    words = byte_tokenizer("<s>" if kind in ("llama", "gemma2") else None)
+    common: dict[str, Any] = {"vocab_size": 400, "bos_token_id": words.bos_token_id, "eos_token_id": words.eos_token_id}
+    common["pad_token_id"] = words.eos_token_id
+    if kind == "gpt2":
+        config: Any = transformers.GPT2Config(**common, n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.2)
+    else:
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+        extra = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 64} if kind == "gemma2" else {}
+        name = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "gemma2": "Gemma2Config"}[kind]
+        config = getattr(transformers, name)(**common, **sizes, **extra, max_position_embeddings=128, initializer_range=0.2)
+    return Causal(AutoModelForCausalLM.from_config(config, attn_implementation="eager"), words, f"tiny-{kind}")
+
+
+def random_masked(kind: str) -> Masked:
+    """BERT, RoBERTa and DeBERTa with words; `minilm` is a BERT without any."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.2}
+    if kind == "roberta":
+        marks = {"cls_token": "<s>", "pad_token": "<pad>", "sep_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
+        words = byte_tokenizer("<s>", "</s>", **marks)
+        config: Any = transformers.RobertaConfig(
+            vocab_size=400, max_position_embeddings=130, type_vocab_size=1, pad_token_id=words.pad_token_id, **sizes
+        )
+    else:
+        words = word_tokenizer()
+        more = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False} if kind == "deberta" else {}
+        made = transformers.DebertaV2Config if kind == "deberta" else transformers.BertConfig
+        config = made(vocab_size=len(words), max_position_embeddings=128, pad_token_id=words.pad_token_id, **more, **sizes)
+    auto = transformers.AutoModel if kind == "minilm" else AutoModelForMaskedLM
+    return Masked(auto.from_config(config), words, f"tiny-{kind}")
+
+
+ENCODER_DECODERS, CAUSALS, MASKED = ("t5", "mt5", "bart"), ("gpt2", "llama", "qwen2", "gemma2"), ("bert", "roberta", "deberta", "minilm")
+KINDS = (*ENCODER_DECODERS, *CAUSALS, *MASKED)
+
+
+def random_model(kind: str) -> Backbone:
+    """A tiny random model by the kind's name; the same one every time."""
+    if kind in ENCODER_DECODERS:
+        return random_encoder_decoder(kind)
+    return random_causal(kind) if kind in CAUSALS else random_masked(kind)
