@@ -8,14 +8,14 @@ tuned.predict(["Where is my parcel?"])
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Tuned", "UserError", "load", "load_backbone", "tune"]
+__all__ = ["Tuned", "UserError", "import_peft", "load", "load_backbone", "tune"]
 
 if TYPE_CHECKING:
-    from .api import Tuned, load, tune
+    from .api import Tuned, import_peft, load, tune
     from .backbone import load_backbone
     from .errors import UserError
 
-_HOMES = {"Tuned": "api", "load": "api", "tune": "api", "load_backbone": "backbone", "UserError": "errors"}
+_HOMES = {"Tuned": "api", "import_peft": "api", "load": "api", "tune": "api", "load_backbone": "backbone", "UserError": "errors"}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,10 +7,12 @@ from typing import Any
 
 from . import __version__
 from .analysis.plots import learning_curve
-from .backbone import Backbone, load_backbone
+from .backbone import DEFAULT, Backbone, load_backbone
 from .errors import UserError
 from .files import sweep
 from .prompt import Prompt, load_prompt, save_prompt
+from .prompt.peft import read_adapter, write_adapter
+from .prompt.prompt import plain
 from .prompt.store import CARD, TENSORS, check_backbone
 from .tasks import Form, TaskConfig, load_task
 from .tasks.metrics import METRICS as METRIC_NAMES
@@ -64,6 +66,11 @@ class Tuned:
         """The label words' shares of probability for each text."""
         return self.predictor().probabilities(self.inputs(rows))
 
+    def export_peft(self, folder: str | Path) -> Path:
+        """Write the prompt as a Hugging Face PEFT adapter."""
+        write_adapter(Path(folder), self.prompt.fold(), self.backbone.family, self.backbone.name)
+        return Path(folder)
+
     def save(self, folder: str | Path) -> Path:
         """Write the prompt and its card; a few kilobytes."""
         save_prompt(Path(folder), self.prompt, {name: value for name, value in self.card.items() if name != "prompt"})
@@ -98,12 +105,52 @@ def load(
     return Tuned(prompt.to(backbone.device), backbone, card, folder)
 
 
+def import_peft(
+    adapter: str | Path,
+    model: str | None = None,
+    *,
+    template: str = "{text}",
+    label: str = "label",
+    labels: Sequence[str] = (),
+    dtype: str = "auto",
+    device: str = "auto",
+    trust_remote_code: bool = False,
+    backbone: Backbone | None = None,
+) -> Tuned:
+    """A prompt from a Hugging Face PEFT adapter, on its base model. With `labels` it chooses among them; without, it writes freely."""
+    adapter = Path(adapter)
+    read = read_adapter(adapter)
+    name = model or read.base
+    if backbone is None and name is None:
+        raise UserError(f"{adapter} does not name its base model; name it with --model.")
+    backbone = backbone or load_backbone(name or DEFAULT, dtype, device, trust_remote_code)
+    if read.family not in (None, backbone.family) or read.vectors.shape[1] != backbone.hidden:
+        raise UserError(f"The adapter {adapter} is for another model than {backbone.name}; name its own with --model.")
+    prompt = plain(read.vectors[None])
+    form = Form(check_template(template), label, {word: word for word in labels})
+    length = min(512, backbone.longest or 512)
+    scoring = Predictor(backbone, prompt.to(backbone.device), form.labels, max_length=length).scoring
+    config = run_config({"model": backbone.name, "preset": "prompt-tuning", "tuning": {"max_length": length}})
+    card = {
+        "method": f"imported from PEFT ({read.kind})",
+        "backbone": backbone_card(backbone),
+        "task": {"name": adapter.resolve().name, "form": dataclasses.asdict(form), "commonest": None, "metrics": list(METRIC_NAMES)},
+        "metrics": {},
+        "majority": {},
+        "scoring": scoring,
+        "config": config.plain(),
+        "version": __version__,
+    }
+    return Tuned(prompt, backbone, card)
+
+
 def _check_card(folder: Path, card: dict[str, Any]) -> None:
     try:
         form = Form(**card["task"]["form"])
         check_template(form.template)
-        good = bool(form.labels) and card["scoring"] in ("generate", "labels") and set(card["task"]["metrics"]) <= set(METRIC_NAMES)
-        if not good or not isinstance(card["backbone"]["name"], str) or not isinstance(card["task"]["commonest"], str):
+        good = card["scoring"] in (("generate", "labels") if form.labels else ("generate",))
+        good = good and set(card["task"]["metrics"]) <= set(METRIC_NAMES)
+        if not good or not isinstance(card["backbone"]["name"], str) or not isinstance(card["task"]["commonest"], str | None):
             raise ValueError("a usable task, scoring or backbone")
         int(card["config"]["tuning"]["max_length"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -183,13 +230,7 @@ def make_card(run: Run) -> dict[str, Any]:
     best = run.best_entry
     return {
         "method": run.config.method,
-        "backbone": {
-            "name": run.backbone.name,
-            "fingerprint": run.backbone.fingerprint,
-            "family": run.backbone.family,
-            "dtype": run.backbone.dtype,
-            "hidden": run.backbone.hidden,
-        },
+        "backbone": backbone_card(run.backbone),
         "task": run.task.card(),
         "metrics": {name: best[name] for name in run.task.metrics},
         "majority": run.task.majority(),
@@ -203,4 +244,15 @@ def make_card(run: Run) -> dict[str, Any]:
         "seed": run.config.seed,
         "config": run.config.plain(),
         "version": __version__,
+    }
+
+
+def backbone_card(backbone: Backbone) -> dict[str, Any]:
+    """What a prompt's card says of its backbone."""
+    return {
+        "name": backbone.name,
+        "fingerprint": backbone.fingerprint,
+        "family": backbone.family,
+        "dtype": backbone.dtype,
+        "hidden": backbone.hidden,
     }

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,18 +73,21 @@ def evaluate(argv: Sequence[str]) -> int:
     tuned = _load(options)
     if options.file:
         examples = tuned.form.examples(read_rows(options.file, "validation"), options.skip_bad_rows)
+    elif not tuned.card["config"]["task"]["task"] and not tuned.card["config"]["task"]["train"]:
+        raise UserError(f"{options.prompt} was imported and brings no rows of its own; give labelled rows with --file.")
     else:
         examples = load_task(from_mapping(TaskConfig, tuned.card["config"]["task"])).validation
     with RowProgress("evaluating", len(examples), options.quiet) as progress:
         predictions = tuned.predictor(options.scoring)([e.input for e in examples], progress.tick)
     targets, names = [e.target for e in examples], tuned.card["task"]["metrics"]
+    commonest = tuned.card["task"]["commonest"] or Counter(targets).most_common(1)[0][0]
     result = {
         "prompt": str(options.prompt),
         "rows": len(examples),
         "scoring": options.scoring or tuned.card["scoring"],
         "metrics": score(names, targets, predictions),
-        "majority": score(names, targets, [tuned.card["task"]["commonest"]] * len(targets)),
-        "invalid": sum(p not in tuned.form.labels for p in predictions),
+        "majority": score(names, targets, [commonest] * len(targets)),
+        "invalid": sum(p not in tuned.form.labels for p in predictions) if tuned.form.labels else 0,
     }
     _tell(options, result, f"{_scores(result)} on {len(examples)} rows")
     return 0
@@ -116,7 +120,7 @@ def predict(argv: Sequence[str]) -> int:
     with RowProgress("predicting", len(inputs), options.quiet) as progress:
         predictor = tuned.predictor(options.scoring)
         answers = predictor(inputs, progress.tick)
-        shares = predictor.probabilities(inputs) if options.json else []
+        shares = predictor.probabilities(inputs) if options.json and predictor.labels else [{}] * len(inputs)
     for index, (text, answer) in enumerate(zip(inputs, answers, strict=True)):
         if options.json:
             rounded = {label: round(share, 4) for label, share in shares[index].items()}
@@ -126,7 +130,73 @@ def predict(argv: Sequence[str]) -> int:
     return 0
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"tune": tune, "evaluate": evaluate, "predict": predict}
+def prompts(argv: Sequence[str]) -> int:
+    """Bring prompts in from Hugging Face PEFT, and take them there."""
+    actions: dict[str, Callable[[Sequence[str]], int]] = {"import": _import, "export": _export}
+    if not argv or argv[0] in ("-h", "--help"):
+        rows = "\n".join(f"  {name:<8} {function.__doc__}" for name, function in actions.items())
+        print(f"usage: softprompts prompts ACTION [options]     (softprompts prompts ACTION --help tells the options)\n\n{rows}")
+        return 0
+    if argv[0] not in actions:
+        raise UserError(f"There is no action {argv[0]!r}; choose one of {', '.join(actions)}.")
+    return actions[argv[0]](argv[1:])
+
+
+def _import(argv: Sequence[str]) -> int:
+    """A PEFT prompt-tuning or P-tuning adapter as a prompt of ours."""
+    parser = _parser(
+        "prompts import",
+        "softprompts prompts import adapter/ --model google/flan-t5-base --output runs/imported\n"
+        "  softprompts prompts import adapter/ --text sentence --labels negative,positive --output runs/sst2",
+        _import.__doc__,
+    )
+    parser.add_argument("adapter", metavar="ADAPTER", type=Path, help="the folder that PEFT's save_pretrained wrote")
+    parser.add_argument("--output", metavar="FOLDER", type=_path, required=True, help="where the prompt goes")
+    parser.add_argument("--text", metavar="COLUMN", default="text", help="the column that holds the text (default text)")
+    parser.add_argument("--template", help="several columns as one text, instead of --text")
+    parser.add_argument("--label", metavar="COLUMN", default="label", help="the column that holds the label (default label)")
+    parser.add_argument("--labels", metavar="WORDS", help="the words it answers with, such as negative,positive; without, it writes freely")
+    parser.add_argument("--overwrite", action="store_true", help="replace a prompt in the folder")
+    _model_arguments(parser, "the base model (default: the one the adapter names)")
+    options = parser.parse_args(argv)
+
+    from .api import import_peft
+
+    _free(options.output, "prompt.json", options.overwrite)
+    words = [word.strip() for word in (options.labels or "").split(",") if word.strip()]
+    tuned = import_peft(
+        options.adapter, options.model, template=options.template or f"{{{options.text}}}", label=options.label, labels=words,
+        dtype=options.dtype, device=options.device, trust_remote_code=options.trust_remote_code,
+    )  # fmt: skip
+    tuned.save(options.output)
+    said = f"{tuned.prompt.config.length} prompt vectors for {tuned.backbone.name} are in {options.output}"
+    _tell(options, tuned.card | {"folder": str(options.output)}, said)
+    return 0
+
+
+def _export(argv: Sequence[str]) -> int:
+    """A prompt of ours as a PEFT adapter."""
+    parser = _parser("prompts export", "softprompts prompts export runs/stars --output adapter/", _export.__doc__)
+    parser.add_argument("prompt", metavar="PROMPT", type=Path, help="the folder that tune or import wrote")
+    parser.add_argument("--output", metavar="FOLDER", type=_path, required=True, help="where the adapter goes")
+    parser.add_argument("--overwrite", action="store_true", help="replace an adapter in the folder")
+    options = parser.parse_args(argv)
+
+    from .prompt import load_prompt
+    from .prompt.peft import ADAPTER, TASK_TYPES, write_adapter
+
+    _free(options.output, ADAPTER, options.overwrite)
+    prompt, card = load_prompt(options.prompt)
+    backbone = card.get("backbone", {})
+    if backbone.get("family") not in TASK_TYPES:
+        raise UserError(f"The card of {options.prompt} does not tell its backbone's family; tune the prompt again.")
+    write_adapter(options.output, prompt, backbone["family"], str(backbone.get("name")))
+    told = f"PeftModel.from_pretrained(model, {str(options.output)!r}) loads it on {backbone.get('name')}"
+    _tell(options, {"prompt": str(options.prompt), "adapter": str(options.output), "task_type": TASK_TYPES[backbone["family"]]}, told)
+    return 0
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"tune": tune, "evaluate": evaluate, "predict": predict, "prompts": prompts}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -171,14 +241,14 @@ def _help() -> str:
     )
 
 
-def _parser(name: str, examples: str) -> argparse.ArgumentParser:
+def _parser(name: str, examples: str, about: str | None = None) -> argparse.ArgumentParser:
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> Any:
             raise UserError(f"{message[0].upper()}{message[1:]}; see softprompts {name} --help.")
 
     parser = Parser(
         prog=f"softprompts {name}",
-        description=COMMANDS[name].__doc__,
+        description=about or COMMANDS[name].__doc__,
         epilog=f"examples:\n  {examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -194,7 +264,11 @@ def _prompt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scoring", choices=["generate", "labels"], help="greedy generation, or the likeliest label word (default: as tuned)"
     )
-    parser.add_argument("--model", help="the backbone's place, when it is not where the card says")
+    _model_arguments(parser, "the backbone's place, when it is not where the card says")
+
+
+def _model_arguments(parser: argparse.ArgumentParser, model: str) -> None:
+    parser.add_argument("--model", help=model)
     parser.add_argument("--dtype", default="auto", help="fp32, bf16 or auto")
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
     parser.add_argument("--trust-remote-code", action="store_true", help="run code that a hub model brings along")
@@ -204,6 +278,14 @@ def _path(text: str) -> Path:
     if not text.strip():
         raise UserError("The output folder has no name; give one with --output.")
     return Path(text)
+
+
+def _free(folder: Path, name: str, overwrite: bool) -> None:
+    """Nobody's work is overwritten unasked."""
+    if (folder / name).exists() and not overwrite:
+        raise UserError(f"{folder} already holds {name}; choose another --output, or replace it with --overwrite.")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"The output {folder} cannot be a folder; name another with --output.")
 
 
 def _load(options: argparse.Namespace) -> "Tuned":

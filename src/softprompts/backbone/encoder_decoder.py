@@ -74,7 +74,7 @@ class EncoderDecoder(Backbone):
         return self.greedy(step(start), step, max_new_tokens)
 
     def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        return [list(ids) for ids in self.tokenizer(text_target=list(texts))["input_ids"]]
+        return [list(ids) for ids in self.tokenizer(text_target=list(texts))["input_ids"]] if texts else []
 
     def last_block(self) -> nn.Module:
         decoder = self.model.get_decoder()

@@ -9,6 +9,9 @@ from ..errors import UserError
 from ..prompt import Prompt
 from .batches import by_length
 
+FREE_LENGTH = 32
+"""The most tokens of an answer where there are no labels to say how long one is."""
+
 
 class Predictor:
     """A prompt in use on its backbone; rows go in as texts and come out as answers, in their order."""
@@ -28,10 +31,12 @@ class Predictor:
             raise UserError(f"{backbone.name} cannot write freely; let it choose among the labels with --scoring labels.")
         self.backbone, self.prompt, self.labels, self.batch_size = backbone.answering(prompt.head, labels), prompt, list(labels), batch_size
         self.scoring = scoring if scoring != "auto" else "generate" if backbone.generates else "labels"
+        if not self.labels and self.scoring == "labels":
+            raise UserError("This prompt knows no labels to choose among; name them with --labels when it is imported.")
         backbone = self.backbone
         backbone.check_place(prompt.config.place)
         self.candidates = backbone.tokenise_targets(self.labels)
-        self.answer_length = max(map(len, self.candidates))
+        self.answer_length = max(map(len, self.candidates), default=FREE_LENGTH)
         self.budget = backbone.budget(prompt.config.length, max_length, self.answer_length)
         self.spelled = spellings(backbone, self.labels, self.candidates)
 
