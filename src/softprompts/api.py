@@ -21,6 +21,8 @@ from .tasks.task import check_template
 from .tuning import Cohort, Predictor, Run, RunConfig, TuningConfig, Watcher, run_config
 from .tuning.checkpoint import CHECKPOINT, load_checkpoint
 from .tuning.config import CONFIG_HEAD
+from .tuning.team import make_team
+from .tuning.track import Tracking, check_trackers
 
 CONFIG, METRICS, CURVE = "config.yaml", "metrics.jsonl", "curve.png"
 
@@ -77,10 +79,10 @@ class Tuned:
         return Path(folder)
 
 
-def tune(task: str | None = None, *, output: str | Path | None = None, **settings: Any) -> Tuned:
+def tune(task: str | None = None, *, output: str | Path | None = None, trackers: Sequence[str] = (), **settings: Any) -> Tuned:
     """Tune a prompt. `settings` are those of the command line: `steps=200`, `lr=0.1`, `prompt={"length": 10}`, `train="a.csv"`, ..."""
     named = {"task": task} if task is not None else {}
-    return tune_config(run_config(sections({**named, **settings})), Path(output) if output is not None else None)
+    return tune_config(run_config(sections({**named, **settings})), Path(output) if output is not None else None, trackers=trackers)
 
 
 def load(
@@ -180,21 +182,32 @@ SECTIONS = {
 
 
 def tune_config(
-    config: RunConfig, folder: Path | None, overwrite: bool = False, watcher: Watcher | None = None, backbone: Backbone | None = None
+    config: RunConfig,
+    folder: Path | None,
+    overwrite: bool = False,
+    watcher: Watcher | None = None,
+    backbone: Backbone | None = None,
+    trackers: Sequence[str] = (),
 ) -> Tuned:
-    """Run a config to its end, going on where an earlier try in the same folder left off."""
+    """Run a config to its end, going on where an earlier try in the same folder left off; with others, where a launcher started them."""
+    check_trackers(trackers)
+    team = make_team(config.device)
     task = load_task(config.task)
-    backbone = backbone or load_backbone(config.model, config.dtype, config.device, config.trust_remote_code)
-    resumed = folder is not None and not overwrite and (folder / CHECKPOINT).exists()
-    run = Run(config, task, backbone, fresh=not resumed)
+    backbone = backbone or team.load(config.model, config.dtype, config.device, config.trust_remote_code)
+    resumed = folder is not None and team.first(lambda: _open(folder, overwrite))
+    run = Run(config, task, backbone, not resumed, team)
     if folder is not None:
-        _open(folder, run, overwrite)
-    Cohort([run], [folder], watcher).train()
+        if resumed:
+            load_checkpoint(run, folder)
+        if team.writes:
+            run.config.save(folder / CONFIG)
+    with Tracking(trackers if team.writes else (), run, folder, watcher) as watching:
+        Cohort([run], [folder], watching).train()
     return _finish(run, folder)
 
 
-def _open(folder: Path, run: Run, overwrite: bool) -> None:
-    """Make the folder, or take up the run in it; nobody's finished work is overwritten unasked."""
+def _open(folder: Path, overwrite: bool) -> bool:
+    """Make the folder, and tell whether there is a run in it to go on with; nobody's finished work is overwritten unasked."""
     ours = [folder / name for name in (CARD, TENSORS, CHECKPOINT, METRICS, CURVE, CONFIG)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -207,18 +220,16 @@ def _open(folder: Path, run: Run, overwrite: bool) -> None:
     if overwrite:
         for path in ours:
             path.unlink(missing_ok=True)
-    elif (folder / CHECKPOINT).exists():
-        load_checkpoint(run, folder)
-    elif (folder / CARD).exists():
+    elif (folder / CARD).exists() and not (folder / CHECKPOINT).exists():
         raise UserError(f"{folder} already holds a prompt; choose another --output, or replace it with --overwrite.")
-    run.config.save(folder / CONFIG)
+    return (folder / CHECKPOINT).exists()
 
 
 def _finish(run: Run, folder: Path | None) -> Tuned:
     run.restore_best()
     card = make_card(run)
     tuned = Tuned(run.prompt.fold().to(run.backbone.device), run.backbone, card, folder)
-    if folder is not None:
+    if folder is not None and run.team.writes:
         title = f"{run.task.name} on {run.backbone.name}: {run.config.method}, seed {run.config.seed}"
         learning_curve(run.history, run.metric, card["majority"][run.metric], title, folder / CURVE)
         tuned.save(folder)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ def tune(argv: Sequence[str]) -> int:
     from .progress import ProgressWatcher
     from .tuning import RunFailedError, run_config
     from .tuning.config import read_yaml
+    from .tuning.team import leave_team
 
     parser = _parser(
         "tune",
@@ -37,6 +39,7 @@ def tune(argv: Sequence[str]) -> int:
         help="where the result goes (default runs/TASK-PRESET-seedN); an unfinished run in it goes on",
     )
     parser.add_argument("--overwrite", action="store_true", help="start anew even if the folder holds a run")
+    parser.add_argument("--trackers", metavar="NAMES", default="", help="tell tensorboard, wandb, mlflow or trackio; several with commas")
     flags.add(parser)
     options, settings = flags.parse(parser, argv)
     file = read_yaml(options.config) if options.config else {}
@@ -47,11 +50,15 @@ def tune(argv: Sequence[str]) -> int:
             )
     config = run_config(file, sections(settings))
     try:
-        with ProgressWatcher(options.quiet) as watcher:
-            tuned = tune_config(config, options.output or _folder(config), options.overwrite, watcher)
+        trackers = [name.strip() for name in options.trackers.split(",") if name.strip()]
+        with ProgressWatcher(options.quiet or not _speaks()) as watcher:
+            tuned = tune_config(config, options.output or _folder(config), options.overwrite, watcher, trackers=trackers)
     except RunFailedError as failed:
-        print(f"softprompts: {failed}", file=sys.stderr)
+        if _speaks():
+            print(f"softprompts: {failed}", file=sys.stderr)
         return 1
+    finally:
+        leave_team()
     _tell(options, tuned.card, _summary(tuned))
     return 1 if tuned.card["failed"] else 0
 
@@ -215,7 +222,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         if debug:
             raise
-        print(f"softprompts: {' '.join(str(error).split())}", file=sys.stderr)
+        if _speaks():
+            print(f"softprompts: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("softprompts: stopped; tune goes on from its last checkpoint when the same command is given again.", file=sys.stderr)
@@ -320,7 +328,14 @@ def _scores(result: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value:.1f} (majority class {result['majority'][name]:.1f})" for name, value in result["metrics"].items())
 
 
+def _speaks() -> bool:
+    """Of several processes on one run, the first one speaks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _tell(options: argparse.Namespace, result: dict[str, Any], text: str) -> None:
+    if not _speaks():
+        return
     print(json.dumps(result, ensure_ascii=False) if options.json else text)
 
 

@@ -24,7 +24,7 @@ def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto"
 
     place = _device(device)
     if dtype == "auto":
-        dtype = "bf16" if place.type == "cuda" else "fp32"
+        dtype = default_dtype(place)
     if dtype not in DTYPES:
         why = "T5 overflows in it" if dtype == "fp16" else "it is no type we run"
         raise UserError(f"A backbone cannot be loaded as {dtype}, because {why}; choose fp32 or bf16.")
@@ -52,6 +52,10 @@ def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto"
             f"The model {name!r} cannot be loaded: it must be {', '.join(EMBEDDED)}, a model folder or a hub id ({reason})"
         ) from None
     return family(model.to(place), tokenizer, name)
+
+
+def default_dtype(device: torch.device) -> str:
+    return "bf16" if device.type == "cuda" else "fp32"
 
 
 def _device(name: str) -> torch.device:

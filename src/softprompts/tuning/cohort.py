@@ -53,7 +53,7 @@ class Cohort:
         if run.stopped is None and run.due(tuning.evaluate_every):
             run.evaluate(lambda rows: self.watcher.evaluating(run, rows))
             self.watcher.evaluated(run)
-        if folder is not None and (run.due(tuning.checkpoint_every) or run.stopped is not None):
+        if folder is not None and run.team.writes and (run.due(tuning.checkpoint_every) or run.stopped is not None):
             self.save(run, folder)
 
     def save(self, run: Run, folder: Path) -> None:

@@ -21,6 +21,7 @@ from .batches import Batches
 from .config import RunConfig
 from .evaluate import Predictor
 from .optim import learning_rate, make_optimizer
+from .team import Team
 
 CHECK_EVERY = 10
 """Steps between looks at the loss: looking makes a GPU wait."""
@@ -33,8 +34,9 @@ class RunFailedError(Exception):
 class Run:
     """A run at some step. `Cohort` drives it; alone or among others it computes the same."""
 
-    def __init__(self, config: RunConfig, task: Task, backbone: Backbone, fresh: bool = True) -> None:
+    def __init__(self, config: RunConfig, task: Task, backbone: Backbone, fresh: bool = True, team: Team | None = None) -> None:
         """A run at step 0; or, not `fresh`, one that a checkpoint is about to fill, which needs no source prompt any more."""
+        self.team = team or Team()
         if config.prompt.length == 0:
             raise UserError("A prompt of length 0 has nothing to train; give it a length of at least 1.")
         self.config = config = resolved(config, task, backbone)
@@ -96,13 +98,14 @@ class Run:
         many = self.config.tuning.accumulate
         batches = [self.batches[self.step * many + part] for part in range(many)]
         tokens = sum(len(self.targets[row]) for batch in batches for row in batch)
-        losses = [self._backward(batch, tokens) for batch in batches]
+        loss = torch.stack([self._backward(batch, tokens) for batch in batches]).sum()
+        self.team.sum([loss, *(p.grad for p in self.prompt.parameters() if p.grad is not None)])
         if self.config.tuning.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.prompt.parameters(), self.config.tuning.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        self._unseen.append(torch.stack(losses).sum())
+        self._unseen.append(loss)
         if self.step % CHECK_EVERY == 0 or self.due(self.config.tuning.evaluate_every) or self.due(self.config.tuning.checkpoint_every):
             self.look()
 
@@ -110,13 +113,18 @@ class Run:
         """The gradient of one forward pass's share in the mean loss over all target tokens of the step."""
         dropout, z_loss = self.config.tuning.dropout, self.config.tuning.z_loss
         text = self.backbone.embed_rows([self.inputs[row] for row in batch], self.config.prompt.place)
-        vectors = self.prompt(text.embeds, text.mask, self.rng)
+        vectors = self.prompt(text.embeds, text.mask, self.rng)  # of all rows in every process: the same noise however many there are
+        mine = self.team.share(range(len(batch)))
+        weight = 1.0 if mine else 0.0  # a process without a row goes through the motions, since the others may wait for it
+        if self.team.size > 1:
+            mine = mine or [0]
+            vectors, text, batch = vectors[mine], text.rows(mine), [batch[place] for place in mine]
         with torch.random.fork_rng(enabled=dropout > 0), self.backbone.dropout(dropout):
             if dropout > 0:  # the backbone's dropout draws from the global generator: it gets a seed from the run's own
-                torch.manual_seed(int(torch.randint(2**62, (), generator=self.rng)))
+                torch.manual_seed(int(torch.randint(2**62, (), generator=self.rng)) + self.team.rank)
             losses = self.backbone.losses(vectors, text, [self.targets[row] for row in batch])
-        nll = losses.nll.sum() / tokens
-        (nll + z_loss * losses.z.sum() / tokens).backward()  # type: ignore[no-untyped-call]
+        nll = weight * losses.nll.sum() / tokens
+        (nll + weight * z_loss * losses.z.sum() / tokens).backward()  # type: ignore[no-untyped-call]
         return nll.detach()
 
     def due(self, every: int) -> bool:
@@ -150,7 +158,11 @@ class Run:
 
     def evaluate(self, tick: Callable[[int], object] = lambda rows: None) -> None:
         """Score the prompt on the held-out rows, note it, and keep the prompt if it is the best so far."""
-        predictions = self.predictor().answers(self.held_out, tick)
+        predictor, team = self.predictor(), self.team
+        if team.sharded:  # all must call the model in step, so all read the same rows
+            predictions = predictor.answers(self.held_out, tick)
+        else:
+            predictions = team.together(predictor.answers(team.share(self.held_out), lambda rows: tick(rows * team.size)))
         metrics = self.task.score(predictions)
         labels = set(self.task.labels)
         entry = {

@@ -1,0 +1,7 @@
+"""`python -m softprompts`, and so `accelerate launch -m softprompts`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

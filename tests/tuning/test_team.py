@@ -1,0 +1,145 @@
+"""Several processes on one run, as `accelerate launch` starts them: two on the CPU (gloo), with the frozen model whole or sharded."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from softprompts.files import read_tensors
+from softprompts.tuning.team import Team
+
+from ..models import random_model
+
+SETTINGS = [
+    "--text", "review", "--label", "mood", "--steps", "10", "--batch-size", "7", "--evaluate-every", "5", "--checkpoint-every", "5",
+    "--prompt.length", "4", "--lr", "0.1", "--device", "cpu", "--quiet", "--max-length", "64",
+]  # fmt: skip
+ALONE = [sys.executable, "-m"]
+LAUNCH = [
+    sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no",
+    "--dynamo_backend", "no", "--main_process_port", "0",
+]  # fmt: skip
+TWO = [*LAUNCH, "--multi_gpu", "-m"]
+SHARDED = [*LAUNCH, "--use_fsdp", "--fsdp_version", "2", "-m"]
+
+COUNTING = """
+import json, os, sys
+from softprompts import api, cli
+from softprompts.tuning import cohort, evaluate
+counts = {"written": [], "evaluated": 0, "read": []}
+save, write = cohort.save_checkpoint, api.Tuned.save
+cohort.save_checkpoint = lambda run, folder: (counts["written"].append(run.step), save(run, folder))
+api.Tuned.save = lambda tuned, folder: (counts["written"].append("prompt"), write(tuned, folder))
+answers = evaluate.Predictor.answers
+def counted(self, rows, tick=lambda rows: None):
+    counts["evaluated"] += len(rows)
+    return answers(self, rows, tick)
+evaluate.Predictor.answers = counted
+from softprompts.backbone import EncoderDecoder
+losses = EncoderDecoder.losses
+def read(self, prompt, text, targets):
+    counts["read"].append(len(targets))
+    return losses(self, prompt, text, targets)
+EncoderDecoder.losses = read
+code = cli.main(sys.argv[2:])
+open(os.path.join(sys.argv[1], "counts-" + os.environ.get("RANK", "0")), "w").write(json.dumps(counts))
+sys.exit(code)
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    made = random_model("t5")
+    made.model.save_pretrained(folder)
+    made.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def run(start: list[str], folder: Path, *options: str, module: str = "softprompts", check: bool = True) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    environment = {name: value for name, value in environment.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    done = subprocess.run(
+        [*start, module, *options, "--output", str(folder)], env=environment, capture_output=True, text=True, check=False, cwd=folder.parent
+    )
+    assert not check or done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def same(one: Path, other: Path) -> None:
+    """Two runs' prompts and histories, up to the order floats were added in."""
+    first, second = (read_tensors(folder / "checkpoint.safetensors")[0] for folder in (one, other))
+    assert first.keys() == second.keys()
+    for name in first:
+        if name.startswith(("prompt/", "best/")):
+            torch.testing.assert_close(first[name], second[name], rtol=1e-3, atol=1e-3, msg=lambda m, name=name: f"{name}: {m}")
+    histories: list[list[dict[str, Any]]] = [
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in (one, other)
+    ]
+    for mine, theirs in zip(*histories, strict=True):
+        assert mine["accuracy"] == theirs["accuracy"]
+        assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["smop", "residual"])
+def test_two_processes_learn_what_one_does(preset: str, model: Path, toy_csv: Path, tmp_path: Path) -> None:
+    """22 training rows in batches of 7: the last batch of an epoch has one row, so that one process has none. SMoP draws noise."""
+    settings = ["tune", "--model", str(model), "--train", str(toy_csv), "--preset", preset, *SETTINGS]
+    run(ALONE, tmp_path / "one", *settings)
+    told = run(TWO, tmp_path / "two", *settings).stdout
+    assert told.count("accuracy") == 1, "one process speaks"
+    same(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.slow
+def test_a_sharded_backbone_learns_what_a_whole_one_does(model: Path, toy_csv: Path, tmp_path: Path) -> None:
+    settings = ["tune", "--model", str(model), "--train", str(toy_csv), "--preset", "prompt-tuning", *SETTINGS]
+    run(ALONE, tmp_path / "one", *settings)
+    run(SHARDED, tmp_path / "two", *settings)
+    same(tmp_path / "one", tmp_path / "two")
+    cards = [json.loads((tmp_path / name / "prompt.json").read_text()) for name in ("one", "two")]
+    assert cards[0]["backbone"] == cards[1]["backbone"], "the fingerprint of the whole model"
+
+
+@pytest.mark.slow
+def test_rows_are_shared_out_and_files_written_once(model: Path, toy_csv: Path, tmp_path: Path) -> None:
+    (tmp_path / "counting.py").write_text(COUNTING)
+    settings = ["tune", "--model", str(model), "--train", str(toy_csv), "--preset", "prompt-tuning", *SETTINGS]
+    run([*LAUNCH, "--multi_gpu"], tmp_path / "two", str(tmp_path), *settings, module=str(tmp_path / "counting.py"))
+    first, second = (json.loads((tmp_path / f"counts-{rank}").read_text()) for rank in (0, 1))
+    assert first["written"] == [5, 10, "prompt"]
+    assert second["written"] == []
+    assert first["evaluated"] + second["evaluated"] == 2 * 2, "two held-out rows, two evaluations, each row by one process"
+    pairs = list(zip(first["read"], second["read"], strict=True))
+    assert set(pairs) <= {(4, 3), (1, 1)}, "seven rows as four and three; of a single row the second process's copy weighs nothing"
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_processes(model: Path, toy_csv: Path, tmp_path: Path) -> None:
+    settings = ["tune", "--model", str(model), "--train", str(toy_csv), "--preset", "prompt-tuning", *SETTINGS]
+    code = (
+        "import sys; from softprompts import cli; from softprompts.tuning import cohort; save = cohort.save_checkpoint\n"
+        "def stop(run, folder):\n    save(run, folder)\n    sys.exit(9)\n"
+        "cohort.save_checkpoint = stop; cli.main(sys.argv[1:])"
+    )
+    (tmp_path / "stopping.py").write_text(code)
+    assert run([sys.executable], tmp_path / "parts", *settings, module=str(tmp_path / "stopping.py"), check=False).returncode == 9
+    run(TWO, tmp_path / "parts", *settings)
+    run(ALONE, tmp_path / "whole", *settings)
+    same(tmp_path / "whole", tmp_path / "parts")
+    again = run(TWO, tmp_path / "parts", *settings[:-2], "--max-length", "63", check=False)
+    assert again.returncode != 0
+    assert again.stderr.count("holds a run with other settings") == 1, "told once"
+
+
+def test_one_process_is_a_team_of_itself() -> None:
+    team = Team()
+    assert team.writes
+    assert team.share([1, 2, 3]) == team.together([1, 2, 3]) == [1, 2, 3]
+    assert team.first(lambda: 5) == 5

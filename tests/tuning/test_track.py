@@ -1,0 +1,41 @@
+"""Trackers: a real TensorBoard log, read back; names that are unknown or not installed in one sentence."""
+
+from pathlib import Path
+
+import pytest
+
+from softprompts.api import tune_config
+from softprompts.backbone import Backbone
+from softprompts.cli import main
+from softprompts.errors import UserError
+from softprompts.tuning import run_config
+from softprompts.tuning.track import TRACKERS, check_trackers
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_gets_losses_scores_and_settings(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    task = {"train": str(toy_csv), "text": "review", "label": "mood"}
+    config = run_config({"preset": "prompt-tuning", "task": task, "tuning": {"steps": 20, "batch_size": 4, "evaluate_every": 10}})
+    tuned = tune_config(config, tmp_path / "run", backbone=t5, trackers=["tensorboard"])
+    logs = EventAccumulator(str(tmp_path / "run" / "trackers" / "softprompts")).Reload()
+    scores = {event.step: event.value for event in logs.Scalars("validation/accuracy")}
+    assert set(scores) == {10, 20}
+    assert scores[tuned.card["best_step"]] == pytest.approx(tuned.metrics["accuracy"], abs=1e-3)
+    assert [event.step for event in logs.Scalars("train/loss")] == [10, 20]
+    settings = next((tmp_path / "run" / "trackers").rglob("hparams.yml")).read_text()
+    assert "tuning.steps: 20" in settings
+
+
+def test_unknown_and_missing_trackers_are_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "--task", "helpdesk/intent", "--trackers", "abacus"]) == 2
+    assert "There is no tracker 'abacus'; choose among tensorboard, wandb, mlflow, trackio" in capsys.readouterr().err
+    import accelerate.tracking
+
+    monkeypatch.setattr(accelerate.tracking, "get_available_trackers", list)
+    for name in TRACKERS:
+        with pytest.raises(UserError, match=f"pip install {name}"):
+            check_trackers([name])
+    check_trackers([])
