@@ -93,11 +93,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="start no run after so many seconds")
     options = parser.parse_args()
     done = [json.loads(line)["settings"] for line in options.output.read_text().splitlines()] if options.output.exists() else []
-    todo = [
-        c
-        for c in configs(yaml.safe_load(options.grid.read_text()), {"{data}": options.data, "{backbones}": options.backbones})
-        if c not in done
-    ]
+    todo = [c for c in configs(yaml.safe_load(options.grid.read_text())) if c not in done]
     context = multiprocessing.get_context("spawn")
     queue, results = context.Queue(), context.Queue()
     for settings in [*todo, *([None] * options.workers)]:

@@ -99,7 +99,7 @@ def random_causal(kind: str) -> Causal:
         extra = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 64} if kind == "gemma2" else {}
         name = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "gemma2": "Gemma2Config"}[kind]
         config = getattr(transformers, name)(**common, **sizes, **extra, max_position_embeddings=128, initializer_range=0.2)
-    return Causal(AutoModelForCausalLM.from_config(config, attn_implementation="eager"), words, f"tiny-{kind}")
+    return Causal(AutoModelForCausalLM.from_config(config), words, f"tiny-{kind}")
 
 
 def random_masked(kind: str) -> Masked:

@@ -117,6 +117,35 @@ def test_padding_and_batch_make_up_do_not_matter(backbone: Backbone) -> None:
             )
 
 
+def test_rows_of_very_different_lengths(backbone: Backbone) -> None:
+    """One word beside a hundred, on the GPU where there is one: pads that see nothing must not make gradients that are no numbers."""
+    backbone.model.to("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        texts = ["it", "never again", "the food " * 12, "good " * 44]
+        rows, targets = backbone.tokenise(texts, 100), backbone.tokenise_targets(["positive", "negative"] * 2)
+        prompt = prompts(1).to(backbone.device).requires_grad_()
+        head = getattr(backbone, "head", None)
+        if head is not None:
+            head.to(backbone.device)
+        losses = backbone.losses(prompt.expand(4, -1, -1), backbone.embed_rows(rows), targets).nll
+        losses.sum().backward()
+        assert prompt.grad is not None
+        assert bool(torch.isfinite(prompt.grad).all())
+        scores = backbone.scores(prompt.detach().expand(4, -1, -1), backbone.embed_rows(rows), targets[:2])
+        alone = torch.zeros_like(prompt)
+        for row in range(4):
+            single = prompt.detach().clone().requires_grad_()
+            text = backbone.embed_rows([rows[row]])
+            loss = backbone.losses(single, text, [targets[row]]).nll
+            loss.sum().backward()
+            alone = alone + single.grad
+            torch.testing.assert_close(loss[0], losses[row], rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(backbone.scores(single.detach(), text, targets[:2])[0], scores[row], rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(prompt.grad, alone, rtol=1e-2, atol=1e-2)
+    finally:
+        backbone.model.to("cpu")
+
+
 def test_scores_are_the_losses_of_the_candidates(backbone: Backbone) -> None:
     text = backbone.embed_rows(backbone.tokenise(TEXTS, 40))
     candidates = backbone.tokenise_targets(LABELS)

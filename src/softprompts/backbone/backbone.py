@@ -315,3 +315,19 @@ class Backbone(ABC):
             yield
         finally:
             self.model.eval()
+
+
+@contextmanager
+def only(encoder: nn.Module, columns: Tensor) -> Iterator[None]:
+    """Inside, what follows the encoder sees the hidden states of `columns` [B, N] alone."""
+
+    def keep(module: nn.Module, inputs: Any, output: Any) -> Any:
+        states = output.last_hidden_state
+        output.last_hidden_state = states.gather(1, columns.unsqueeze(-1).expand(-1, -1, states.shape[2]))
+        return output
+
+    hook = encoder.register_forward_hook(keep)
+    try:
+        yield
+    finally:
+        hook.remove()

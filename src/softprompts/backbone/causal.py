@@ -1,7 +1,9 @@
 """Decoder-only models: GPT-2, Llama, Qwen, Gemma. The prompt stands before the text, the target follows it.
 
-Rows are laid out as [pad; prompt; text | target; pad], so that every row's text ends in one column: the model is asked for the logits of
-the target's columns only, generation goes on from there, and positions are counted over each row's own tokens.
+For the loss rows are laid out as [prompt; text; target; pad], and only the target's columns get logits. (With pads in front, their
+queries see nothing at all, and torch's fused attention on a GPU returns gradients that are not numbers for some such batches.) For
+answers they are laid out as [pad; prompt; text], so that every row goes on from the same column of the cache, and a sliding window
+slides over a row's own tokens. Positions are counted over each row's own tokens in both.
 """
 
 from collections.abc import Sequence
@@ -10,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .backbone import Backbone, Losses, Text
+from .backbone import Backbone, Losses, Text, only
 
 
 class Causal(Backbone):
@@ -54,14 +56,17 @@ class Causal(Backbone):
         return {"inputs_embeds": embeds, "attention_mask": mask, "position_ids": _positions(mask)}
 
     def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:
-        joined = self.join(prompt, text)
+        embeds, mask = text.joined(prompt)
         ids, kept = (part.to(self.device) for part in self.collate(targets))
-        mask = torch.cat([joined["attention_mask"], kept], dim=1)
         with torch.no_grad():
             written = self.embedding(ids)
-        embeds = torch.cat([joined["inputs_embeds"], written], dim=1)
-        asked = {"inputs_embeds": embeds, "attention_mask": mask, "position_ids": _positions(mask)}
-        logits = self.model(**asked, use_cache=False, logits_to_keep=ids.shape[1] + 1).logits[:, :-1]
+        embeds, whole = torch.cat([embeds, written], dim=1), torch.cat([mask, kept], dim=1)
+        order = whole.argsort(dim=1, descending=True, stable=True)  # pads to the end, all else in its order
+        embeds, whole = embeds.gather(1, order.unsqueeze(-1).expand_as(embeds)), whole.gather(1, order)
+        before = mask.sum(1, keepdim=True) - 1 + torch.arange(ids.shape[1], device=self.device)  # the columns that tell the target [B, N]
+        with only(self.model.base_model, before.clamp(max=whole.shape[1] - 1)):
+            asked = {"inputs_embeds": embeds, "attention_mask": whole, "position_ids": _positions(whole)}
+            logits = self.model(**asked, use_cache=False).logits
         return Losses.of(logits, ids, kept)
 
     @torch.no_grad()

@@ -4,15 +4,14 @@ A row is [prompt; text; mask; pad], with the mask where the text itself has one,
 count from the row's first token, so that [prompt; text] stands where a plain text of that length would.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from .backbone import Backbone, Head, Losses, Place, Text
+from .backbone import Backbone, Head, Losses, Place, Text, only
 
 
 class Masked(Backbone):
@@ -78,7 +77,7 @@ class Masked(Backbone):
         length = prompt.shape[1]
         spot = (text.ids == self.tokenizer.mask_token_id).int().argmax(1, keepdim=True)
         column = text.columns(length)[:, length:].gather(1, spot)  # [B, 1]
-        with _only(self.model.base_model, column):
+        with only(self.model.base_model, column):
             logits: Tensor = self.model(**self.join(prompt, text)).logits
         return logits
 
@@ -147,19 +146,3 @@ class Headed(Masked):
     @property
     def unknown(self) -> int | None:
         return None
-
-
-@contextmanager
-def _only(encoder: nn.Module, columns: Tensor) -> Iterator[None]:
-    """Inside, what follows the encoder sees the hidden states of `columns` [B, N] alone."""
-
-    def keep(module: nn.Module, inputs: Any, output: Any) -> Any:
-        states = output.last_hidden_state
-        output.last_hidden_state = states.gather(1, columns.unsqueeze(-1).expand(-1, -1, states.shape[2]))
-        return output
-
-    hook = encoder.register_forward_hook(keep)
-    try:
-        yield
-    finally:
-        hook.remove()
