@@ -12,45 +12,50 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-PRESETS = ("mixture", "prompt-tuning", "residual", "smop", "p-tuning")
+PRESETS = ("mixture", "prompt-tuning", "residual", "residual-bert", "smop", "p-tuning")
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
+DATA = {"model", "dtype", "task", "train", "validation", "text", "template", "label", "labels", "steps", "preset", "lr", "seed"}
+"""Settings that say what was run on what; any other is a change to a preset."""
 
 
 def where(settings: dict[str, Any]) -> str:
     backbone = settings.get("model", "t5-tiny").rpartition("/")[2]
-    return f"{backbone}, {settings.get('task') or settings['train'].split('/')[-2]}"
+    return f"{backbone}, {settings.get('task') or settings['train'].split('/')[-2]}, {settings['steps']} steps"
 
 
 def main() -> None:
     runs: dict[tuple[str, str, float], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    other: dict[tuple[str, str, str, float], list[float]] = defaultdict(list)
+    other: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     majority: dict[str, float] = {}
     twice: list[float] = []
     for line in Path(sys.argv[1]).read_text().splitlines():
         record = json.loads(line)
         settings, score = record["settings"], record["metrics"]["accuracy"]
         majority[where(settings)] = record["majority"]["accuracy"]
-        rate = next((name for name in ("route_lr", "shape_lr") if name in settings), None)
-        if rate:
-            other[(where(settings), settings["preset"], rate, settings[rate])].append(score)
+        changed = {name: value for name, value in settings.items() if name not in DATA}
+        rate = settings.get("lr", 0.3)
+        if changed:
+            told = f"lr {rate}, seed {settings['seed']}, " + ", ".join(f"{name} {json.dumps(value)}" for name, value in changed.items())
+            other[(where(settings), settings["preset"], told)].append(score)
         else:
-            runs[(where(settings), settings["preset"], settings["lr"])][settings["seed"]].append(score)
-    print("| backbone, task | majority | " + " | ".join(PRESETS) + " |")
+            runs[(where(settings), settings["preset"], rate)][settings["seed"]].append(score)
+    presets = [preset for preset in PRESETS if any(preset == name for _, name, _ in runs)]
+    print("| backbone, task | majority | " + " | ".join(presets) + " |")
     for place, score in majority.items():
         cells = []
-        for preset in PRESETS:
+        for preset in presets:
             seeds = [mean(found) for found in runs[(place, preset, 0.3)].values()]
-            cells.append(f"{mean(seeds):.1f} ± {stdev(seeds):.1f}")
+            cells.append(f"{mean(seeds):.1f} ± {stdev(seeds):.1f}" if len(seeds) > 1 else "")
         print(f"| {place} | {score:.1f} | " + " | ".join(cells) + " |")
     print("\n| backbone, task, preset, seed 0 | " + " | ".join(map(str, RATES)) + " |")
     for place in majority:
-        for preset in PRESETS:
+        for preset in presets:
             found = [runs[(place, preset, rate)].get(0, []) for rate in RATES]
             if all(found):
                 print(f"| {place}, {preset} | " + " | ".join(f"{mean(scores):.1f}" for scores in found) + " |")
-    print("\nother rates, at lr 0.1:")
-    for (place, preset, rate, value), scores in sorted(other.items()):
-        print(f"{place}, {preset}, {rate} {value}: {mean(scores):.1f}")
+    print("\nchanged settings:")
+    for (place, preset, told), scores in sorted(other.items()):
+        print(f"{place}, {preset}, {told}: {mean(scores):.1f}")
     for (place, preset, rate_), seeds_ in runs.items():
         for seed, scores in seeds_.items():
             if len(scores) > 1:

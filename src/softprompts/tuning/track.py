@@ -1,6 +1,8 @@
 """Trackers by name, through accelerate: tensorboard, wandb, mlflow, trackio. They are told what metrics.jsonl is, and losses between."""
 
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -39,18 +41,19 @@ class Tracking:
 
             home = self.folder or Path("runs")
             name = home.name or "run"
-            self.accelerator = Accelerator(
-                cpu=self.run.backbone.device.type == "cpu", log_with=self.names, project_dir=str(home / "trackers")
-            )
+            cpu = self.run.backbone.device.type == "cpu"
+            self.accelerator = Accelerator(cpu=cpu, log_with=self.names, project_dir=str(home / "trackers"))
             named = {"wandb": {"name": name, "dir": str(home)}, "mlflow": {"run_name": name}, "trackio": {"name": name}}
-            self.accelerator.init_trackers(
-                "softprompts", config=_flat(self.run.config.plain()), init_kwargs={key: named.get(key, {}) for key in self.names}
-            )
+            with redirect_stdout(sys.stderr):  # they talk, and standard output is for results
+                self.accelerator.init_trackers(
+                    "softprompts", config=_flat(self.run.config.plain()), init_kwargs={key: named.get(key, {}) for key in self.names}
+                )
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.accelerator is not None:
-            self.accelerator.end_training()
+            with redirect_stdout(sys.stderr):
+                self.accelerator.end_training()
 
     def stepped(self, run: Run) -> None:
         if self.accelerator is not None and run.step % CHECK_EVERY == 0 and run.pending:

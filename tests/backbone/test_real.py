@@ -1,0 +1,64 @@
+"""The core on real models, where they are made: SOFTPROMPTS_BACKBONES names a folder with flan-t5-small, smollm2-135m or minilm-l6."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from softprompts.api import load, tune_config
+from softprompts.backbone import Backbone, load_backbone
+from softprompts.prompt import Material, PromptConfig, build
+from softprompts.prompt.peft import write_adapter
+from softprompts.tuning import run_config
+
+from ..prompt.test_peft import TEXTS, ours, told
+
+HOME = Path(os.environ.get("SOFTPROMPTS_BACKBONES", "backbones"))
+MODELS = ["flan-t5-small", "smollm2-135m", "minilm-l6"]
+PRESETS = ["mixture", "prompt-tuning", "residual", "smop", "p-tuning"]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def backbone(request: pytest.FixtureRequest) -> Backbone:
+    if not (HOME / request.param).is_dir():
+        pytest.skip(f"{request.param} is not made; SOFTPROMPTS_BACKBONES would name its folder")
+    return load_backbone(str(HOME / request.param), dtype="fp32", device="cpu")
+
+
+def test_pads_on_either_side_give_the_unpadded_answers(backbone: Backbone) -> None:
+    prompt = build(PromptConfig(length=8), Material(backbone, ["positive", "negative"]), 0, backbone.unit)
+    if not backbone.generates:
+        pytest.skip("it has a head of its own in test_families")
+    rows = backbone.tokenise(TEXTS, 40)
+    ids, mask = backbone.collate(rows)
+    vectors = prompt.fold().table.detach().expand(3, -1, -1)
+    alone = [backbone.generate(vectors[:1], backbone.embed_rows([row]), 6)[0].tolist() for row in rows]
+    for pads in ((0, 9), (9, 0)):
+        text = backbone.embed(torch.nn.functional.pad(ids, pads), torch.nn.functional.pad(mask, pads))
+        written = backbone.generate(vectors, text, 6).tolist()
+        assert [answer[: len(single)] for answer, single in zip(written, alone, strict=True)] == alone
+
+
+def test_peft_has_the_same_logits(backbone: Backbone, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
+    if not backbone.generates:
+        pytest.skip("its head is nothing PEFT can say")
+    prompt = build(PromptConfig(length=8), Material(backbone), 0, backbone.unit).fold()
+    write_adapter(tmp_path, prompt, backbone.family, backbone.name)
+    fresh = load_backbone(backbone.name, dtype="fp32", device="cpu")
+    with torch.no_grad():
+        expected = told(backbone, peft.PeftModel.from_pretrained(fresh.model, tmp_path).eval(), 8)
+        torch.testing.assert_close(ours(backbone, prompt.table), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_learns_folds_and_loads(backbone: Backbone, preset: str, toy_csv: Path, tmp_path: Path) -> None:
+    task = {"train": str(toy_csv), "text": "review", "label": "mood"}
+    tuning = {"steps": 24, "batch_size": 4, "evaluate_every": 12, "max_length": 64}
+    tuned = tune_config(run_config({"preset": preset, "task": task, "tuning": tuning}), tmp_path, backbone=backbone)
+    losses = [float(line.split('"loss": ')[1].split(",")[0]) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert losses[-1] < losses[0]
+    again = load(tmp_path, backbone=backbone)
+    assert again.predict(TEXTS) == tuned.predict(TEXTS)
