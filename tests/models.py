@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from softprompts.backbone import Backbone, Causal, EncoderDecoder, Masked
@@ -92,11 +93,14 @@ def random_causal(kind: str) -> Causal:
     words = byte_tokenizer("<s>" if kind in ("llama", "gemma2") else None)
     common: dict[str, Any] = {"vocab_size": 400, "bos_token_id": words.bos_token_id, "eos_token_id": words.eos_token_id}
     common["pad_token_id"] = words.eos_token_id
-    if kind == "gpt2":
-        config: Any = transformers.GPT2Config(**common, n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.2)
+    if kind == "opt":
+        sizes = {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "word_embed_proj_dim": 32}
+        config: Any = transformers.OPTConfig(**common, **sizes, max_position_embeddings=128, init_std=0.2)
+    elif kind == "gpt2":
+        config = transformers.GPT2Config(**common, n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.2)
     else:
         sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-        extra = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 64} if kind == "gemma2" else {}
+        extra = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 16} if kind == "gemma2" else {}
         name = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "gemma2": "Gemma2Config"}[kind]
         config = getattr(transformers, name)(**common, **sizes, **extra, max_position_embeddings=128, initializer_range=0.2)
     return Causal(AutoModelForCausalLM.from_config(config), words, f"tiny-{kind}")
@@ -121,7 +125,9 @@ def random_masked(kind: str) -> Masked:
     return Masked(auto.from_config(config), words, f"tiny-{kind}")
 
 
-ENCODER_DECODERS, CAUSALS, MASKED = ("t5", "mt5", "bart"), ("gpt2", "llama", "qwen2", "gemma2"), ("bert", "roberta", "deberta", "minilm")
+ENCODER_DECODERS = ("t5", "mt5", "bart")
+CAUSALS = ("gpt2", "llama", "qwen2", "gemma2", "opt")
+MASKED = ("bert", "roberta", "deberta", "minilm")
 KINDS = (*ENCODER_DECODERS, *CAUSALS, *MASKED)
 
 
@@ -130,3 +136,30 @@ def random_model(kind: str) -> Backbone:
     if kind in ENCODER_DECODERS:
         return random_encoder_decoder(kind)
     return random_causal(kind) if kind in CAUSALS else random_masked(kind)
+
+
+TEXTS = ["the food was great", "never again", "I love it and the staff was kind"]
+
+
+def told(backbone: Backbone, model: Any, length: int) -> Tensor:
+    """Log-probability of each text's target by a PEFT model, one unpadded row at a time [B]."""
+    found = []
+    for row, target in zip(backbone.tokenise(TEXTS, 40), backbone.tokenise_targets(["positive", "negative", "positive"]), strict=True):
+        ids = torch.tensor([row])
+        if isinstance(backbone, EncoderDecoder):
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=torch.tensor([target])).logits[0]
+        elif isinstance(backbone, Causal):
+            whole = torch.tensor([[*row, *target]])
+            begin = length + len(row) - 1
+            logits = model(input_ids=whole, attention_mask=torch.ones_like(whole)).logits[0, begin : begin + len(target)]
+        else:
+            spot = length + row.index(backbone.tokenizer.mask_token_id)
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, spot : spot + 1]
+        found.append(logits.log_softmax(-1).gather(-1, torch.tensor(target)[:, None]).sum())
+    return torch.stack(found)
+
+
+def ours(backbone: Backbone, vectors: Tensor) -> Tensor:
+    text = backbone.embed_rows(backbone.tokenise(TEXTS, 40))
+    targets = backbone.tokenise_targets(["positive", "negative", "positive"])
+    return -backbone.losses(vectors.expand(3, -1, -1), text, targets).nll

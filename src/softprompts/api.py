@@ -1,13 +1,14 @@
 """Three lines to a tuned prompt: `tune`, `save`, `predict`."""
 
 import dataclasses
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import __version__
 from .analysis.plots import learning_curve
-from .backbone import DEFAULT, Backbone, load_backbone
+from .backbone import Backbone, load_backbone
 from .errors import UserError
 from .files import sweep
 from .prompt import Prompt, load_prompt, save_prompt
@@ -16,15 +17,18 @@ from .prompt.prompt import plain
 from .prompt.store import CARD, TENSORS, check_backbone
 from .tasks import Form, TaskConfig, load_task
 from .tasks.metrics import METRICS as METRIC_NAMES
+from .tasks.mixture import MEAN
 from .tasks.sources import Row
 from .tasks.task import check_template
 from .tuning import Cohort, Predictor, Run, RunConfig, TuningConfig, Watcher, run_config
 from .tuning.checkpoint import CHECKPOINT, load_checkpoint
 from .tuning.config import CONFIG_HEAD
 from .tuning.team import make_team
-from .tuning.track import Tracking, check_trackers
+from .tuning.track import TRACKS, Tracking, check_trackers
 
 CONFIG, METRICS, CURVE = "config.yaml", "metrics.jsonl", "curve.png"
+OURS = (CARD, TENSORS, CHECKPOINT, METRICS, CURVE, CONFIG)
+"""The files of a run, the card first: without it a folder holds no prompt."""
 
 
 @dataclasses.dataclass
@@ -46,7 +50,8 @@ class Tuned:
 
     def predictor(self, scoring: str | None = None) -> Predictor:
         length = int(self.card["config"]["tuning"]["max_length"])
-        return Predictor(self.backbone, self.prompt, self.form.labels, scoring or self.card["scoring"], length)
+        longest = self.card["task"].get("answer_length")
+        return Predictor(self.backbone, self.prompt, self.form.labels, scoring or self.card["scoring"], length, answer_length=longest)
 
     def inputs(self, rows: Sequence[str | Mapping[str, Any]]) -> list[str]:
         """Texts, or rows with the task's columns, as the model reads them."""
@@ -57,7 +62,7 @@ class Tuned:
                 if len(form.columns) != 1:
                     raise UserError(f"This task reads the columns {', '.join(form.columns)}, not one text; give rows with --file.")
                 row = {form.columns[0]: row}
-            made.append(form.input(Row(dict(row), f"text {number}")))
+            made += form.inputs(Row(dict(row), f"text {number}"))
         return made
 
     def predict(self, rows: Sequence[str | Mapping[str, Any]], scoring: str | None = None) -> list[str]:
@@ -113,7 +118,7 @@ def import_peft(
     *,
     template: str = "{text}",
     label: str = "label",
-    labels: Sequence[str] = (),
+    labels: Sequence[str] | Mapping[str, str] = (),
     dtype: str = "auto",
     device: str = "auto",
     trust_remote_code: bool = False,
@@ -122,21 +127,30 @@ def import_peft(
     """A prompt from a Hugging Face PEFT adapter, on its base model. With `labels` it chooses among them; without, it writes freely."""
     adapter = Path(adapter)
     read = read_adapter(adapter)
-    name = model or read.base
-    if backbone is None and name is None:
-        raise UserError(f"{adapter} does not name its base model; name it with --model.")
-    backbone = backbone or load_backbone(name or DEFAULT, dtype, device, trust_remote_code)
+    if backbone is None:
+        name = model or read.base
+        if not name:
+            raise UserError(f"{adapter} does not name its base model; name it with --model.")
+        backbone = load_backbone(name, dtype, device, trust_remote_code)
     if read.family not in (None, backbone.family) or read.vectors.shape[1] != backbone.hidden:
         raise UserError(f"The adapter {adapter} is for another model than {backbone.name}; name its own with --model.")
+    if len(labels) == 1 or len(set(labels)) < len(labels):
+        raise UserError("An imported prompt needs two different labels or more to choose among, or none to write freely.")
     prompt = plain(read.vectors[None])
-    form = Form(check_template(template), label, {word: word for word in labels})
-    length = min(512, backbone.longest or 512)
-    scoring = Predictor(backbone, prompt.to(backbone.device), form.labels, max_length=length).scoring
-    config = run_config({"model": backbone.name, "preset": "prompt-tuning", "tuning": {"max_length": length}})
+    form = Form(check_template(template), label, dict(labels) if isinstance(labels, Mapping) else {word: word for word in labels})
+    scoring = Predictor(backbone, prompt.to(backbone.device), form.labels, max_length=backbone.room).scoring
+    config = run_config(
+        {
+            "model": backbone.name,
+            "preset": "prompt-tuning",
+            "prompt": {"length": len(read.vectors)},
+            "tuning": {"max_length": backbone.room},
+        }
+    )
     card = {
         "method": f"imported from PEFT ({read.kind})",
         "backbone": backbone_card(backbone),
-        "task": {"name": adapter.resolve().name, "form": dataclasses.asdict(form), "commonest": None, "metrics": list(METRIC_NAMES)},
+        "task": {"name": adapter.resolve().name, "form": dataclasses.asdict(form), "commonest": None, "metrics": ["accuracy", "macro_f1"]},
         "metrics": {},
         "majority": {},
         "scoring": scoring,
@@ -149,9 +163,10 @@ def import_peft(
 def _check_card(folder: Path, card: dict[str, Any]) -> None:
     try:
         form = Form(**card["task"]["form"])
-        check_template(form.template)
+        if form.definition is None:
+            check_template(form.template)
         good = card["scoring"] in (("generate", "labels") if form.labels else ("generate",))
-        good = good and set(card["task"]["metrics"]) <= set(METRIC_NAMES)
+        good = good and all(name.rpartition(":")[2] in {*METRIC_NAMES, MEAN} for name in card["task"]["metrics"])
         if not good or not isinstance(card["backbone"]["name"], str) or not isinstance(card["task"]["commonest"], str | None):
             raise ValueError("a usable task, scoring or backbone")
         int(card["config"]["tuning"]["max_length"])
@@ -192,11 +207,12 @@ def tune_config(
     """Run a config to its end, going on where an earlier try in the same folder left off; with others, where a launcher started them."""
     check_trackers(trackers)
     team = make_team(config.device)
-    task = load_task(config.task)
-    backbone = backbone or team.load(config.model, config.dtype, config.device, config.trust_remote_code)
-    resumed = folder is not None and team.first(lambda: _open(folder, overwrite))
-    run = Run(config, task, backbone, not resumed, team)
+    task = team.all(lambda: load_task(config.task))
+    backbone = backbone or team.all(lambda: team.load(config.model, config.dtype, config.device, config.trust_remote_code))
+    resumed = folder is not None and team.first(lambda: not overwrite and (folder / CHECKPOINT).exists())
+    run = team.all(lambda: Run(config, task, backbone, not resumed, team))
     if folder is not None:
+        team.first(lambda: _open(folder, overwrite))
         if resumed:
             load_checkpoint(run, folder)
         if team.writes:
@@ -206,9 +222,9 @@ def tune_config(
     return _finish(run, folder)
 
 
-def _open(folder: Path, overwrite: bool) -> bool:
-    """Make the folder, and tell whether there is a run in it to go on with; nobody's finished work is overwritten unasked."""
-    ours = [folder / name for name in (CARD, TENSORS, CHECKPOINT, METRICS, CURVE, CONFIG)]
+def _open(folder: Path, overwrite: bool) -> None:
+    """Make the folder ready for a run; nobody's finished work is overwritten unasked."""
+    ours = [folder / name for name in OURS]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -220,9 +236,9 @@ def _open(folder: Path, overwrite: bool) -> bool:
     if overwrite:
         for path in ours:
             path.unlink(missing_ok=True)
+        shutil.rmtree(folder / TRACKS, ignore_errors=True)
     elif (folder / CARD).exists() and not (folder / CHECKPOINT).exists():
         raise UserError(f"{folder} already holds a prompt; choose another --output, or replace it with --overwrite.")
-    return (folder / CHECKPOINT).exists()
 
 
 def _finish(run: Run, folder: Path | None) -> Tuned:
@@ -244,7 +260,8 @@ def make_card(run: Run) -> dict[str, Any]:
         "backbone": backbone_card(run.backbone),
         "task": run.task.card(),
         "metrics": {name: best[name] for name in run.task.metrics},
-        "majority": run.task.majority(),
+        "majority": {name: round(value, 4) for name, value in run.task.majority().items()},
+        "test": _tested(run),
         "scoring": run.config.tuning.scoring,
         "best_step": best["step"],
         "steps": run.step,
@@ -256,6 +273,14 @@ def make_card(run: Run) -> dict[str, Any]:
         "config": run.config.plain(),
         "version": __version__,
     }
+
+
+def _tested(run: Run) -> dict[str, float] | None:
+    """The best prompt's scores on the examples that nothing was chosen by, where the task keeps some."""
+    if not run.task.test:
+        return None
+    predictions = run.predictor()([e.input for e in run.task.test])
+    return {name: round(value, 4) for name, value in run.task.score(predictions, run.task.test).items()}
 
 
 def backbone_card(backbone: Backbone) -> dict[str, Any]:

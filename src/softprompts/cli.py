@@ -59,45 +59,82 @@ def tune(argv: Sequence[str]) -> int:
         return 1
     finally:
         leave_team()
-    _tell(options, tuned.card, _summary(tuned))
+    if _speaks():
+        _tell(options, tuned.card, _summary(tuned))
     return 1 if tuned.card["failed"] else 0
 
 
 def evaluate(argv: Sequence[str]) -> int:
     """Score a tuned prompt on labelled rows."""
-    parser = _parser("evaluate", "softprompts evaluate runs/stars --file test.csv")
+    parser = _parser(
+        "evaluate",
+        "softprompts evaluate runs/stars --file test.csv\n"
+        "  softprompts evaluate runs/qqp --task glue/mrpc --data-dir DATA      # zero-shot on another domain",
+    )
     _prompt_arguments(parser)
     parser.add_argument("--file", metavar="FILE", help="labelled rows with the task's columns (default: the task's own validation rows)")
+    parser.add_argument("--task", metavar="NAME", help="another named task to be judged by, its label words taken for this one's")
+    parser.add_argument("--split", default="validation", help="the split of a named task (default validation)")
+    parser.add_argument("--data-dir", metavar="DIR", help="a folder with named tasks' rows (default: as tuned)")
     parser.add_argument("--skip-bad-rows", action="store_true", help="leave out rows with an empty text or label")
     options = parser.parse_args(argv)
 
-    from .choice import from_mapping
     from .progress import RowProgress
-    from .tasks import TaskConfig, load_task
     from .tasks.metrics import score
-    from .tasks.sources import read_rows
 
+    if options.file and options.task:
+        raise UserError("Rows come from --file or from --task; leave one out.")
     tuned = _load(options)
-    if options.file:
-        examples = tuned.form.examples(read_rows(options.file, "validation"), options.skip_bad_rows)
-    elif not tuned.card["config"]["task"]["task"] and not tuned.card["config"]["task"]["train"]:
-        raise UserError(f"{options.prompt} was imported and brings no rows of its own; give labelled rows with --file.")
-    else:
-        examples = load_task(from_mapping(TaskConfig, tuned.card["config"]["task"])).validation
+    examples, names, labels, rewrite = _judged_by(tuned, options)
     with RowProgress("evaluating", len(examples), options.quiet) as progress:
-        predictions = tuned.predictor(options.scoring)([e.input for e in examples], progress.tick)
-    targets, names = [e.target for e in examples], tuned.card["task"]["metrics"]
-    commonest = tuned.card["task"]["commonest"] or Counter(targets).most_common(1)[0][0]
+        told = tuned.predictor(options.scoring)([e.input for e in examples], progress.tick)
+    predictions = [rewrite.get(answer, answer) for answer in told]
+    commonest = tuned.card["task"]["commonest"]
+    if options.task or not commonest:
+        commonest = Counter(e.target for e in examples).most_common(1)[0][0]
     result = {
         "prompt": str(options.prompt),
+        "task": options.task or tuned.card["task"]["name"],
         "rows": len(examples),
         "scoring": options.scoring or tuned.card["scoring"],
-        "metrics": score(names, targets, predictions),
-        "majority": score(names, targets, [commonest] * len(targets)),
-        "invalid": sum(p not in tuned.form.labels for p in predictions) if tuned.form.labels else 0,
+        "metrics": score(names, examples, predictions, labels),
+        "majority": score(names, examples, [commonest] * len(examples), labels),
+        "invalid": sum(p not in labels for p in predictions) if labels else 0,
     }
     _tell(options, result, f"{_scores(result)} on {len(examples)} rows")
     return 0
+
+
+def _judged_by(tuned: "Tuned", options: argparse.Namespace) -> tuple[list[Any], list[str], list[str], dict[str, str]]:
+    """Examples, metrics, label words, and what each of the prompt's own label words means there."""
+    from .choice import from_mapping
+    from .tasks import TaskConfig, load_task
+    from .tasks.registry import definition
+    from .tasks.sources import read_rows
+    from .tasks.task import data_folder, named_split
+
+    form, names = tuned.form, list(tuned.card["task"]["metrics"])
+    own = from_mapping(TaskConfig, {**tuned.card["config"]["task"], **({"data_dir": options.data_dir} if options.data_dir else {})})
+    if options.task:
+        other = definition(options.task)
+        labels = list(other.labels)
+        rewrite: dict[str, str] = {}
+        if labels != form.labels:
+            if len(labels) != len(form.labels):
+                told = f"{other.name} has {len(labels) or 'no'} labels, and the prompt knows {len(form.labels) or 'none'}"
+                raise UserError(f"{told}; name a task with as many.")
+            rewrite = dict(zip(form.labels, labels, strict=True))
+        return named_split(other, options.split, data_folder(own), form.task_word), list(other.metrics), labels, rewrite
+    if options.file:
+        return form.examples(read_rows(options.file, "validation"), options.skip_bad_rows, "validation"), names, form.labels, {}
+    if form.task is not None and options.split != "validation":
+        return named_split(definition(form.task), options.split, data_folder(own), form.task_word), names, form.labels, {}
+    if own.task is None and own.train is None:
+        raise UserError(f"{options.prompt} was imported and brings no rows of its own; give labelled rows with --file.")
+    task = load_task(own)
+    if task.metrics[0] == "mean":
+        raise UserError("A mixture is judged task by task; name one with --task.")
+    return task.validation, names, form.labels, {}
 
 
 def predict(argv: Sequence[str]) -> int:
@@ -123,7 +160,7 @@ def predict(argv: Sequence[str]) -> int:
     if not rows and not (texts and all(text.strip() for text in texts)):
         raise UserError("There is nothing to answer; give texts, - for standard input, or --file.")
     tuned = _load(options)
-    inputs = [tuned.form.input(row) for row in rows] or tuned.inputs(texts)
+    inputs = [text for row in rows for text in tuned.form.inputs(row)] or tuned.inputs(texts)
     with RowProgress("predicting", len(inputs), options.quiet) as progress:
         predictor = tuned.predictor(options.scoring)
         answers = predictor(inputs, progress.tick)
@@ -139,10 +176,14 @@ def predict(argv: Sequence[str]) -> int:
 
 def prompts(argv: Sequence[str]) -> int:
     """Bring prompts in from Hugging Face PEFT, and take them there."""
-    actions: dict[str, Callable[[Sequence[str]], int]] = {"import": _import, "export": _export}
+    return _act("prompts", {"import": _import, "export": _export}, argv)
+
+
+def _act(command: str, actions: dict[str, Callable[[Sequence[str]], int]], argv: Sequence[str]) -> int:
+    """One of a command's actions."""
     if not argv or argv[0] in ("-h", "--help"):
         rows = "\n".join(f"  {name:<8} {function.__doc__}" for name, function in actions.items())
-        print(f"usage: softprompts prompts ACTION [options]     (softprompts prompts ACTION --help tells the options)\n\n{rows}")
+        print(f"usage: softprompts {command} ACTION [options]     (softprompts {command} ACTION --help tells the options)\n\n{rows}")
         return 0
     if argv[0] not in actions:
         raise UserError(f"There is no action {argv[0]!r}; choose one of {', '.join(actions)}.")
@@ -167,14 +208,16 @@ def _import(argv: Sequence[str]) -> int:
     _model_arguments(parser, "the base model (default: the one the adapter names)")
     options = parser.parse_args(argv)
 
-    from .api import import_peft
+    from .api import OURS, import_peft
+    from .choice import coerce
 
-    _free(options.output, "prompt.json", options.overwrite)
-    words = [word.strip() for word in (options.labels or "").split(",") if word.strip()]
+    _free(options.output, OURS, options.overwrite)
+    words = coerce("labels", options.labels, dict[str, str] if "=" in options.labels else list[str]) if options.labels else []
     tuned = import_peft(
         options.adapter, options.model, template=options.template or f"{{{options.text}}}", label=options.label, labels=words,
         dtype=options.dtype, device=options.device, trust_remote_code=options.trust_remote_code,
     )  # fmt: skip
+    _clear(options.output, OURS)
     tuned.save(options.output)
     said = f"{tuned.prompt.config.length} prompt vectors for {tuned.backbone.name} are in {options.output}"
     _tell(options, tuned.card | {"folder": str(options.output)}, said)
@@ -190,9 +233,9 @@ def _export(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
 
     from .prompt import load_prompt
-    from .prompt.peft import ADAPTER, TASK_TYPES, write_adapter
+    from .prompt.peft import ADAPTER, TASK_TYPES, WEIGHTS, write_adapter
 
-    _free(options.output, ADAPTER, options.overwrite)
+    _free(options.output, (ADAPTER, WEIGHTS), options.overwrite)
     prompt, card = load_prompt(options.prompt)
     backbone = card.get("backbone", {})
     if backbone.get("family") not in TASK_TYPES:
@@ -203,7 +246,129 @@ def _export(argv: Sequence[str]) -> int:
     return 0
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"tune": tune, "evaluate": evaluate, "predict": predict, "prompts": prompts}
+def tasks(argv: Sequence[str]) -> int:
+    """The named tasks: list them, show one, export a split, score predictions."""
+    return _act("tasks", {"list": _list_tasks, "show": _show_task, "export": _export_task, "score": _score_task}, argv)
+
+
+def _list_tasks(argv: Sequence[str]) -> int:
+    """All named tasks and benchmarks."""
+    parser = _parser("tasks list", "softprompts tasks list --json", _list_tasks.__doc__)
+    options = parser.parse_args(argv)
+
+    from .tasks.registry import BENCHMARKS, definitions
+    from .tasks.starter import STARTERS
+    from .tasks.text import PREFIX_LM
+
+    known = definitions()
+    result = {"tasks": [*STARTERS, *known, PREFIX_LM], "benchmarks": {name: list(names) for name, names in BENCHMARKS.items()}}
+    rows = [f"{name:<30} starter data, embedded" for name in STARTERS]
+    rows += [f"{name:<30} {', '.join(task.metrics):<36} {task.hub}" for name, task in known.items()]
+    rows += [f"{PREFIX_LM:<30} raw text, with --train FILE", "", "benchmarks (of a + b + c, each may be one):"]
+    rows += [f"{name:<30} {', '.join(names)}" for name, names in BENCHMARKS.items()]
+    _tell(options, result, "\n".join(rows))
+    return 0
+
+
+def _show_task(argv: Sequence[str]) -> int:
+    """A task's columns, label words, metrics, and first examples where its rows are at hand."""
+    parser = _parser("tasks show", "softprompts tasks show superglue/rte --data-dir DATA", _show_task.__doc__)
+    _task_arguments(parser)
+    options = parser.parse_args(argv)
+
+    from .tasks.registry import definition
+    from .tasks.task import TaskConfig, data_folder, named_split
+
+    task = definition(options.task)
+    result: dict[str, Any] = {
+        "task": task.name,
+        "hub": task.hub,
+        "word": task.prefix,
+        "columns": list(task.columns),
+        "labels": list(task.labels),
+        "metrics": list(task.metrics),
+    }
+    folder = data_folder(TaskConfig(data_dir=options.data_dir))
+    if folder is not None:
+        examples = named_split(task, options.split, folder, options.task_word)
+        result |= {"split": options.split, "examples": len(examples)}
+        result["first"] = [{"input": e.input, "target": e.target} for e in examples[:3]]
+    lines = [f"{name}: {', '.join(value) if isinstance(value, list) else value}" for name, value in result.items() if name != "first"]
+    lines += [f"  {e['input']}\n  -> {e['target']}" for e in result.get("first", [])]
+    _tell(options, result, "\n".join(lines))
+    return 0
+
+
+def _export_task(argv: Sequence[str]) -> int:
+    """Write a split as JSON lines {"input": ..., "target": ...} in the official order."""
+    parser = _parser(
+        "tasks export", "softprompts tasks export superglue/boolq --split train --data-dir DATA [--no-task-word]", _export_task.__doc__
+    )
+    _task_arguments(parser)
+    parser.add_argument("--output", metavar="FILE", type=Path, help="where the lines go (default: standard output)")
+    options = parser.parse_args(argv)
+
+    from .files import write_text
+    from .tasks.registry import definition
+    from .tasks.task import TaskConfig, data_folder, named_split
+
+    examples = named_split(definition(options.task), options.split, data_folder(TaskConfig(data_dir=options.data_dir)), options.task_word)
+    lines = [json.dumps({"input": e.input, "target": e.target}, ensure_ascii=False) for e in examples]
+    if options.output is None:
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+    else:
+        write_text(options.output, "".join(f"{line}\n" for line in lines))
+        _tell(
+            options,
+            {"task": options.task, "examples": len(lines), "file": str(options.output)},
+            f"{len(lines)} examples in {options.output}",
+        )
+    return 0
+
+
+def _score_task(argv: Sequence[str]) -> int:
+    """Score predictions for a split, in its order; the metrics are printed as JSON."""
+    parser = _parser(
+        "tasks score", "softprompts tasks score superglue/rte --predictions answers.jsonl --data-dir DATA", _score_task.__doc__
+    )
+    _task_arguments(parser, "validation")
+    parser.add_argument(
+        "--predictions", metavar="FILE", required=True, type=Path, help='one per line: JSON lines with "prediction" (.jsonl), or plain text'
+    )
+    options = parser.parse_args(argv)
+
+    from .tasks.definition import UNLABELLED
+    from .tasks.metrics import score
+    from .tasks.registry import definition
+    from .tasks.sources import read_predictions
+    from .tasks.task import TaskConfig, data_folder, named_split
+
+    task = definition(options.task)
+    predictions = read_predictions(options.predictions)
+    examples = named_split(task, options.split, data_folder(TaskConfig(data_dir=options.data_dir)), options.task_word)
+    if any(e.target == UNLABELLED or e.facts.get("label") == -1 for e in examples):
+        raise UserError(f"{task.name} has no labels in {options.split}, so nothing can be scored; choose another --split.")
+    if len(predictions) != len(examples):
+        held = f"{options.predictions} holds {len(predictions)} predictions"
+        raise UserError(f"{held}, and {task.name} has {len(examples)} examples in {options.split}; give one for each.")
+    print(json.dumps(score(task.metrics, examples, predictions, task.labels)))
+    return 0
+
+
+def _task_arguments(parser: argparse.ArgumentParser, split: str = "train") -> None:
+    parser.add_argument("task", metavar="TASK", help="a named task, such as superglue/boolq")
+    parser.add_argument("--split", default=split, help=f"train, validation or test (default {split})")
+    parser.add_argument("--data-dir", metavar="DIR", help="a folder with its rows (default: SOFTPROMPTS_DATA, or the Hugging Face hub)")
+    parser.add_argument("--task-word", action=argparse.BooleanOptionalAction, default=True, help="the task's name in front of its texts")
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "tune": tune,
+    "evaluate": evaluate,
+    "predict": predict,
+    "prompts": prompts,
+    "tasks": tasks,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -222,7 +387,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         if debug:
             raise
-        if _speaks():
+        if argv[0] != "tune" or _speaks():
             print(f"softprompts: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -288,12 +453,21 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
-def _free(folder: Path, name: str, overwrite: bool) -> None:
-    """Nobody's work is overwritten unasked."""
-    if (folder / name).exists() and not overwrite:
-        raise UserError(f"{folder} already holds {name}; choose another --output, or replace it with --overwrite.")
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"The output {folder} cannot be a folder; name another with --output.")
+def _free(folder: Path, names: Sequence[str], overwrite: bool) -> None:
+    """Nobody's work is overwritten unasked, or half of it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"The output {folder} cannot be a folder ({error.strerror}); name another with --output.") from None
+    there = [name for name in names if (folder / name).exists()]
+    if there and not overwrite:
+        raise UserError(f"{folder} already holds {there[0]}; choose another --output, or replace it with --overwrite.")
+
+
+def _clear(folder: Path, names: Sequence[str]) -> None:
+    """Just before something new is written in their place."""
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
 
 
 def _load(options: argparse.Namespace) -> "Tuned":
@@ -334,8 +508,6 @@ def _speaks() -> bool:
 
 
 def _tell(options: argparse.Namespace, result: dict[str, Any], text: str) -> None:
-    if not _speaks():
-        return
     print(json.dumps(result, ensure_ascii=False) if options.json else text)
 
 

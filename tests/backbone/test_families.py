@@ -1,6 +1,7 @@
 """What every family promises, on a tiny random model of each kind: a prompt stands where a hand would put it, pads and neighbours do
 not matter, scores are losses, generation goes through the cache as the whole sequence would, nothing frozen moves."""
 
+import dataclasses
 import hashlib
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from softprompts.api import load, tune_config
 from softprompts.backbone import Backbone, Causal, EncoderDecoder, Masked, Text, load_backbone
 from softprompts.backbone.backbone import Place
 from softprompts.errors import UserError
@@ -247,6 +249,41 @@ def test_the_router_sees_the_text_and_never_the_target(kind: str, toy_csv: Path)
         seen.append(given)
     assert len(seen[0]) == 3
     assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart", "gpt2", "llama", "gemma2", "bert", "minilm"])
+@pytest.mark.parametrize("place", ["suffix", "after-bos"])
+def test_a_run_keeps_its_place(kind: str, place: Place, toy_csv: Path, tmp_path: Path) -> None:
+    """Training, evaluation, saving and loading all put the prompt where it was asked to stand."""
+    backbone = random_model(kind)
+    task = {"train": str(toy_csv), "text": "review", "label": "mood"}
+    settings = {"steps": 4, "batch_size": 8, "max_length": 64, "lr": 0.1}
+    config = run_config({"preset": "prompt-tuning", "task": task, "tuning": settings, "prompt": {"length": 4, "place": place}})
+    if place == "after-bos" and not backbone.surround[0]:
+        with pytest.raises(UserError, match="no token of its own"):
+            tune_config(config, None, backbone=backbone)
+        return
+    run = Run(config, load_task(config.task), backbone)
+    rows = run.batches[0]
+    vectors = run.prompt.fold().table.detach().expand(len(rows), -1, -1)
+    view = run.speaker
+    with torch.no_grad():
+        by_place = [
+            view.losses(vectors, view.embed_rows([run.inputs[row] for row in rows], where), [run.targets[row] for row in rows])
+            for where in (place, "prefix")
+        ]
+    run.advance()
+    run.look()
+    expected, other = (float(losses.nll.sum() / losses.tokens.sum()) for losses in by_place)
+    assert run.pending[0] == pytest.approx(expected, rel=1e-4)
+    assert abs(other - expected) > 1e-5, "the place matters"
+    tuned = tune_config(config, tmp_path, backbone=backbone)
+    texts = [text for text, _ in TOY]
+    again = load(tmp_path, backbone=random_model(kind))
+    assert again.prompt.config.place == place
+    assert again.probabilities(texts) == tuned.probabilities(texts)
+    again.prompt.config = dataclasses.replace(again.prompt.config, place="prefix")
+    assert again.probabilities(texts) != tuned.probabilities(texts)
 
 
 def test_a_checkpoint_without_some_of_its_weights_is_one_sentence(tmp_path: Path) -> None:

@@ -10,10 +10,13 @@ import transformers
 from softprompts.api import load, tune_config
 from softprompts.backbone import Causal, Masked
 from softprompts.backbone.load import FAMILIES
+from softprompts.backbone.masked import Headed
+from softprompts.choice import Choice
 from softprompts.errors import UserError
 from softprompts.prompt import Material, PromptConfig, build
 from softprompts.prompt.head import Linear
-from softprompts.tuning import Predictor, run_config
+from softprompts.tasks import load_task
+from softprompts.tuning import Run, run_config
 
 from ..models import random_masked
 
@@ -50,7 +53,7 @@ def test_only_the_mask_gets_logits() -> None:
     assert not backbone.model.base_model._forward_hooks
 
 
-def test_a_label_of_several_tokens_is_one_sentence_or_a_head(toy_csv: Path) -> None:
+def test_a_label_of_several_tokens_is_one_sentence_or_a_head() -> None:
     backbone = random_masked("bert")
     with pytest.raises(UserError, match=r"fills one mask with one token, and 'positive negative' is 2.*--prompt.head linear"):
         backbone.tokenise_targets(["positive negative"])
@@ -143,11 +146,46 @@ def test_bert_as_a_decoder_is_a_decoder() -> None:
     assert Masked.auto_class(transformers.BertConfig(architectures=["BertModel"])) == "AutoModel"
 
 
-def test_the_residual_preset_for_bert(toy_csv: Path) -> None:
-    for paper in (False, True):
-        config = run_config({"preset": "residual-bert", "paper": paper})
-        assert config.prompt.head.plain() == {"kind": "linear", "pool": "first"}
-        assert config.prompt.shape.kind == "residual"
-        assert config.prompt.length == 10
-    prompt = build(PromptConfig(length=4), Material(random_masked("bert")), 0)
-    assert Predictor(random_masked("bert"), prompt, LABELS, max_length=64).scoring == "labels"
+@pytest.mark.parametrize("paper", [False, True])
+def test_the_residual_preset_for_bert(paper: bool, toy_csv: Path) -> None:
+    short = {"tuning": {"steps": 6, "batch_size": 8, "lr": 0.1}}
+    config = run_config({"preset": "residual-bert", "paper": paper, "task": settings(toy_csv).plain()["task"]}, short)
+    tuned = tune_config(config, None, backbone=random_masked("bert"))
+    made = tuned.card["config"]["prompt"]
+    assert (made["head"], made["shape"]["kind"], made["length"]) == ({"kind": "linear", "pool": "first"}, "residual", 10)
+    assert tuned.prompt.head is not None
+
+
+def test_one_backbone_serves_prompts_with_and_without_a_head(toy_csv: Path, tmp_path: Path) -> None:
+    """The head belongs to its prompt: what was tuned on the same model before does not answer for another."""
+    texts = ["never again", "I love it"]
+    words = tune_config(settings(toy_csv), tmp_path / "words", backbone=random_masked("bert"))
+    headed = tune_config(settings(toy_csv, prompt={"head": "linear"}), None, backbone=random_masked("bert"))
+    assert load(tmp_path / "words", backbone=headed.backbone).probabilities(texts) == words.probabilities(texts)
+    shared = Headed(random_masked("bert"), Linear(2, 32, torch.Generator()), LABELS)
+    assert load(tmp_path / "words", backbone=shared).probabilities(texts) == words.probabilities(texts)
+    assert shared.answering(None, ["other", "words"]) is shared.base
+    relabelled = {"task": {"labels": {"positive": "great", "negative": "dull"}}}
+    assert tune_config(settings(toy_csv, **relabelled), None, backbone=headed.backbone).form.labels == ["great", "dull"]
+
+
+def test_a_long_text_keeps_its_own_mask_and_is_counted_as_cut(toy_csv: Path) -> None:
+    backbone = random_masked("bert")
+    mask = backbone.tokenizer.mask_token_id
+    for template, near in (("{} it was [MASK]", backbone.pieces("it was")), ("[MASK] , {}", [])):
+        row = backbone.tokenise([template.format("the food was great " * 40)], 30)[0]
+        assert len(row) == 30
+        assert row.count(mask) == 1
+        assert row[row.index(mask) - len(near) : row.index(mask)] == near
+        assert row[-1] == backbone.tokenizer.sep_token_id
+    config = settings(toy_csv, task={"text": None, "template": "[MASK] , {review}"}, tuning={"max_length": 10})
+    run = Run(config, load_task(config.task), backbone)
+    assert run.cut == len(run.inputs)
+
+
+def test_the_head_is_drawn_apart_from_the_start() -> None:
+    backbone = random_masked("minilm")
+    config = PromptConfig(length=2, start=Choice("normal"), head=Choice("linear"))
+    prompt = build(config, Material(backbone, LABELS, None, 32), 0)
+    assert prompt.head is not None
+    assert abs(float(torch.corrcoef(torch.stack([prompt.head.weight.flatten(), prompt.table.flatten()]))[0, 1])) < 0.5

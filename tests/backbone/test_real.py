@@ -12,7 +12,7 @@ from softprompts.prompt import Material, PromptConfig, build
 from softprompts.prompt.peft import write_adapter
 from softprompts.tuning import run_config
 
-from ..prompt.test_peft import TEXTS, ours, told
+from ..models import TEXTS, ours, told
 
 HOME = Path(os.environ.get("SOFTPROMPTS_BACKBONES", "backbones"))
 MODELS = ["flan-t5-small", "smollm2-135m", "minilm-l6"]

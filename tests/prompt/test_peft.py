@@ -1,5 +1,7 @@
 """PEFT both ways, with PEFT itself on the other side: what it saved we read, what we wrote it loads, and the logits are the same."""
 
+import importlib
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from softprompts.api import import_peft, load, tune_config
@@ -20,37 +21,14 @@ from softprompts.prompt.peft import TASK_TYPES, read_adapter, write_adapter
 from softprompts.tuning import run_config
 
 from ..conftest import GOLDEN, golden
-from ..models import KINDS, random_model
+from ..models import KINDS, TEXTS, ours, random_model, told
 
-peft = pytest.importorskip("peft", reason="PEFT is not installed")
-TEXTS = ["the food was great", "never again", "I love it and the staff was kind"]
+peft = importlib.import_module("peft") if importlib.util.find_spec("peft") else None
+needs_peft = pytest.mark.skipif(peft is None, reason="PEFT is not installed")
 WORDED = [kind for kind in KINDS if kind != "minilm"]
 
 
-def told(backbone: Backbone, model: Any, length: int) -> Tensor:
-    """Log-probability of each text's target by a PEFT model, one unpadded row at a time [B]."""
-    found = []
-    for row, target in zip(backbone.tokenise(TEXTS, 40), backbone.tokenise_targets(["positive", "negative", "positive"]), strict=True):
-        ids = torch.tensor([row])
-        if isinstance(backbone, EncoderDecoder):
-            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=torch.tensor([target])).logits[0]
-        elif isinstance(backbone, Causal):
-            whole = torch.tensor([[*row, *target]])
-            begin = length + len(row) - 1
-            logits = model(input_ids=whole, attention_mask=torch.ones_like(whole)).logits[0, begin : begin + len(target)]
-        else:
-            spot = length + row.index(backbone.tokenizer.mask_token_id)
-            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, spot : spot + 1]
-        found.append(logits.log_softmax(-1).gather(-1, torch.tensor(target)[:, None]).sum())
-    return torch.stack(found)
-
-
-def ours(backbone: Backbone, vectors: Tensor) -> Tensor:
-    text = backbone.embed_rows(backbone.tokenise(TEXTS, 40))
-    targets = backbone.tokenise_targets(["positive", "negative", "positive"])
-    return -backbone.losses(vectors.expand(3, -1, -1), text, targets).nll
-
-
+@needs_peft
 @pytest.mark.parametrize("shape", ["direct", "residual", "encoder"])
 @pytest.mark.parametrize("kind", WORDED)
 @torch.no_grad()
@@ -64,6 +42,7 @@ def test_peft_loads_what_we_export_with_the_same_logits(kind: str, shape: str, t
     assert not torch.allclose(ours(backbone, prompt.fold().table[:, :0]), expected, rtol=1e-4, atol=1e-4), "the prompt matters"
 
 
+@needs_peft
 @pytest.mark.parametrize("config", ["PromptTuningConfig", "PromptEncoderConfig"])
 @pytest.mark.parametrize("kind", WORDED)
 @torch.no_grad()
@@ -115,12 +94,22 @@ def edited(adapter: Path, **changes: Any) -> None:
         ({"task_type": "CAUSAL_LM"}, "is for another model than random-t5"),
         ({"num_virtual_tokens": 4}, "does not hold the 4 prompt vectors"),
         ({"num_virtual_tokens": None}, "does not hold the None prompt vectors"),
+        ({"base_model_name_or_path": ["x"]}, "names no base model that can be read"),
+        ({"task_type": ["x"]}, "whose trained head"),
+        ({"peft_type": {}}, "which is no prompt"),
     ],
 )
 def test_an_adapter_that_is_no_prompt_of_this_model_is_one_sentence(adapter: Path, t5: Backbone, changes: dict[str, Any], why: str) -> None:
     edited(adapter, **changes)
     with pytest.raises(UserError, match=why):
         import_peft(adapter, backbone=t5)
+
+
+def test_an_adapter_that_names_no_model_needs_one(adapter: Path) -> None:
+    for name in ("", None):
+        edited(adapter, base_model_name_or_path=name)
+        with pytest.raises(UserError, match="does not name its base model"):
+            import_peft(adapter)
 
 
 def test_damaged_adapters_are_one_sentence(adapter: Path, t5: Backbone, tmp_path: Path) -> None:
@@ -202,7 +191,9 @@ def test_the_command_line_both_ways(tmp_path: Path, toy_csv: Path, capsys: pytes
 
 def test_an_imported_prompt_starts_a_run(adapter: Path, t5: Backbone, tmp_path: Path, toy_csv: Path) -> None:
     """Which PEFT cannot do: its prompts cannot be loaded to train on."""
-    imported = import_peft(adapter, backbone=t5)
+    imported = import_peft(adapter, backbone=t5, labels={"0": "no", "1": "yes"})
+    assert imported.form.words == {"0": "no", "1": "yes"}
+    assert imported.card["config"]["prompt"]["length"] == 5
     imported.save(tmp_path / "source")
     start = {"kind": "prompt", "sources": [str(tmp_path / "source")]}
     task = {"train": str(toy_csv), "text": "review", "label": "mood"}

@@ -6,14 +6,18 @@ from softprompts.tasks import Example, Form, Task
 from softprompts.tasks.metrics import accuracy, macro_f1
 
 
+def asked(targets: str) -> list[Example]:
+    return [Example("", target) for target in targets]
+
+
 def test_accuracy_counts_a_non_label_as_wrong() -> None:
-    assert accuracy(["a", "b", "a", "a"], ["a", "b", "", "zebra"]) == 50.0
+    assert accuracy(asked("abaa"), ["a", "b", "", "zebra"], ["a", "b"]) == 50.0
 
 
 def test_macro_f1_by_hand() -> None:
     # a: 2 hits of 3 asked, 3 told -> 4/6; b: 1 of 2 asked, 2 told -> 2/4
-    assert macro_f1(["a", "a", "a", "b", "b"], ["a", "a", "b", "b", "a"]) == pytest.approx(100 * (4 / 6 + 2 / 4) / 2)
-    assert macro_f1(["a", "b"], ["x", "y"]) == 0.0
+    assert macro_f1(asked("aaabb"), list("aabba"), []) == pytest.approx(100 * (4 / 6 + 2 / 4) / 2)
+    assert macro_f1(asked("ab"), ["x", "y"], []) == 0.0
 
 
 def test_the_majority_is_the_training_sets() -> None:

@@ -46,6 +46,13 @@ def read(self, prompt, text, targets):
     counts["read"].append(len(targets))
     return losses(self, prompt, text, targets)
 EncoderDecoder.losses = read
+from softprompts.tuning import team
+made = team.Parallel.load
+def loaded(self, *arguments):
+    backbone = made(self, *arguments)
+    counts["shards"] = [p.to_local().numel() / p.numel() for b in backbone.blocks() for p in b.parameters() if hasattr(p, "to_local")]
+    return backbone
+team.Parallel.load = loaded
 code = cli.main(sys.argv[2:])
 open(os.path.join(sys.argv[1], "counts-" + os.environ.get("RANK", "0")), "w").write(json.dumps(counts))
 sys.exit(code)
@@ -87,10 +94,12 @@ def same(one: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["smop", "residual"])
-def test_two_processes_learn_what_one_does(preset: str, model: Path, toy_csv: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("preset", "more"), [("smop", ["--accumulate", "2"]), ("residual", ["--clip", "0.5", "--trackers", "tensorboard"])]
+)
+def test_two_processes_learn_what_one_does(preset: str, more: list[str], model: Path, toy_csv: Path, tmp_path: Path) -> None:
     """22 training rows in batches of 7: the last batch of an epoch has one row, so that one process has none. SMoP draws noise."""
-    settings = ["tune", "--model", str(model), "--train", str(toy_csv), "--preset", preset, *SETTINGS]
+    settings = ["tune", "--model", str(model), "--train", str(toy_csv), "--preset", preset, *SETTINGS, *more]
     run(ALONE, tmp_path / "one", *settings)
     told = run(TWO, tmp_path / "two", *settings).stdout
     assert told.count("accuracy") == 1, "one process speaks"
@@ -101,7 +110,12 @@ def test_two_processes_learn_what_one_does(preset: str, model: Path, toy_csv: Pa
 def test_a_sharded_backbone_learns_what_a_whole_one_does(model: Path, toy_csv: Path, tmp_path: Path) -> None:
     settings = ["tune", "--model", str(model), "--train", str(toy_csv), "--preset", "prompt-tuning", *SETTINGS]
     run(ALONE, tmp_path / "one", *settings)
-    run(SHARDED, tmp_path / "two", *settings)
+    (tmp_path / "counting.py").write_text(COUNTING)
+    run(SHARDED[:-1], tmp_path / "two", str(tmp_path), *settings, module=str(tmp_path / "counting.py"))
+    for rank in (0, 1):
+        shards = json.loads((tmp_path / f"counts-{rank}").read_text())["shards"]
+        assert len(shards) == sum(1 for block in random_model("t5").blocks() for _ in block.parameters())
+        assert set(shards) == {0.5}, "every process holds half of every layer's weights"
     same(tmp_path / "one", tmp_path / "two")
     cards = [json.loads((tmp_path / name / "prompt.json").read_text()) for name in ("one", "two")]
     assert cards[0]["backbone"] == cards[1]["backbone"], "the fingerprint of the whole model"

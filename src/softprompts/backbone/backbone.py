@@ -162,11 +162,22 @@ class Backbone(ABC):
 
     # -- rows ----------------------------------------------------------------------------------------------------------------
 
-    def tokenise(self, texts: Sequence[str], budget: int) -> list[list[int]]:
-        """Ids of each text with its special tokens, cut to `budget` tokens (the end of sequence stays)."""
+    def whole(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text with its special tokens, however long."""
+        return [list(ids) for ids in self.tokenizer(list(texts), verbose=False)["input_ids"]] if texts else []
+
+    def cut(self, row: Sequence[int], budget: int) -> list[int]:
+        """A row cut to `budget` tokens; the tokens that close it stay."""
         if budget < 2:
             raise UserError(f"The prompt leaves {max(budget, 0)} tokens for the text; raise --max-length or shorten the prompt.")
-        return [list(ids) for ids in self.tokenizer(list(texts), truncation=True, max_length=budget)["input_ids"]]
+        if len(row) <= budget:
+            return list(row)
+        closing = self.surround[1]
+        return [*row[: budget - closing], *row[len(row) - closing :]]
+
+    def tokenise(self, texts: Sequence[str], budget: int) -> list[list[int]]:
+        """Ids of each text, cut to `budget` tokens."""
+        return [self.cut(row, budget) for row in self.whole(texts)]
 
     def collate(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Ids of different lengths as [B, T] and their mask, pads at the end whatever side the tokenizer prefers."""
@@ -211,7 +222,7 @@ class Backbone(ABC):
     @property
     def pad(self) -> int:
         pad = getattr(self.tokenizer, "pad_token_id", None)
-        return int(pad if pad is not None else self.model.config.pad_token_id or 0)
+        return int(pad if pad is not None else getattr(self.model.config, "pad_token_id", None) or 0)
 
     @property
     def unknown(self) -> int | None:
@@ -219,9 +230,16 @@ class Backbone(ABC):
         return getattr(self.tokenizer, "unk_token_id", None)
 
     @property
-    @abstractmethod
     def longest(self) -> int | None:
-        """The most positions the model can take; None where there is no limit."""
+        """The most positions the model can take; None where there is no limit, as in T5, which knows only distances."""
+        config = self.model.config.get_text_config() if not self.model.config.is_encoder_decoder else self.model.config
+        names = ("max_position_embeddings", "max_encoder_position_embeddings", "max_seq_len")
+        return next((getattr(config, name) for name in names if isinstance(getattr(config, name, None), int)), None)
+
+    @property
+    def room(self) -> int:
+        """The most tokens a text and a prompt get unless more is asked for."""
+        return min(512, self.longest or 512)
 
     def budget(self, prompt_length: int, max_length: int, target_length: int) -> int:
         """The tokens left for a text: `max_length` counts the prompt, and the target where it stands in the same sequence."""
@@ -256,6 +274,15 @@ class Backbone(ABC):
     @abstractmethod
     def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each target as the model must produce them, end of sequence included."""
+
+    def join(self, prompt: Tensor, text: Text) -> dict[str, Tensor]:
+        """[prompt; text; pad] as the model's input: embeddings [B, P + T, H] and mask. The prompt stays float32 until here."""
+        embeds, mask = text.joined(prompt)
+        return {"inputs_embeds": embeds, "attention_mask": mask}
+
+    @property
+    def best_scoring(self) -> str:
+        return "generate" if self.generates else "labels"
 
     def word_pieces(self, text: str) -> list[int]:
         """Ids of a text as a word after a space is spelled, whatever mark the tokenizer has for that."""
@@ -305,7 +332,7 @@ class Backbone(ABC):
             yield
             return
         for module in self.model.modules():
-            for name in ("p", "dropout", "activation_dropout", "attention_dropout"):
+            for name in ("p", "dropout", "activation_dropout", "attention_dropout", "hidden_dropout"):
                 if isinstance(getattr(module, name, None), (int, float)):
                     setattr(module, name, rate)
             if hasattr(module, "layerdrop"):
@@ -318,16 +345,20 @@ class Backbone(ABC):
 
 
 @contextmanager
-def only(encoder: nn.Module, columns: Tensor) -> Iterator[None]:
-    """Inside, what follows the encoder sees the hidden states of `columns` [B, N] alone."""
+def only(encoder: nn.Module, columns: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Inside, what follows the encoder sees the hidden states of `columns` [B, N] alone; the yielded function makes sure of the result."""
+    seen: list[bool] = []
+
+    def pick(states: Tensor) -> Tensor:
+        return states.gather(1, columns.unsqueeze(-1).expand(-1, -1, states.shape[2]))
 
     def keep(module: nn.Module, inputs: Any, output: Any) -> Any:
-        states = output.last_hidden_state
-        output.last_hidden_state = states.gather(1, columns.unsqueeze(-1).expand(-1, -1, states.shape[2]))
+        seen.append(True)
+        output.last_hidden_state = pick(output.last_hidden_state)
         return output
 
     hook = encoder.register_forward_hook(keep)
     try:
-        yield
+        yield lambda logits: logits if seen else pick(logits)  # some models (OPT) go around their encoder's own call
     finally:
         hook.remove()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import UserError
 from .backbone import Backbone, Losses, Text, only
 
 
@@ -34,11 +35,15 @@ class Causal(Backbone):
     def fits(cls, config: Any) -> bool:
         from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
+        if not config.is_encoder_decoder and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
+            return True
         if config.is_encoder_decoder or type(config) not in AutoModelForCausalLM._model_mapping:
             return False
         if type(config) not in AutoModelForMaskedLM._model_mapping:
             return True
-        return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in config.architectures or [])  # BERT and its like can be both
+        return any(
+            name.endswith("ForCausalLM") or name == "BertLMHeadModel" for name in config.architectures or []
+        )  # BERT and its like can be both
 
     @classmethod
     def auto_class(cls, config: Any) -> str:
@@ -64,16 +69,26 @@ class Causal(Backbone):
         order = whole.argsort(dim=1, descending=True, stable=True)  # pads to the end, all else in its order
         embeds, whole = embeds.gather(1, order.unsqueeze(-1).expand_as(embeds)), whole.gather(1, order)
         before = mask.sum(1, keepdim=True) - 1 + torch.arange(ids.shape[1], device=self.device)  # the columns that tell the target [B, N]
-        with only(self.model.base_model, before.clamp(max=whole.shape[1] - 1)):
+        with only(self.model.base_model, before.clamp(max=whole.shape[1] - 1)) as told:
             asked = {"inputs_embeds": embeds, "attention_mask": whole, "position_ids": _positions(whole)}
             logits = self.model(**asked, use_cache=False).logits
-        return Losses.of(logits, ids, kept)
+        return Losses.of(told(logits), ids, kept)
+
+    def _read(self, joined: dict[str, Tensor]) -> Any:
+        """The rows up to where the answer begins, with their keys and values."""
+        read = self.model(**joined, use_cache=True, logits_to_keep=1)
+        if getattr(read, "past_key_values", None) is None:
+            raise UserError(f"{self.name} keeps no keys and values to go on from; take a model with attention all through.")
+        return read
 
     @torch.no_grad()
     def scores(self, prompt: Tensor, text: Text, candidates: Sequence[Sequence[int]]) -> Tensor:
-        """[prompt; text] is read once; every candidate goes on from its cache."""
+        """[prompt; text] is read once; every candidate goes on from its cache. A full sliding window's cache cannot be taken back."""
         joined = self.join(prompt, text)
-        read = self.model(**joined, use_cache=True, logits_to_keep=1)
+        window = getattr(self.model.config.get_text_config(), "sliding_window", None)
+        if window is not None and joined["attention_mask"].shape[1] + max(map(len, candidates)) >= window:
+            return torch.stack([-self.losses(prompt, text, [candidate] * len(prompt)).nll for candidate in candidates], dim=1)
+        read = self._read(joined)
         cache, width, mask = read.past_key_values, joined["attention_mask"].shape[1], joined["attention_mask"]
         found = []
         for candidate in candidates:
@@ -92,7 +107,7 @@ class Causal(Backbone):
     def generate(self, prompt: Tensor, text: Text, max_new_tokens: int) -> Tensor:
         """The prompt is read once, with the text; every further token goes on from the cache."""
         joined = self.join(prompt, text)
-        read = self.model(**joined, use_cache=True, logits_to_keep=1)
+        read = self._read(joined)
         seen = {"mask": joined["attention_mask"], "cache": read.past_key_values}
 
         def step(tokens: Tensor) -> Tensor:
@@ -106,14 +121,13 @@ class Causal(Backbone):
 
     def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
         """As a word after a space is spelled, and the end of sequence."""
-        return [[*self.word_pieces(text), int(self.tokenizer.eos_token_id)] for text in texts]
+        end = self.tokenizer.eos_token_id
+        if end is None:
+            raise UserError(f"The tokenizer of {self.name} has no end of sequence; give it an eos_token in its tokenizer_config.json.")
+        return [[*self.word_pieces(text), int(end)] for text in texts]
 
     def last_block(self) -> nn.Module:
-        return next(child for child in self.model.base_model.children() if isinstance(child, nn.ModuleList))[-1]
-
-    @property
-    def longest(self) -> int | None:
-        return getattr(self.model.config, "max_position_embeddings", None)
+        return self.blocks()[-1]
 
 
 def _positions(mask: Tensor) -> Tensor:

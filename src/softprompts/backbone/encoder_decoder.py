@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import UserError
 from .backbone import Backbone, Losses, Text
 
 
@@ -27,11 +28,6 @@ class EncoderDecoder(Backbone):
     def auto_class(cls, config: Any) -> str:
         return "AutoModelForSeq2SeqLM"
 
-    def join(self, prompt: Tensor, text: Text) -> dict[str, Tensor]:
-        """[prompt; text; pad] as the encoder's input: [B, P + T, H]. The prompt stays float32 until here."""
-        embeds, mask = text.joined(prompt)
-        return {"inputs_embeds": embeds, "attention_mask": mask}
-
     def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:
         return self._losses(self.join(prompt, text), targets)
 
@@ -46,8 +42,11 @@ class EncoderDecoder(Backbone):
     @property
     def start(self) -> int:
         """The token a decoder begins with."""
-        own = self.model.config.decoder_start_token_id
-        return int(own if own is not None else self.model.generation_config.decoder_start_token_id)
+        for told in (self.model.config, self.model.generation_config):
+            own = getattr(told, "decoder_start_token_id", None)
+            if own is not None:
+                return int(own)
+        raise UserError(f"{self.name} does not tell the token its decoder starts with; set decoder_start_token_id in its config.json.")
 
     def _encoded(self, prompt: Tensor, text: Text) -> dict[str, Any]:
         joined = self.join(prompt, text)
@@ -80,8 +79,3 @@ class EncoderDecoder(Backbone):
         decoder = self.model.get_decoder()
         stack = next(child for child in decoder.children() if isinstance(child, nn.ModuleList))
         return stack[-1]
-
-    @property
-    def longest(self) -> int | None:
-        """T5 knows only distances; BART has learned positions."""
-        return getattr(self.model.config, "max_position_embeddings", None)

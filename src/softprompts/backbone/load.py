@@ -14,6 +14,8 @@ from .encoder_decoder import EncoderDecoder
 from .masked import Masked
 
 FAMILIES: tuple[type[Backbone], ...] = (EncoderDecoder, Causal, Masked)
+MIXES_PADS = frozenset({"convbert", "fnet", "prophetnet"})
+"""Models whose answer to a row depends on the pads beside it."""
 EMBEDDED = {"t5-tiny": Path(__file__).parent / "t5-tiny"}
 DEFAULT = "t5-tiny"
 
@@ -37,7 +39,11 @@ def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto"
             raise UserError(
                 f"{name} is a {config.model_type} model, which is of no family we know: {', '.join(f.family for f in FAMILIES)}."
             )
+        if config.model_type in MIXES_PADS:
+            raise UserError(f"{name} is a {config.model_type} model, which lets pads change an answer; take another model.")
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
+        if not tokenizer("x", add_special_tokens=False)["input_ids"]:
+            raise UserError(f"The tokenizer of {name} knows no words; take a copy of the model with its tokenizer files.")
         with _quiet():
             loader = getattr(transformers, family.auto_class(config))
             model, told = loader.from_pretrained(where, dtype=DTYPES[dtype], output_loading_info=True, **options)

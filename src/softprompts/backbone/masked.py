@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from ..errors import UserError
 from .backbone import Backbone, Head, Losses, Place, Text, only
 
+_NEAR = 16
+"""The words before a mask that are kept with it."""
+
 
 class Masked(Backbone):
     """The label word of one token that fills the mask best."""
@@ -25,7 +28,7 @@ class Masked(Backbone):
     def fits(cls, config: Any) -> bool:
         from transformers import AutoModelForMaskedLM
 
-        return type(config) in AutoModelForMaskedLM._model_mapping
+        return type(config) in AutoModelForMaskedLM._model_mapping or "AutoModelForMaskedLM" in (getattr(config, "auto_map", None) or {})
 
     @classmethod
     def auto_class(cls, config: Any) -> str:
@@ -51,25 +54,30 @@ class Masked(Backbone):
             raise UserError(f"{self.name} has no words to fill a mask with; let a linear head answer with --prompt.head linear.")
         return self
 
-    def tokenise(self, texts: Sequence[str], budget: int) -> list[list[int]]:
+    def whole(self, texts: Sequence[str]) -> list[list[int]]:
         """A text that has no mask of its own gets one after its last word."""
         mask, closing = self.tokenizer.mask_token_id, self.surround[1]
-        rows = super().tokenise(texts, budget - 1)
-        return [row if mask in row else [*row[: len(row) - closing], mask, *row[len(row) - closing :]] for row in rows]
+        return [row if mask in row else [*row[: len(row) - closing], mask, *row[len(row) - closing :]] for row in super().whole(texts)]
+
+    def cut(self, row: Sequence[int], budget: int) -> list[int]:
+        """The mask stays, with some words around it; where it would go, the words far before it go instead."""
+        kept = super().cut(row, budget)
+        mask = self.tokenizer.mask_token_id
+        if mask in kept:
+            return kept
+        half = max(2, budget // 2)
+        near = max(0, min(_NEAR, half - 1 - self.surround[1]))
+        last = super().cut(row[row.index(mask) - near :], half)
+        return [*row[: budget - len(last)], *last]
 
     def at(self, ids: Tensor, mask: Tensor, place: Place) -> Tensor | None:
         """A suffix stands before the mask that closes a text, as the words "It was" would."""
         at = super().at(ids, mask, place)
-        if at is None or place != "suffix":
+        if at is None or place != "suffix" or self.tokenizer.mask_token_id is None:
             return at
         closed = ids.gather(1, at[:, None] - 1)[:, 0] == self.tokenizer.mask_token_id
         moved: Tensor = at - closed.to(at)
         return moved
-
-    def join(self, prompt: Tensor, text: Text) -> dict[str, Tensor]:
-        """[prompt; text; pad]: embeddings [B, P + T, H] and mask; token types and positions are the model's own."""
-        embeds, mask = text.joined(prompt)
-        return {"inputs_embeds": embeds, "attention_mask": mask}
 
     def logits(self, prompt: Tensor, text: Text) -> Tensor:
         """What the model would fill each row's first mask with: [B, 1, V]. No other position gets logits."""
@@ -77,9 +85,9 @@ class Masked(Backbone):
         length = prompt.shape[1]
         spot = (text.ids == self.tokenizer.mask_token_id).int().argmax(1, keepdim=True)
         column = text.columns(length)[:, length:].gather(1, spot)  # [B, 1]
-        with only(self.model.base_model, column):
+        with only(self.model.base_model, column) as kept:
             logits: Tensor = self.model(**self.join(prompt, text)).logits
-        return logits
+        return kept(logits)
 
     def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:
         ids = torch.tensor([list(target) for target in targets], device=self.device)
@@ -108,11 +116,11 @@ class Masked(Backbone):
 
     @property
     def longest(self) -> int | None:
-        """RoBERTa counts positions from after its pad id."""
-        config = self.model.config
-        most = getattr(config, "max_position_embeddings", None)
-        offset = config.pad_token_id + 1 if "roberta" in config.model_type or config.model_type in ("camembert", "mpnet") else 0
-        return None if most is None else most - offset
+        """RoBERTa and its like count positions from after their pad's."""
+        most = getattr(self.model.config, "max_position_embeddings", None)
+        table = getattr(getattr(self.model.base_model, "embeddings", None), "position_embeddings", None)
+        pad = getattr(table, "padding_idx", None)
+        return None if most is None else most - (0 if pad is None else pad + 1)
 
 
 class Headed(Masked):
@@ -120,10 +128,16 @@ class Headed(Masked):
 
     def __init__(self, base: Masked, head: Head, labels: Sequence[str]) -> None:
         self.__dict__ |= base.__dict__
-        self.head, self.labels = head, list(labels)
+        self.base, self.head, self.labels = base, head, list(labels)
 
-    def tokenise(self, texts: Sequence[str], budget: int) -> list[list[int]]:
-        return Backbone.tokenise(self, texts, budget)
+    def answering(self, head: Head | None, labels: Sequence[str]) -> Backbone:
+        return self.base.answering(head, labels)
+
+    def whole(self, texts: Sequence[str]) -> list[list[int]]:
+        return Backbone.whole(self, texts)
+
+    def cut(self, row: Sequence[int], budget: int) -> list[int]:
+        return Backbone.cut(self, row, budget)
 
     def logits(self, prompt: Tensor, text: Text) -> Tensor:
         """From the mean over prompt and text, or from the text's first token: [B, 1, C]."""

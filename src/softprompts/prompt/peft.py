@@ -33,7 +33,7 @@ def read_adapter(folder: Path) -> Adapter:
         raise UserError(f"{folder} holds no {ADAPTER}; name the folder that PEFT's save_pretrained wrote.")
     config = read_json(folder / ADAPTER)
     kind = config.get("peft_type") if isinstance(config, dict) else None
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise UserError(
             f"{folder} is a PEFT adapter of type {kind}, which is no prompt in front of the text; only {' and '.join(KINDS)} are."
         )
@@ -43,26 +43,30 @@ def read_adapter(folder: Path) -> Adapter:
             "pickled, which we never read: load it with PEFT and save it again as safetensors" if pickled else "missing: take a whole copy"
         )
         raise UserError(f"The weights of {folder} are {why}.")
-    family = _family(folder, config.get("task_type"))
+    family, base = _family(folder, config.get("task_type")), config.get("base_model_name_or_path")
+    if not isinstance(base, str | None):
+        raise UserError(f"{folder / ADAPTER} names no base model that can be read: {base!r}.")
     tensors, _ = read_tensors(folder / WEIGHTS)
     rows, count = tensors.get("prompt_embeddings"), config.get("num_virtual_tokens")
     if len(tensors) > 1 and rows is not None:
         extra = next(name for name in tensors if name != "prompt_embeddings")
         raise UserError(f"{folder} trains more than its prompt ({extra}); only a prompt by itself can be imported.")
-    if rows is None or rows.dim() != 2 or not isinstance(count, int) or len(rows) not in (count, 2 * count) or not rows.is_floating_point():
+    doubled = 2 if family in (None, "encoder-decoder") else 1
+    sizes = {count, count * doubled} if isinstance(count, int) and count > 0 else set()
+    if rows is None or rows.dim() != 2 or len(rows) not in sizes or not rows.is_floating_point():
         raise UserError(f"{folder / WEIGHTS} does not hold the {count} prompt vectors that {ADAPTER} tells of; take a whole copy.")
     if not bool(torch.isfinite(rows).all()):
         raise UserError(f"{folder / WEIGHTS} holds numbers that are not finite; train it again.")
-    return Adapter(rows[:count].float(), kind, config.get("base_model_name_or_path"), family)
+    return Adapter(rows[:count].float(), kind, base, family)
 
 
 def _family(folder: Path, task_type: Any) -> str | None:
     families = {name: family for family, name in TASK_TYPES.items()}
-    if task_type is not None and task_type not in families:
+    if task_type is not None and (not isinstance(task_type, str) or task_type not in families):
         raise UserError(
             f"{folder} is an adapter for {task_type}, whose trained head cannot be taken along; only {', '.join(families)} can."
         )
-    return families.get(task_type)
+    return families[task_type] if task_type is not None else None
 
 
 def write_adapter(folder: Path, prompt: Prompt, family: str, base: str) -> None:

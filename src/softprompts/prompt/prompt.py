@@ -161,14 +161,16 @@ def blank(config: PromptConfig, hidden: int, unit: float = 1.0, seed: int = 0, h
     shape = pick("shape", SHAPES, config.shape)(config.count, config.length, hidden, shape_rng)
     route = pick("route", ROUTES, config.route)(config.count, hidden, route_rng)
     answers = (
-        pick("head", HEADS, config.head)(*head, torch.Generator().manual_seed(seed)) if config.head.kind == "linear" and head else None
+        pick("head", HEADS, config.head)(*head, torch.Generator().manual_seed(2**31 + seed))
+        if config.head.kind == "linear" and head
+        else None
     )
     return Prompt(torch.zeros(config.count, config.length, hidden), shape, route, config, config.unit or unit, answers)
 
 
 def build(config: PromptConfig, material: Material, seed: int, unit: float = 1.0) -> Prompt:
     """A prompt at step 0: the same seed gives the same prompt."""
-    prompt = blank(config, material.words.hidden, unit, seed, (len(material.labels), material.features))
+    prompt = blank(config, material.words.hidden, unit, seed, (material.classes or len(material.labels), material.features))
     start = pick("start", STARTS, config.start)()
     begin = start(material, config.count, config.length, torch.Generator().manual_seed(3 * seed))
     table = begin.vectors.to(torch.float32) / prompt.unit

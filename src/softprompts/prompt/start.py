@@ -51,6 +51,8 @@ class Material:
     fetch: Callable[[str], Source] | None = None
     features: int = 0
     """The width of what a linear head reads."""
+    classes: int = 0
+    """The number of classes a linear head tells."""
 
 
 class Begin(NamedTuple):

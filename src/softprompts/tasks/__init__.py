@@ -1,5 +1,6 @@
 """Tasks: rows in, text pairs out; predictions in, metrics out."""
 
-from .task import Example, Form, Task, TaskConfig, load_task
+from .definition import Example
+from .task import Form, Task, TaskConfig, load_task
 
 __all__ = ["Example", "Form", "Task", "TaskConfig", "load_task"]

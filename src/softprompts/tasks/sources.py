@@ -23,7 +23,7 @@ class NoSplitError(UserError):
     """The dataset is there, the split is not."""
 
 
-def read_rows(name: str, split: str = "train") -> list[Row]:
+def read_rows(name: str, split: str = "train", class_names: bool = True) -> list[Row]:
     """The rows of a CSV, TSV, JSONL or Parquet file, or of one split of a Hugging Face dataset (folder, hub id, or `id:config`)."""
     path = Path(name)
     reader = _reader(path)
@@ -39,7 +39,7 @@ def read_rows(name: str, split: str = "train") -> list[Row]:
     elif path.is_file():
         raise UserError(f"{name} is of no kind we read; use {', '.join(READERS)} (text files also gzipped) or a Hugging Face dataset.")
     else:
-        rows = list(_dataset(name, split))
+        rows = list(_dataset(name, split, class_names))
     if not rows:
         raise UserError(f"{name} has no rows.")
     return rows
@@ -95,7 +95,7 @@ def _parquet(path: Path) -> Iterator[Row]:
         yield Row(values, f"{path}:{number}")
 
 
-def _dataset(name: str, split: str) -> Iterator[Row]:
+def _dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
     try:
         import datasets
     except ImportError:
@@ -115,10 +115,52 @@ def _dataset(name: str, split: str) -> Iterator[Row]:
     loaded = splits[split]
     names = {column: feature.names for column, feature in loaded.features.items() if hasattr(feature, "names")}
     for number, values in enumerate(loaded):
-        for column, labels in names.items():  # class numbers become their names
+        for column, labels in names.items() if class_names else ():  # class numbers become their names
             if isinstance(values[column], int) and 0 <= values[column] < len(labels):
                 values[column] = labels[values[column]]
         yield Row(values, f"{name}[{split}]:{number}")
+
+
+def read_named(name: str, hub: str, split: str, other: str | None, folder: str | None) -> list[Row]:
+    """A split of a named task: from `folder`/NAME, or from the hub; `other` is what the split is called where its own name is not there."""
+    wanted = list(dict.fromkeys([split, other or split]))
+    if folder is None:
+        return read_rows(hub, other or split, class_names=False)
+    if not Path(folder).is_dir():
+        raise UserError(f"The data folder {folder} does not exist; name another with --data-dir, or leave it out to read the hub.")
+    home = Path(folder) / name
+    if not home.is_dir():
+        raise UserError(f"{folder} holds no {name}; leave --data-dir (and SOFTPROMPTS_DATA) out to read it from the hub as {hub}.")
+    for there in wanted:
+        for path in sorted(home.glob(f"{there}.*")):
+            if _reader(path) is not None:
+                return read_rows(str(path))
+    has = sorted({path.name.partition(".")[0] for path in home.iterdir() if _reader(path) is not None})
+    raise NoSplitError(f"{home} has no split {split!r}; it has {', '.join(has) or 'none'}.")
+
+
+def read_predictions(path: Path) -> list[str]:
+    """Predictions in order: the "prediction" of JSON lines (or lines that are JSON texts), or the lines of a plain file."""
+    if not path.is_file():
+        raise UserError(f"The file {path} does not exist.")
+    if path.suffix.lower() not in (".jsonl", ".json"):
+        try:
+            return path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8.") from None
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{path}:{number} is no JSON ({error}); write one object per line.") from None
+        value = value.get("prediction") if isinstance(value, dict) else value
+        if not isinstance(value, str):
+            raise UserError(f'{path}:{number} holds no "prediction" text.')
+        found.append(value)
+    return found
 
 
 def read_split(name: str, split: str) -> list[Row] | None:

@@ -8,11 +8,15 @@ _CHUNK = 50
 
 
 class Batches:
-    """Every epoch all rows once, in random batches of like length, so that little is spent on padding."""
+    """Every epoch all rows once, in random batches of like length, so that little is spent on padding.
 
-    def __init__(self, lengths: Sequence[int], size: int, seed: int) -> None:
+    Of a mixture's `parts` (numbers of rows, in order), one larger than `limit` gives `limit` rows to an epoch, the next ones to the next.
+    """
+
+    def __init__(self, lengths: Sequence[int], size: int, seed: int, parts: Sequence[int] | None = None, limit: int | None = None) -> None:
         self.lengths, self.size, self.seed = lengths, size, seed
-        self.per_epoch = -(-len(lengths) // size)
+        self.parts, self.limit = parts or [len(lengths)], limit
+        self.per_epoch = -(-sum(min(part, limit or part) for part in self.parts) // size)
         self._epoch = -1
         self._order: list[list[int]] = []
 
@@ -25,7 +29,7 @@ class Batches:
 
     def _shuffled(self, epoch: int) -> list[list[int]]:
         rng = random.Random(f"{self.seed}/{epoch}")
-        rows = list(range(len(self.lengths)))
+        rows = self._of_epoch(epoch)
         rng.shuffle(rows)
         batches = []
         together = max(1, min(_CHUNK, self.per_epoch // 4)) * self.size
@@ -34,6 +38,21 @@ class Batches:
             batches += [chunk[i : i + self.size] for i in range(0, len(chunk), self.size)]
         rng.shuffle(batches)
         return batches
+
+    def _of_epoch(self, epoch: int) -> list[int]:
+        """The rows of an epoch, part by part."""
+        rows: list[int] = []
+        begin = 0
+        for number, part in enumerate(self.parts):
+            own = range(begin, begin + part)
+            begin += part
+            if self.limit is None or part <= self.limit:
+                rows += own
+                continue
+            order = random.Random(f"{self.seed}/part/{number}").sample(own, part)
+            first = epoch * self.limit
+            rows += [order[(first + place) % part] for place in range(self.limit)]
+        return rows
 
 
 def by_length(lengths: Sequence[int], size: int) -> list[list[int]]:

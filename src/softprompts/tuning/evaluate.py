@@ -24,19 +24,20 @@ class Predictor:
         scoring: str = "auto",
         max_length: int = 512,
         batch_size: int = 64,
+        answer_length: int | None = None,
     ) -> None:
         if scoring not in ("auto", "generate", "labels"):
             raise UserError(f"There is no scoring {scoring!r}; choose generate or labels.")
         if scoring == "generate" and not backbone.generates:
             raise UserError(f"{backbone.name} cannot write freely; let it choose among the labels with --scoring labels.")
-        self.backbone, self.prompt, self.labels, self.batch_size = backbone.answering(prompt.head, labels), prompt, list(labels), batch_size
-        self.scoring = scoring if scoring != "auto" else "generate" if backbone.generates else "labels"
+        backbone = backbone.answering(prompt.head, labels)
+        backbone.check_place(prompt.config.place)
+        self.backbone, self.prompt, self.labels, self.batch_size = backbone, prompt, list(labels), batch_size
+        self.scoring = backbone.best_scoring if scoring == "auto" else scoring
         if not self.labels and self.scoring == "labels":
             raise UserError("This prompt knows no labels to choose among; name them with --labels when it is imported.")
-        backbone = self.backbone
-        backbone.check_place(prompt.config.place)
         self.candidates = backbone.tokenise_targets(self.labels)
-        self.answer_length = max(map(len, self.candidates), default=FREE_LENGTH)
+        self.answer_length = max([*map(len, self.candidates), answer_length or 0]) or FREE_LENGTH
         self.budget = backbone.budget(prompt.config.length, max_length, self.answer_length)
         self.spelled = spellings(backbone, self.labels, self.candidates)
 

@@ -41,7 +41,9 @@ class Run:
             raise UserError("A prompt of length 0 has nothing to train; give it a length of at least 1.")
         self.config = config = resolved(config, task, backbone)
         self.task = task
-        material = Material(backbone, task.labels, lambda name: fetch_source(name, backbone), backbone.features)
+        if not task.labels and not backbone.generates:
+            raise UserError(f"{task.name} asks for free text, which {backbone.name} cannot write; take a model that generates.")
+        material = Material(backbone, task.start_words, lambda name: fetch_source(name, backbone), backbone.features, len(task.labels))
         head = (len(task.labels), backbone.features)
         prompt = (
             build(config.prompt, material, config.seed, backbone.unit)
@@ -49,17 +51,17 @@ class Run:
             else blank(config.prompt, backbone.hidden, backbone.unit, head=head)
         )
         self.prompt = prompt.to(backbone.device)
-        self.backbone = backbone = backbone.answering(self.prompt.head, task.labels)
+        self.backbone, self.speaker = backbone, backbone.answering(self.prompt.head, task.labels)
         self.optimizer = make_optimizer(self.prompt, config.tuning)
         self.rng = torch.Generator().manual_seed(config.seed)
 
         budget = self.predictor().budget
-        whole = backbone.tokenise([e.input for e in task.train], budget + 1)
-        self.cut = sum(len(ids) > budget for ids in whole)
-        self.inputs = backbone.tokenise([e.input for e in task.train], budget)
-        self.targets = backbone.tokenise_targets([e.target for e in task.train])
-        self.held_out = backbone.tokenise([e.input for e in task.validation], budget)
-        self.batches = Batches([len(ids) for ids in self.inputs], config.tuning.batch_size, config.seed)
+        whole = self.speaker.whole([e.input for e in task.train])
+        self.cut = sum(len(row) > budget for row in whole)
+        self.inputs = [self.speaker.cut(row, budget) for row in whole]
+        self.targets = self.speaker.tokenise_targets([e.target for e in task.train])
+        self.held_out = self.speaker.tokenise([e.input for e in task.validation], budget)
+        self.batches = Batches([len(ids) for ids in self.inputs], config.tuning.batch_size, config.seed, task.parts, task.limit)
 
         per_epoch = self.batches.per_epoch / config.tuning.accumulate
         epochs = config.tuning.epochs
@@ -112,17 +114,17 @@ class Run:
     def _backward(self, batch: list[int], tokens: int) -> Tensor:
         """The gradient of one forward pass's share in the mean loss over all target tokens of the step."""
         dropout, z_loss = self.config.tuning.dropout, self.config.tuning.z_loss
-        text = self.backbone.embed_rows([self.inputs[row] for row in batch], self.config.prompt.place)
+        text = self.speaker.embed_rows([self.inputs[row] for row in batch], self.config.prompt.place)
         vectors = self.prompt(text.embeds, text.mask, self.rng)  # of all rows in every process: the same noise however many there are
         mine = self.team.share(range(len(batch)))
         weight = 1.0 if mine else 0.0  # a process without a row goes through the motions, since the others may wait for it
         if self.team.size > 1:
             mine = mine or [0]
             vectors, text, batch = vectors[mine], text.rows(mine), [batch[place] for place in mine]
-        with torch.random.fork_rng(enabled=dropout > 0), self.backbone.dropout(dropout):
+        with torch.random.fork_rng(_devices(self.backbone), enabled=dropout > 0), self.backbone.dropout(dropout):
             if dropout > 0:  # the backbone's dropout draws from the global generator: it gets a seed from the run's own
                 torch.manual_seed(int(torch.randint(2**62, (), generator=self.rng)) + self.team.rank)
-            losses = self.backbone.losses(vectors, text, [self.targets[row] for row in batch])
+            losses = self.speaker.losses(vectors, text, [self.targets[row] for row in batch])
         nll = weight * losses.nll.sum() / tokens
         (nll + weight * z_loss * losses.z.sum() / tokens).backward()  # type: ignore[no-untyped-call]
         return nll.detach()
@@ -154,13 +156,16 @@ class Run:
     def predictor(self) -> Predictor:
         tuning = self.config.tuning
         assert tuning.max_length is not None  # resolved
-        return Predictor(self.backbone, self.prompt.eval(), self.task.labels, tuning.scoring, tuning.max_length)
+        return Predictor(
+            self.backbone, self.prompt.eval(), self.task.labels, tuning.scoring, tuning.max_length, answer_length=self.task.answer_length
+        )
 
     def evaluate(self, tick: Callable[[int], object] = lambda rows: None) -> None:
         """Score the prompt on the held-out rows, note it, and keep the prompt if it is the best so far."""
         predictor, team = self.predictor(), self.team
         if team.sharded:  # all must call the model in step, so all read the same rows
-            predictions = predictor.answers(self.held_out, tick)
+            own = predictor.answers(self.held_out, tick)
+            predictions = team.first(lambda: own)  # one process's word, or they could come to differ
         else:
             predictions = team.together(predictor.answers(team.share(self.held_out), lambda rows: tick(rows * team.size)))
         metrics = self.task.score(predictions)
@@ -169,8 +174,8 @@ class Run:
             "step": self.step,
             "loss": round(sum(self.pending) / max(1, len(self.pending)), 6),
             "lr": self.optimizer.param_groups[0]["lr"],
-            **metrics,
-            "invalid": sum(p not in labels for p in predictions),
+            **{name: round(value, 4) for name, value in metrics.items()},
+            "invalid": sum(p not in labels for p in predictions) if labels else 0,
         }
         if not self.history or metrics[self.metric] > max(e[self.metric] for e in self.history):
             self.best = {name: value.detach().cpu().clone() for name, value in self.prompt.state_dict().items()}
@@ -203,10 +208,15 @@ def resolved(config: RunConfig, task: Task, backbone: Backbone) -> RunConfig:
     if prompt.head.kind == "auto":
         prompt = dataclasses.replace(prompt, head=Choice(backbone.best_head(task.labels)))
     if tuning.scoring == "auto":
-        tuning = dataclasses.replace(tuning, scoring="generate" if backbone.generates else "labels")
+        tuning = dataclasses.replace(tuning, scoring=backbone.best_scoring)  # type: ignore[arg-type]
     if tuning.max_length is None:
-        tuning = dataclasses.replace(tuning, max_length=min(512, backbone.longest or 512))
+        tuning = dataclasses.replace(tuning, max_length=backbone.room)
     return dataclasses.replace(config, dtype=backbone.dtype, prompt=prompt, tuning=tuning)
+
+
+def _devices(backbone: Backbone) -> list[torch.device]:
+    """The GPU whose random state dropout draws on, where there is one."""
+    return [backbone.device] if backbone.device.type == "cuda" else []
 
 
 def fetch_source(name: str, backbone: Backbone) -> Source:

@@ -49,6 +49,10 @@ class Team:
         """What the process that writes makes of `work`, told to all; so is a sentence for the user."""
         return work()
 
+    def all(self, work: Callable[[], T]) -> T:
+        """Done by every process; where one of them has a sentence for the user, all stop with it."""
+        return work()
+
 
 class Parallel(Team):
     """The processes that `accelerate launch` (or torchrun) started."""
@@ -109,6 +113,19 @@ class Parallel(Team):
             raise UserError(told[1])
         done: T = told[0]
         return done
+
+    def all(self, work: Callable[[], T]) -> T:
+        done, wrong = None, ""
+        try:
+            done = work()
+        except UserError as error:
+            wrong = str(error)
+        told: list[str] = [""] * self.size
+        torch.distributed.all_gather_object(told, wrong)
+        rank = next((rank for rank, sentence in enumerate(told) if sentence), None)
+        if rank is not None:
+            raise UserError(told[rank] if rank == 0 else f"Process {rank}: {told[rank]}")
+        return done  # type: ignore[return-value]
 
 
 def make_team(device: str = "auto") -> Team:

@@ -11,6 +11,9 @@ from ..errors import UserError
 from .cohort import Nobody, Watcher
 from .run import CHECK_EVERY, Run
 
+TRACKS = "trackers"
+"""Where in a run's folder TensorBoard's files go."""
+
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
@@ -33,41 +36,52 @@ class Tracking:
 
     def __init__(self, names: Sequence[str], run: Run, folder: Path | None, watcher: Watcher | None = None) -> None:
         self.names, self.run, self.folder, self.watcher = list(names), run, folder, watcher or Nobody()
-        self.accelerator: Any = None
+        self.trackers: list[Any] = []
 
     def __enter__(self) -> "Tracking":
         if self.names:
-            from accelerate import Accelerator
+            from accelerate import PartialState
+            from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
+            PartialState(cpu=self.run.backbone.device.type == "cpu")
             home = self.folder or Path("runs")
-            name = home.name or "run"
-            cpu = self.run.backbone.device.type == "cpu"
-            self.accelerator = Accelerator(cpu=cpu, log_with=self.names, project_dir=str(home / "trackers"))
-            named = {"wandb": {"name": name, "dir": str(home)}, "mlflow": {"run_name": name}, "trackio": {"name": name}}
+            name = home.resolve().name
+            own: dict[str, dict[str, Any]] = {
+                "tensorboard": {"logging_dir": str(home / TRACKS), "purge_step": self.run.step + 1},
+                "wandb": {"name": name, "dir": str(home)},
+                "mlflow": {"run_name": name},
+                "trackio": {"name": name},
+            }
             with redirect_stdout(sys.stderr):  # they talk, and standard output is for results
-                self.accelerator.init_trackers(
-                    "softprompts", config=_flat(self.run.config.plain()), init_kwargs={key: named.get(key, {}) for key in self.names}
-                )
+                for key in self.names:
+                    tracker = LOGGER_TYPE_TO_CLASS[key]("softprompts", **own[key])
+                    tracker.start()
+                    self.trackers.append(tracker)
+                    tracker.store_init_configuration(_flat(self.run.config.plain()))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.accelerator is not None:
-            with redirect_stdout(sys.stderr):
-                self.accelerator.end_training()
+        with redirect_stdout(sys.stderr):
+            for tracker in self.trackers:
+                tracker.finish()
+
+    def tell(self, values: Mapping[str, float], step: int) -> None:
+        for tracker in self.trackers:
+            tracker.log(dict(values), step=step)
 
     def stepped(self, run: Run) -> None:
-        if self.accelerator is not None and run.step % CHECK_EVERY == 0 and run.pending:
-            self.accelerator.log({"train/loss": run.pending[-1], "train/lr": run.optimizer.param_groups[0]["lr"]}, step=run.step)
+        if self.trackers and run.step % CHECK_EVERY == 0 and run.pending:
+            self.tell({"train/loss": run.pending[-1], "train/lr": run.optimizer.param_groups[0]["lr"]}, run.step)
         self.watcher.stepped(run)
 
     def evaluating(self, run: Run, rows: int) -> None:
         self.watcher.evaluating(run, rows)
 
     def evaluated(self, run: Run) -> None:
-        if self.accelerator is not None:
+        if self.trackers:
             entry = run.history[-1]
             told = {f"validation/{name}": entry[name] for name in (*run.task.metrics, "invalid")}
-            self.accelerator.log({**told, "train/mean_loss": entry["loss"]}, step=run.step)
+            self.tell({**told, "train/mean_loss": entry["loss"]}, run.step)
         self.watcher.evaluated(run)
 
 

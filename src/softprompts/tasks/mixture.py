@@ -1,0 +1,70 @@
+"""Mixtures: several tasks learned by one prompt, each with the share min(n, K) / sum of min(n, K), exact in every epoch."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UserError
+from .definition import Example
+from .metrics import score
+from .registry import BENCHMARKS
+from .task import Form, Task, TaskConfig, load_task
+
+MEAN = "mean"
+"""The metric of a mixture: the mean of its tasks' first metrics."""
+
+
+@dataclass(frozen=True)
+class Mixture(Task):
+    """The examples of all its tasks in order; a held-out example is judged by its own task."""
+
+    tasks: tuple[Task, ...] = ()
+    most: int = 2**19
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        return tuple(len(task.train) for task in self.tasks)
+
+    @property
+    def limit(self) -> int | None:
+        return self.most
+
+    @property
+    def answer_length(self) -> int | None:
+        return max((task.answer_length or 0 for task in self.tasks), default=0) or None
+
+    def score(self, predictions: Sequence[str], examples: Sequence[Example] | None = None) -> dict[str, float]:
+        """Every task's metrics as TASK:METRIC, and the mean of their first ones."""
+        found: dict[str, float] = {}
+        firsts, begin = [], 0
+        for task in self.tasks:
+            held = task.validation if examples is None else task.test
+            own = score(task.metrics, held, predictions[begin : begin + len(held)], task.labels)
+            begin += len(held)
+            firsts.append(own[task.metrics[0]])
+            found |= {f"{task.name}:{name}": value for name, value in own.items()}
+        return {MEAN: sum(firsts) / len(firsts), **found}
+
+    def majority(self) -> dict[str, float]:
+        """Each task's own commonest label."""
+        return self.score([task.commonest for task in self.tasks for _ in task.validation])
+
+
+def load_mixture(config: TaskConfig) -> Mixture:
+    """`a+b+c`, where each may be a benchmark's name too."""
+    assert config.task is not None
+    names = [task for name in config.task.split("+") for task in BENCHMARKS.get(name.strip(), (name.strip(),))]
+    if len(set(names)) < len(names) or not all(names):
+        raise UserError(f"The mixture {config.task} names a task twice, or none; name every task once, with + between.")
+    tasks = tuple(load_task(dataclasses.replace(config, task=name)) for name in names)
+    words = {word: word for task in tasks for word in task.labels} if all(task.labels for task in tasks) else {}
+    train, validation, test = ([e for task in tasks for e in getattr(task, part)] for part in ("train", "validation", "test"))
+    metrics = (MEAN, *(f"{task.name}:{metric}" for task in tasks for metric in task.metrics))
+    return Mixture(config.task, Form("{text}", "label", words), train, validation, metrics, 0, test, tasks, config.mixture_limit)
+
+
+def rates(sizes: Sequence[int], limit: int) -> list[float]:
+    """Each task's share: examples-proportional with an artificial limit (Raffel 2020; SPoT's K)."""
+    counted: list[Any] = [min(size, limit) for size in sizes]
+    return [count / sum(counted) for count in counted]
