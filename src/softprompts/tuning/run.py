@@ -17,6 +17,7 @@ from ..errors import UserError
 from ..prompt import Material, Source, build, load_prompt
 from ..prompt.prompt import blank
 from ..tasks import Task
+from . import tokens
 from .batches import Batches
 from .config import RunConfig
 from .evaluate import Predictor
@@ -56,11 +57,12 @@ class Run:
         self.rng = torch.Generator().manual_seed(config.seed)
 
         budget = self.predictor().budget
-        whole = self.speaker.whole([e.input for e in task.train])
+        whole = tokens.whole(self.speaker, [e.input for e in task.train])
         self.cut = sum(len(row) > budget for row in whole)
         self.inputs = [self.speaker.cut(row, budget) for row in whole]
-        self.targets = self.speaker.tokenise_targets([e.target for e in task.train])
-        self.held_out = self.speaker.tokenise([e.input for e in task.validation], budget)
+        spelled = dict(zip(words := list(dict.fromkeys(e.target for e in task.train)), self.speaker.tokenise_targets(words), strict=True))
+        self.targets = [spelled[e.target] for e in task.train]
+        self.held_out = [self.speaker.cut(row, budget) for row in tokens.whole(self.speaker, [e.input for e in task.validation])]
         self.batches = Batches([len(ids) for ids in self.inputs], config.tuning.batch_size, config.seed, task.parts, task.limit)
 
         per_epoch = self.batches.per_epoch / config.tuning.accumulate
@@ -99,8 +101,8 @@ class Run:
             group["lr"] = share * group["base_lr"]
         many = self.config.tuning.accumulate
         batches = [self.batches[self.step * many + part] for part in range(many)]
-        tokens = sum(len(self.targets[row]) for batch in batches for row in batch)
-        loss = torch.stack([self._backward(batch, tokens) for batch in batches]).sum()
+        count = sum(len(self.targets[row]) for batch in batches for row in batch)
+        loss = torch.stack([self._backward(batch, count) for batch in batches]).sum()
         self.team.sum([loss, *(p.grad for p in self.prompt.parameters() if p.grad is not None)])
         if self.config.tuning.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.prompt.parameters(), self.config.tuning.clip)
@@ -111,7 +113,7 @@ class Run:
         if self.step % CHECK_EVERY == 0 or self.due(self.config.tuning.evaluate_every) or self.due(self.config.tuning.checkpoint_every):
             self.look()
 
-    def _backward(self, batch: list[int], tokens: int) -> Tensor:
+    def _backward(self, batch: list[int], count: int) -> Tensor:
         """The gradient of one forward pass's share in the mean loss over all target tokens of the step."""
         dropout, z_loss = self.config.tuning.dropout, self.config.tuning.z_loss
         text = self.speaker.embed_rows([self.inputs[row] for row in batch], self.config.prompt.place)
@@ -125,8 +127,8 @@ class Run:
             if dropout > 0:  # the backbone's dropout draws from the global generator: it gets a seed from the run's own
                 torch.manual_seed(int(torch.randint(2**62, (), generator=self.rng)) + self.team.rank)
             losses = self.speaker.losses(vectors, text, [self.targets[row] for row in batch])
-        nll = weight * losses.nll.sum() / tokens
-        (nll + weight * z_loss * losses.z.sum() / tokens).backward()  # type: ignore[no-untyped-call]
+        nll = weight * losses.nll.sum() / count
+        (nll + weight * z_loss * losses.z.sum() / count).backward()  # type: ignore[no-untyped-call]
         return nll.detach()
 
     def due(self, every: int) -> bool:

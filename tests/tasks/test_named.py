@@ -1,0 +1,209 @@
+"""Named tasks as runs and commands: local folders, splits, shots, caps, mixtures, raw text, another domain, export and score."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from softprompts.api import load, tune_config
+from softprompts.backbone import Backbone
+from softprompts.cli import main
+from softprompts.errors import UserError
+from softprompts.tasks import TaskConfig, load_task
+from softprompts.tasks.mixture import Mixture, rates
+from softprompts.tuning import run_config
+from softprompts.tuning.batches import Batches
+
+from ..models import random_model
+
+
+def rows(path: Path, found: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in found))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A data folder as `--data-dir` wants it, with rows of our own."""
+    home = tmp_path / "data"
+    pairs = [{"sentence1": f"a {i}", "sentence2": f"b {i}", "label": i % 2} for i in range(40)]
+    rows(home / "glue/mrpc/train.jsonl", pairs)
+    rows(home / "glue/mrpc/validation.jsonl", pairs[:10])
+    questions = [{"question1": f"c {i}", "question2": f"d {i}", "label": i % 2} for i in range(60)]
+    rows(home / "glue/qqp/train.jsonl", questions)
+    rows(home / "glue/qqp/validation.jsonl", questions[:8])
+    asked = [{"question": f"who is {i}?", "context": f"It is Al {i}.", "answers": [f"Al {i}"]} for i in range(30)]
+    rows(home / "spot_sources/squad/train.jsonl", asked)
+    rows(home / "spot_sources/squad/validation.jsonl", asked[:6])
+    rows(home / "mrqa_ood/duorc/validation.jsonl", asked[:4])
+    rows(home / "superglue/rte/test.jsonl", [{"premise": "p", "hypothesis": "h"}])
+    return home
+
+
+def test_official_and_smop_splits(data: Path) -> None:
+    official = load_task(TaskConfig(task="glue/mrpc", data_dir=str(data)))
+    assert (len(official.train), len(official.validation), len(official.test)) == (40, 10, 0)
+    assert official.train[1].input == "mrpc sentence1: a 1 sentence2: b 1"
+    assert official.metrics == ("f1", "accuracy")
+    smop = load_task(TaskConfig(task="glue/mrpc", data_dir=str(data), splits="smop", task_word=False))
+    assert (len(smop.train), len(smop.validation), len(smop.test)) == (36, 4, 10)
+    assert smop.test[1].input == "sentence1: a 1 sentence2: b 1"
+    assert not {e.input for e in smop.train} & {e.input for e in smop.validation}
+
+
+def test_shots_caps_and_the_metric(data: Path) -> None:
+    few = load_task(TaskConfig(task="glue/mrpc", data_dir=str(data), shots=3, cap_validation=4, metric="accuracy"))
+    assert Counter(e.target for e in few.train) == {"not_equivalent": 3, "equivalent": 3}
+    assert len(few.validation) == 4
+    assert few.metrics == ("accuracy", "f1")
+    capped = [load_task(TaskConfig(task="glue/mrpc", data_dir=str(data), cap=5, split_seed=seed)).train for seed in (0, 0, 1)]
+    assert capped[0] == capped[1] != capped[2]
+    assert len(capped[0]) == 5
+    with pytest.raises(UserError, match="no classes to take --shots of"):
+        load_task(TaskConfig(task="spot_sources/squad", data_dir=str(data), shots=2))
+
+
+def test_the_variable_names_the_folder(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOFTPROMPTS_DATA", str(data))
+    assert len(load_task(TaskConfig(task="glue/qqp")).train) == 60
+
+
+def test_a_mixture_has_exact_rates(data: Path) -> None:
+    mixed = load_task(TaskConfig(task="glue/mrpc+glue/qqp", data_dir=str(data), mixture_limit=50))
+    assert isinstance(mixed, Mixture)
+    assert mixed.parts == (40, 60)
+    assert rates(mixed.parts, 50) == [40 / 90, 50 / 90]
+    assert rates([2**20, 2**19, 2**18], 2**19) == [0.4, 0.4, 0.2]
+    batches = Batches([1] * 100, 9, 0, mixed.parts, mixed.limit)
+    assert batches.per_epoch == 10
+    seen: Counter[int] = Counter()
+    for epoch in range(6):
+        drawn = [row for place in range(10) for row in batches[epoch * 10 + place]]
+        assert len(drawn) == len(set(drawn)) == 90
+        assert sum(row < 40 for row in drawn) == 40, "min(n, K) of each, in every epoch"
+        seen.update(drawn)
+    assert {seen[row] for row in range(40, 100)} == {5}, "the large task's rows take turns"
+    again = Batches([1] * 100, 9, 0, mixed.parts, mixed.limit)
+    assert [again[i] for i in range(20)] == [batches[i] for i in range(20)]
+    gold = [e.target for e in mixed.validation]
+    found = mixed.score(gold)
+    assert found["mean"] == found["glue/mrpc:f1"] == found["glue/qqp:accuracy"] == 100.0
+    half = mixed.score([*gold[:10], *["nothing"] * 8])
+    assert half["mean"] == 50.0
+    with pytest.raises(UserError, match="names a task twice"):
+        load_task(TaskConfig(task="glue/mrpc+glue/mrpc", data_dir=str(data)))
+
+
+def settings(data: Path, name: str, **more: Any) -> Any:
+    tuning = {"steps": 4, "batch_size": 8, "max_length": 64, "lr": 0.1, "evaluate_every": 2}
+    task = {"task": name, "data_dir": str(data)}
+    return run_config({"preset": "prompt-tuning", "prompt": {"length": 4}, "tuning": tuning, "task": task}, more)
+
+
+def test_runs_on_a_task_a_mixture_and_free_text(data: Path, t5: Backbone, tmp_path: Path) -> None:
+    tuned = tune_config(settings(data, "glue/mrpc", task={"splits": "smop"}), tmp_path / "run", backbone=t5)
+    assert set(tuned.card["metrics"]) == {"f1", "accuracy"}
+    assert set(tuned.card["test"]) == {"f1", "accuracy"}
+    again = load(tmp_path / "run", backbone=t5)
+    assert again.predict([{"sentence1": "a", "sentence2": "b"}]) == tuned.predict([{"sentence1": "a", "sentence2": "b"}])
+    mixed = tune_config(settings(data, "glue/mrpc+spot_sources/squad"), tmp_path / "mixed", backbone=t5)
+    assert {"mean", "glue/mrpc:f1", "spot_sources/squad:em"} <= set(mixed.card["metrics"])
+    free = tune_config(settings(data, "spot_sources/squad"), tmp_path / "free", backbone=t5)
+    assert free.card["scoring"] == "generate"
+    assert len(load(tmp_path / "free", backbone=t5).predict([{"question": "who?", "context": "Al."}])) == 1
+    with pytest.raises(UserError, match="asks for free text"):
+        tune_config(settings(data, "spot_sources/squad"), None, backbone=random_model("bert"))
+
+
+def test_regression_on_an_encoder(tmp_path: Path) -> None:
+    scored = [{"sentence1": f"a {i}", "sentence2": f"b {i}", "label": (i % 26) / 5} for i in range(52)]
+    rows(tmp_path / "data/glue/stsb/train.jsonl", scored)
+    rows(tmp_path / "data/glue/stsb/validation.jsonl", scored[:20])
+    tuned = tune_config(settings(tmp_path / "data", "glue/stsb"), None, backbone=random_model("minilm"))
+    assert set(tuned.card["metrics"]) == {"pearson_corrcoef", "spearman_corrcoef"}
+    assert tuned.prompt.head is not None
+    assert len(tuned.prompt.head.bias) == 26
+
+
+def test_raw_text_is_a_task(t5: Backbone, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("\n\n".join(f"document {i} " + "word " * (i + 3) for i in range(40)))
+    config = run_config(
+        {"preset": "prompt-tuning", "prompt": {"length": 4}, "tuning": {"steps": 2, "batch_size": 4, "max_length": 96},
+         "task": {"task": "prefix-lm", "train": str(tmp_path / "text.txt")}}
+    )  # fmt: skip
+    task = load_task(config.task)
+    assert (len(task.train), len(task.validation)) == (38, 2)
+    assert load_task(config.task).train == task.train
+    assert all(e.input and e.target for e in task.train)
+    assert tune_config(config, None, backbone=t5).card["steps"] == 2
+    with pytest.raises(UserError, match="name a text file with --train"):
+        load_task(TaskConfig(task="prefix-lm"))
+
+
+def test_another_domain(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """QQP's words are read as MRPC's; SQuAD's prompt answers MRQA's questions."""
+    short = ["--steps", "2", "--batch-size", "4", "--prompt.length", "4", "--preset", "prompt-tuning", "--device", "cpu", "--quiet"]
+    for task, other in (("glue/qqp", "glue/mrpc"), ("spot_sources/squad", "mrqa_ood/duorc")):
+        folder = str(tmp_path / task.replace("/", "-"))
+        assert main(["tune", "--task", task, "--data-dir", str(data), "--output", folder, *short]) == 0
+        capsys.readouterr()
+        assert main(["evaluate", folder, "--task", other, "--quiet", "--json", "--scoring", "generate"]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert result["task"] == other
+        assert set(result["metrics"]) == ({"f1", "accuracy"} if other == "glue/mrpc" else {"f1", "em"})
+    assert main(["evaluate", str(tmp_path / "glue-qqp"), "--task", "glue/mrpc", "--quiet", "--json", "--scoring", "labels"]) == 0
+    assert json.loads(capsys.readouterr().out)["invalid"] == 0, "every answer is one of MRPC's words"
+    assert main(["evaluate", str(tmp_path / "glue-qqp"), "--task", "spot_sources/squad", "--quiet"]) == 2
+    assert "name a task with as many" in capsys.readouterr().err
+
+
+def test_the_tasks_command(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = ["--data-dir", str(data)]
+    assert main(["tasks", "list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert {"superglue/record", "helpdesk/intent", "prefix-lm"} <= set(listed["tasks"])
+    assert len(listed["benchmarks"]["superglue"]) == len(listed["benchmarks"]["glue"]) == 8
+    assert main(["tasks", "show", "glue/mrpc", *home]) == 0
+    assert "mrpc sentence1: a 0" in capsys.readouterr().out
+    assert main(["tasks", "export", "glue/mrpc", "--split", "validation", "--no-task-word", *home]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[1] == {"input": "sentence1: a 1 sentence2: b 1", "target": "equivalent"}
+    (tmp_path / "gold.jsonl").write_text("".join(json.dumps({"prediction": line["target"]}) + "\n" for line in lines))
+    (tmp_path / "gold.txt").write_text("".join(line["target"] + "\n" for line in lines))
+    for file in ("gold.jsonl", "gold.txt"):
+        assert main(["tasks", "score", "glue/mrpc", "--predictions", str(tmp_path / file), *home]) == 0
+        assert json.loads(capsys.readouterr().out) == {"f1": 100.0, "accuracy": 100.0}
+    (tmp_path / "few.txt").write_text("equivalent\n")
+    (tmp_path / "bad.jsonl").write_text('{"answer": "x"}\n')
+    for argv, why in (
+        (["score", "glue/mrpc", "--predictions", str(tmp_path / "few.txt"), *home], "holds 1 predictions, and glue/mrpc has 10"),
+        (["score", "glue/mrpc", "--predictions", str(tmp_path / "bad.jsonl"), *home], 'holds no "prediction"'),
+        (["score", "superglue/rte", "--split", "test", "--predictions", str(tmp_path / "few.txt"), *home], "has no labels in test"),
+        (["export", "glue/mrpc", "--split", "dev", *home], "has no split 'dev'; it has train, validation"),
+        (["export", "superglue/boolq", *home], "holds no superglue/boolq; leave --data-dir"),
+        (["export", "glue/mrpc", "--data-dir", str(tmp_path / "nowhere")], "does not exist"),
+        (["export", "glue/nothing", *home], "There is no task 'glue/nothing'"),
+        (["export", "../../etc/passwd", *home], "There is no task"),
+    ):
+        assert main(["tasks", *argv]) == 2
+        told = capsys.readouterr().err
+        assert why in told
+        assert told.count("\n") == 1
+    assert main(["tune", "--task", "glue/mrpc", "--label", "x", *home]) == 2
+    assert "has its own label" in capsys.readouterr().err
+
+
+def test_a_broken_copy_is_one_sentence(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text, why in (
+        ("", "has no rows"),
+        ('{"sentence1": "a", "label": 1}\n', "has no column 'sentence2'"),
+        ('{"sentence1": "a", "sentence2": "b", "label": "maybe"}\n', "the label 'maybe' is none of"),
+        ('{"sentence1": "a", "sentence2": "b"}\n', "have no labels"),
+        ("{", "is no JSON"),
+    ):
+        (data / "glue/mrpc/train.jsonl").write_text(text)
+        assert main(["tune", "--task", "glue/mrpc", "--data-dir", str(data), "--output", str(data / "out")]) == 2
+        assert why in capsys.readouterr().err
+    assert not (data / "out").exists()
