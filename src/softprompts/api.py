@@ -27,6 +27,8 @@ from .tuning.team import make_team
 from .tuning.track import TRACKS, Tracking, check_trackers
 
 CONFIG, METRICS, CURVE = "config.yaml", "metrics.jsonl", "curve.png"
+MODEL = "model"
+"""Where a run that tuned the whole model keeps it."""
 OURS = (CARD, TENSORS, CHECKPOINT, METRICS, CURVE, CONFIG)
 """The files of a run, the card first: without it a folder holds no prompt."""
 
@@ -102,7 +104,9 @@ def load(
     folder = Path(folder)
     prompt, card = load_prompt(folder)
     _check_card(folder, card)
-    backbone = backbone or load_backbone(model or card["backbone"]["name"], dtype, device, trust_remote_code)
+    if backbone is None:
+        own = str(folder / MODEL) if card.get("model") == MODEL else card["backbone"]["name"]
+        backbone = load_backbone(model or own, dtype, device, trust_remote_code)
     check_backbone(folder, card, backbone.fingerprint)
     head = prompt.head_sizes()
     if prompt.table.shape[2] != backbone.hidden or (
@@ -208,7 +212,8 @@ def tune_config(
     check_trackers(trackers)
     team = make_team(config.device)
     task = team.all(lambda: load_task(config.task))
-    backbone = backbone or team.all(lambda: team.load(config.model, config.dtype, config.device, config.trust_remote_code))
+    dtype = "fp32" if config.tuning.trains == "model" and config.dtype == "auto" else config.dtype
+    backbone = backbone or team.all(lambda: team.load(config.model, dtype, config.device, config.trust_remote_code))
     resumed = folder is not None and team.first(lambda: not overwrite and (folder / CHECKPOINT).exists())
     run = team.all(lambda: Run(config, task, backbone, not resumed, team))
     if folder is not None:
@@ -236,7 +241,8 @@ def _open(folder: Path, overwrite: bool) -> None:
     if overwrite:
         for path in ours:
             path.unlink(missing_ok=True)
-        shutil.rmtree(folder / TRACKS, ignore_errors=True)
+        for part in (TRACKS, MODEL):
+            shutil.rmtree(folder / part, ignore_errors=True)
     elif (folder / CARD).exists() and not (folder / CHECKPOINT).exists():
         raise UserError(f"{folder} already holds a prompt; choose another --output, or replace it with --overwrite.")
 
@@ -248,8 +254,20 @@ def _finish(run: Run, folder: Path | None) -> Tuned:
     if folder is not None and run.team.writes:
         title = f"{run.task.name} on {run.backbone.name}: {run.config.method}, seed {run.config.seed}"
         learning_curve(run.history, run.metric, card["majority"][run.metric], title, folder / CURVE)
+        if card["model"] is not None:
+            _save_model(run.backbone, folder / card["model"])
         tuned.save(folder)
     return tuned
+
+
+def _save_model(backbone: Backbone, folder: Path) -> None:
+    """The tuned model as a Hugging Face folder, whole or not at all."""
+    beside = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(beside, ignore_errors=True)
+    backbone.model.save_pretrained(beside)
+    backbone.tokenizer.save_pretrained(beside)
+    shutil.rmtree(folder, ignore_errors=True)
+    beside.rename(folder)
 
 
 def make_card(run: Run) -> dict[str, Any]:
@@ -258,6 +276,7 @@ def make_card(run: Run) -> dict[str, Any]:
     return {
         "method": run.config.method,
         "backbone": backbone_card(run.backbone),
+        "model": MODEL if "model" in run.trained else None,
         "task": run.task.card(),
         "metrics": {name: best[name] for name in run.task.metrics},
         "majority": {name: round(value, 4) for name, value in run.task.majority().items()},
@@ -268,7 +287,7 @@ def make_card(run: Run) -> dict[str, Any]:
         "stopped": run.stopped,
         "failed": run.failed,
         "cut_texts": run.cut,
-        "trained_parameters": run.prompt.parameter_count(),
+        "trained_parameters": sum(parameter.numel() for parameter in run.parameters()),
         "seed": run.config.seed,
         "config": run.config.plain(),
         "version": __version__,

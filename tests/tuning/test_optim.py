@@ -105,10 +105,10 @@ def test_schedules(settings: dict[str, Any], expected: list[float]) -> None:
 
 def test_table_shape_and_router_have_their_own_rates(t5: Backbone) -> None:
     prompt = build(PromptConfig(4, 2, Choice("normal"), Choice("residual", {"bottleneck": 4}), Choice("top1")), Material(t5), 0)
-    rates = [group["lr"] for group in make_optimizer(prompt, TuningConfig(lr=0.3, shape_lr=0.01, route_lr=0.002)).param_groups]
+    rates = [group["lr"] for group in make_optimizer(prompt.groups(), TuningConfig(lr=0.3, shape_lr=0.01, route_lr=0.002)).param_groups]
     assert rates == [0.3, 0.01, 0.002]
     rates = [
         group["lr"]
-        for group in make_optimizer(prompt, TuningConfig(lr=0.3, shape_lr=None, route_lr=None, optimizer="adafactor")).param_groups
+        for group in make_optimizer(prompt.groups(), TuningConfig(lr=0.3, shape_lr=None, route_lr=None, optimizer="adafactor")).param_groups
     ]
     assert rates == [0.3, 0.3, 0.3]

@@ -83,7 +83,7 @@ def same(one: Path, other: Path) -> None:
     first, second = (read_tensors(folder / "checkpoint.safetensors")[0] for folder in (one, other))
     assert first.keys() == second.keys()
     for name in first:
-        if name.startswith(("prompt/", "best/")):
+        if name.startswith(("state/", "best/")):
             torch.testing.assert_close(first[name], second[name], rtol=1e-3, atol=1e-3, msg=lambda m, name=name: f"{name}: {m}")
     histories: list[list[dict[str, Any]]] = [
         [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in (one, other)

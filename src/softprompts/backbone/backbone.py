@@ -103,6 +103,8 @@ class Backbone(ABC):
     def auto_class(cls, config: Any) -> str:
         """The transformers Auto class that loads it."""
 
+    frozen = True
+
     def __init__(self, model: Any, tokenizer: Any, name: str = "") -> None:
         self.model = model.requires_grad_(False).eval()
         self.tokenizer = tokenizer
@@ -193,8 +195,23 @@ class Backbone(ABC):
         """[B, T] -> embeddings; pads on the left or inside are moved to the end, so that rows are always [text; pad]."""
         order = mask.argsort(dim=1, descending=True, stable=True)
         ids, mask = ids.gather(1, order).to(self.device), mask.gather(1, order).to(self.device)
-        with torch.no_grad():
+        with self.still():
             return Text(self.embedding(ids), mask, self.at(ids, mask, place), ids)
+
+    def still(self) -> torch.set_grad_enabled:
+        """Inside, embeddings are looked up without a gradient, unless the model itself learns."""
+        return torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen)
+
+    def thaw(self) -> None:
+        """Let the model itself learn (model tuning); it is then nobody else's backbone any more."""
+        self.model.requires_grad_(True)
+        self.frozen = False
+
+    def settle(self) -> None:
+        """The model as it is now, frozen for good under a fingerprint of its own."""
+        self.model.requires_grad_(False)
+        self.frozen = True
+        self.__dict__.pop("fingerprint", None)
 
     def embed_rows(self, rows: Sequence[Sequence[int]], place: Place = "prefix") -> Text:
         return self.embed(*self.collate(rows), place)

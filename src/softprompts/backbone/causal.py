@@ -63,7 +63,7 @@ class Causal(Backbone):
     def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:
         embeds, mask = text.joined(prompt)
         ids, kept = (part.to(self.device) for part in self.collate(targets))
-        with torch.no_grad():
+        with self.still():
             written = self.embedding(ids)
         embeds, whole = torch.cat([embeds, written], dim=1), torch.cat([mask, kept], dim=1)
         order = whole.argsort(dim=1, descending=True, stable=True)  # pads to the end, all else in its order

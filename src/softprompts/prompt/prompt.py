@@ -131,9 +131,6 @@ class Prompt(nn.Module):
             "head": list(self.head.parameters()) if self.head is not None else [],
         }
 
-    def parameter_count(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())
-
 
 def mean_embedding(embeds: Tensor, mask: Tensor) -> Tensor:
     """The mean over a text's own positions, pads left out: [B, T, H] and [B, T] -> [B, H], in float32."""

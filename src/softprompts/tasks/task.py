@@ -1,6 +1,7 @@
 """Task: rows in, (input text, target text) out; predictions in, metrics out."""
 
 import dataclasses
+import itertools
 import os
 import random
 import re
@@ -60,6 +61,12 @@ class TaskConfig:
     labels: dict[str, str] | None = None
     """Words for label values, such as 0=negative,1=positive; short words the model knows learn fastest."""
 
+    instruction: str | None = None
+    """A written prompt before every text, such as "Is the review positive or negative?"."""
+
+    demonstrations: int = 0
+    """Solved training examples before every text, the classes in turn (few-shot prompt design)."""
+
     shots: int | None = None
     """Train on so many examples of each class only."""
 
@@ -79,6 +86,8 @@ class TaskConfig:
     """Leave out rows with an empty text or label instead of stopping."""
 
     def __post_init__(self) -> None:
+        if self.demonstrations < 0:
+            raise UserError(f"--demonstrations is {self.demonstrations}; it must not be negative.")
         for name in ("shots", "cap", "cap_validation", "mixture_limit"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1.")
@@ -95,6 +104,9 @@ class Form:
     task: str | None = None
     """The named task that makes the examples instead."""
     task_word: bool = True
+    before: str = ""
+    after: str = ""
+    """What stands around every text: a written prompt, solved examples."""
 
     @property
     def definition(self) -> Definition | None:
@@ -112,9 +124,17 @@ class Form:
     def made(self, row: Row, split: str) -> list[Example]:
         """A row's examples: one, or for some named tasks one for each question or answer, or none."""
         if self.definition is not None:
-            return list(self.definition.examples(row, split, self.task_word))
-        text = _FIELD.sub(lambda field: _word(row, field[1]), self.template)
-        return [Example(text, "" if split == PREDICT else self._target(row))]
+            found = list(self.definition.examples(row, split, self.task_word))
+        else:
+            text = _FIELD.sub(lambda field: _word(row, field[1]), self.template)
+            found = [Example(text, "" if split == PREDICT else self._target(row))]
+        return self.designed(found)
+
+    def designed(self, examples: Sequence[Example]) -> list[Example]:
+        """With what stands around every text."""
+        if not self.before and not self.after:
+            return list(examples)
+        return [example._replace(input=f"{self.before}{example.input}{self.after}") for example in examples]
 
     def inputs(self, row: Row) -> list[str]:
         """The texts of a row that is to be answered."""
@@ -306,9 +326,27 @@ def _chosen(config: TaskConfig, task: Task) -> Task:
         train = sample(train, config.cap, config.split_seed)
     if config.cap_validation is not None:
         validation = sample(validation, config.cap_validation, config.split_seed)
+    form, test = task.form, task.test
+    if config.instruction or config.demonstrations:
+        before, after = _design(config, task)
+        form = dataclasses.replace(form, before=before, after=after)
+        train, validation, test = (form.designed(part) for part in (train, validation, test))
     if config.metric is not None:
         metrics = (config.metric, *(name for name in task.metrics if name != config.metric))
-    return dataclasses.replace(task, train=train, validation=validation, metrics=metrics)
+    return dataclasses.replace(task, form=form, train=train, validation=validation, test=test, metrics=metrics)
+
+
+def _design(config: TaskConfig, task: Task) -> tuple[str, str]:
+    """An instruction and solved examples, the classes in turn, as what stands before and after every text."""
+    before = f"{config.instruction.strip()} " if config.instruction else ""
+    if not config.demonstrations:
+        return before, ""
+    rng = random.Random(config.split_seed)
+    piles = [rng.sample(places, len(places)) for places in _by_class(task.train).values()] if task.labels else []
+    order = [place for turn in itertools.zip_longest(*piles) for place in turn if place is not None] if piles else []
+    order = order or rng.sample(range(len(task.train)), len(task.train))
+    solved = [task.train[place] for place in order[: config.demonstrations]]
+    return before + "".join(f"{e.input} answer: {e.target}\n\n" for e in solved), " answer:"
 
 
 def sample(examples: Sequence[Example], count: int, seed: int) -> list[Example]:

@@ -19,7 +19,7 @@ PLACE = ("step", "history", "pending", "first", "stopped")
 
 def save_checkpoint(run: "Run", folder: Path) -> None:
     tensors: dict[str, Tensor] = {"rng": run.rng.get_state()}
-    tensors |= {f"prompt/{name}": value for name, value in run.prompt.state_dict().items()}
+    tensors |= {f"state/{name}": value for name, value in run.state().items()}
     tensors |= {f"best/{name}": value for name, value in (run.best or {}).items()}
     for index, state in run.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{index}/{name}": value for name, value in state.items()}
@@ -39,7 +39,7 @@ def load_checkpoint(run: "Run", folder: Path) -> None:
     if changed:
         raise UserError(f"The {changed[0]} of the run in {folder} has changed since; choose another --output, or --overwrite it.")
     try:
-        run.prompt.load_state_dict(_under(tensors, "prompt/"))
+        run.load_state(_under(tensors, "state/"))
         run.best = _under(tensors, "best/") or None
         run.rng.set_state(tensors["rng"])
         _load_optimizer(run.optimizer, _under(tensors, "optimizer/"))

@@ -42,6 +42,9 @@ class Cohort:
 
     def train(self) -> None:
         """Until every run has taken its last step or has stopped; one that stops leaves the others alone."""
+        for run, folder in self.members:
+            if run.steps == 0:  # nothing to learn: judged as it is
+                self._after_step(run, folder)
         while active := [member for member in self.members if not member[0].finished]:
             for run, folder in active:
                 run.advance()
@@ -59,5 +62,5 @@ class Cohort:
     def save(self, run: Run, folder: Path) -> None:
         """The checkpoint last: metrics without it are written again on resume."""
         write_text(folder / "metrics.jsonl", "".join(json.dumps(entry) + "\n" for entry in run.history))
-        if not run.failed:  # ruined numbers are worse than what is on disk
+        if not run.failed and run.step:  # ruined numbers are worse than what is on disk
             save_checkpoint(run, folder)

@@ -27,6 +27,9 @@ CONFIG_HEAD = "# softprompts tune --config THIS_FILE\n"
 class TuningConfig:
     """How to learn it."""
 
+    trains: Literal["prompt", "model", "nothing"] = "prompt"
+    """What learns: the prompt; the whole model instead (model tuning; saved as model/ in the run's folder); nothing (written prompts)."""
+
     optimizer: Literal["adamw", "adafactor"] = "adamw"
     """AdamW, or Adafactor exactly as T5X runs it for prompt tuning."""
 

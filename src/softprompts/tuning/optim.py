@@ -1,13 +1,12 @@
 """Optimisers and schedules. Adafactor is written here because no library's does what T5X does with the prompt-tuning settings."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..prompt import Prompt
 from .config import TuningConfig
 
 
@@ -72,11 +71,11 @@ def _average(state: dict[str, Any], name: str, value: Tensor, beta2: float, mixi
     return average.mul_(beta2).add_(value, alpha=mixing)
 
 
-def make_optimizer(prompt: Prompt, config: TuningConfig) -> torch.optim.Optimizer:
+def make_optimizer(parts: Mapping[str, Sequence[torch.nn.Parameter]], config: TuningConfig) -> torch.optim.Optimizer:
     """One optimiser per run, one group per choice with its own learning rate (kept as `base_lr` for the schedule)."""
     own = {"shape": config.shape_lr, "route": config.route_lr, "head": config.head_lr}
-    rates = {name: own.get(name) or config.lr for name in prompt.groups()}
-    groups = [{"params": params, "lr": rates[name], "base_lr": rates[name]} for name, params in prompt.groups().items() if params]
+    rates = {name: own.get(name) or config.lr for name in parts}
+    groups = [{"params": list(params), "lr": rates[name], "base_lr": rates[name]} for name, params in parts.items() if params]
     if config.optimizer == "adafactor":
         return Adafactor(groups, weight_decay=config.weight_decay, start_step=config.start_step)
     return torch.optim.AdamW(groups, weight_decay=config.weight_decay)

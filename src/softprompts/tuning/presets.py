@@ -107,6 +107,34 @@ PRESETS: dict[str, Preset] = {
             "tuning": _SMOP_SCHEDULE,
         },
     ),
+    "model-tuning": Preset(
+        "The papers' upper line: no prompt, the whole model learns, and is saved as model/ in the run's folder. On a mixture it is "
+        "multi-task model tuning; its model/ is then another run's --model. Paper mode: T5's constant rate of 0.001 with Adafactor, "
+        "batch 128; T5's also scales updates by the parameters' size, which ours does not.",
+        ours={"prompt": {"length": 0}, "tuning": {"trains": "model", "lr": 3e-4, "head_lr": None}},
+        paper={
+            "prompt": {"length": 0, "unit": 1.0},
+            "tuning": {
+                "trains": "model",
+                "optimizer": "adafactor",
+                "lr": 0.001,
+                "head_lr": None,
+                "schedule": "constant",
+                "warmup": 0,
+                "weight_decay": 0.0,
+                "steps": 30_000,
+                "batch_size": 128,
+                "dropout": 0.1,
+                "evaluate_every": 1000,
+                "checkpoint_every": 1000,
+            },
+        },
+    ),
+    "prompt-design": Preset(
+        "Nothing learns: the model answers a prompt that a person wrote (--instruction), zero-shot, or with solved examples before every "
+        "text (--demonstrations 4). The lower line of the papers' figures; it has no paper mode.",
+        ours={"prompt": {"length": 0}, "tuning": {"trains": "nothing"}},
+    ),
     "p-tuning": Preset(
         "P-tuning (Liu 2021): vectors through an MLP (or --prompt.shape.network lstm) without a skip connection. Paper mode: the "
         "baseline of SMoP's code: width 128, N(0, 1) start, SMoP's schedule.",

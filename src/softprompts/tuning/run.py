@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -38,8 +38,13 @@ class Run:
     def __init__(self, config: RunConfig, task: Task, backbone: Backbone, fresh: bool = True, team: Team | None = None) -> None:
         """A run at step 0; or, not `fresh`, one that a checkpoint is about to fill, which needs no source prompt any more."""
         self.team = team or Team()
-        if config.prompt.length == 0:
-            raise UserError("A prompt of length 0 has nothing to train; give it a length of at least 1.")
+        whole_model = config.tuning.trains == "model"
+        if config.tuning.trains != "nothing" and (config.prompt.length == 0) != whole_model:
+            raise UserError(
+                "A prompt of length 0 has nothing to train, and --trains model leaves no prompt: the preset model-tuning sets both."
+            )
+        if whole_model and (backbone.dtype != "fp32" or self.team.sharded):
+            raise UserError("Tuning the whole model needs it whole and in fp32; set --dtype fp32, and launch without FSDP.")
         self.config = config = resolved(config, task, backbone)
         self.task = task
         if not task.labels and not backbone.generates:
@@ -53,7 +58,12 @@ class Run:
         )
         self.prompt = prompt.to(backbone.device)
         self.backbone, self.speaker = backbone, backbone.answering(self.prompt.head, task.labels)
-        self.optimizer = make_optimizer(self.prompt, config.tuning)
+        self.trained: dict[str, torch.nn.Module] = {"prompt": self.prompt}
+        if whole_model:
+            _ = self.origin  # what the run stands on, read before it changes
+            backbone.thaw()
+            self.trained["model"] = backbone.model
+        self.optimizer = make_optimizer(self._parts(), config.tuning)
         self.rng = torch.Generator().manual_seed(config.seed)
 
         budget = self.predictor().budget
@@ -68,6 +78,8 @@ class Run:
         per_epoch = self.batches.per_epoch / config.tuning.accumulate
         epochs = config.tuning.epochs
         self.steps = config.tuning.steps if epochs is None else math.ceil(epochs * per_epoch - 1e-9)
+        if config.tuning.trains == "nothing":
+            self.steps = 0
         self.step = 0
         self.history: list[dict[str, Any]] = []
         """One entry per evaluation: step, mean loss since the last, learning rate, metrics."""
@@ -87,6 +99,33 @@ class Run:
         rows = json.dumps([self.task.train, self.task.validation]).encode()
         return {"data": hashlib.sha256(rows).hexdigest()[:32], "backbone": self.backbone.fingerprint}
 
+    def _parts(self) -> dict[str, list[torch.nn.Parameter]]:
+        """What learns, by the choice it belongs to."""
+        if "model" not in self.trained:
+            return self.prompt.groups()
+        return {"model": list(self.trained["model"].parameters()), "head": self.prompt.groups()["head"]}
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return [parameter for part in self._parts().values() for parameter in part]
+
+    def state(self) -> dict[str, Tensor]:
+        """All that was learned, by name; tied weights once."""
+        found = {f"prompt/{name}": value for name, value in self.prompt.state_dict().items()}
+        if "model" in self.trained:
+            found |= {f"model/{name}": value.detach() for name, value in self.trained["model"].named_parameters()}
+        return found
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Back to what `state` told."""
+        own = self.state()
+        if own.keys() != state.keys():
+            raise ValueError("it holds other parts than the run has")
+        for name, value in own.items():
+            if value.shape != state[name].shape:
+                raise ValueError(f"{name} is of another shape")
+            value.copy_(state[name])
+
     # -- learning ------------------------------------------------------------------------------------------------------------
 
     @property
@@ -103,9 +142,9 @@ class Run:
         batches = [self.batches[self.step * many + part] for part in range(many)]
         count = sum(len(self.targets[row]) for batch in batches for row in batch)
         loss = torch.stack([self._backward(batch, count) for batch in batches]).sum()
-        self.team.sum([loss, *(p.grad for p in self.prompt.parameters() if p.grad is not None)])
+        self.team.sum([loss, *(p.grad for p in self.parameters() if p.grad is not None)])
         if self.config.tuning.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.prompt.parameters(), self.config.tuning.clip)
+            torch.nn.utils.clip_grad_norm_(self.parameters(), self.config.tuning.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
@@ -144,7 +183,7 @@ class Run:
         mean = sum(fresh) / len(fresh)
         self.first = mean if self.first is None else self.first
         advice = f"lower --lr (now {self.config.tuning.lr:g}) or set --clip 1"
-        if not math.isfinite(mean) or not all(bool(torch.isfinite(p).all()) for p in self.prompt.parameters()):
+        if not math.isfinite(mean) or not all(bool(torch.isfinite(p).all()) for p in self.parameters()):
             self.fail(f"the loss was not finite at step {self.step}; {advice}")
         elif mean > 3 * max(self.first, math.log(self.backbone.vocabulary)):
             self.fail(f"the loss exploded to {mean:.1f} by step {self.step}; {advice}")
@@ -180,7 +219,7 @@ class Run:
             "invalid": sum(p not in labels for p in predictions) if labels else 0,
         }
         if not self.history or metrics[self.metric] > max(e[self.metric] for e in self.history):
-            self.best = {name: value.detach().cpu().clone() for name, value in self.prompt.state_dict().items()}
+            self.best = {name: value.detach().cpu().clone() for name, value in self.state().items()}
         self.history.append(entry)
         self.pending = []
         patience = self.config.tuning.patience
@@ -200,8 +239,10 @@ class Run:
         """The prompt as it scored best."""
         if self.best is None:
             raise RunFailedError(f"Nothing was learned that could be kept: {self.stopped}.")
-        self.prompt.load_state_dict(self.best)
+        self.load_state(self.best)
         self.prompt.eval()
+        if "model" in self.trained:
+            self.backbone.settle()
 
 
 def resolved(config: RunConfig, task: Task, backbone: Backbone) -> RunConfig:
