@@ -9,6 +9,7 @@ from typing import Any
 from . import __version__
 from .analysis.plots import learning_curve
 from .backbone import Backbone, load_backbone
+from .backbone.load import quiet
 from .errors import UserError
 from .files import sweep
 from .prompt import Prompt, load_prompt, save_prompt
@@ -264,8 +265,9 @@ def _save_model(backbone: Backbone, folder: Path) -> None:
     """The tuned model as a Hugging Face folder, whole or not at all."""
     beside = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(beside, ignore_errors=True)
-    backbone.model.save_pretrained(beside)
-    backbone.tokenizer.save_pretrained(beside)
+    with quiet():
+        backbone.model.save_pretrained(beside)
+        backbone.tokenizer.save_pretrained(beside)
     shutil.rmtree(folder, ignore_errors=True)
     beside.rename(folder)
 
@@ -279,7 +281,7 @@ def make_card(run: Run) -> dict[str, Any]:
         "model": MODEL if "model" in run.trained else None,
         "task": run.task.card(),
         "metrics": {name: best[name] for name in run.task.metrics},
-        "majority": {name: round(value, 4) for name, value in run.task.majority().items()},
+        "majority": run.task.majority(),
         "test": _tested(run),
         "scoring": run.config.tuning.scoring,
         "best_step": best["step"],
@@ -299,7 +301,7 @@ def _tested(run: Run) -> dict[str, float] | None:
     if not run.task.test:
         return None
     predictions = run.predictor()([e.input for e in run.task.test])
-    return {name: round(value, 4) for name, value in run.task.score(predictions, run.task.test).items()}
+    return run.task.score(predictions, run.task.test)
 
 
 def backbone_card(backbone: Backbone) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections import Counter
@@ -80,7 +81,7 @@ def evaluate(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
 
     from .progress import RowProgress
-    from .tasks.metrics import score
+    from .tasks.metrics import score, settled
 
     if options.file and options.task:
         raise UserError("Rows come from --file or from --task; leave one out.")
@@ -97,8 +98,8 @@ def evaluate(argv: Sequence[str]) -> int:
         "task": options.task or tuned.card["task"]["name"],
         "rows": len(examples),
         "scoring": options.scoring or tuned.card["scoring"],
-        "metrics": score(names, examples, predictions, labels),
-        "majority": score(names, examples, [commonest] * len(examples), labels),
+        "metrics": settled(score(names, examples, predictions, labels)),
+        "majority": settled(score(names, examples, [commonest] * len(examples), labels)),
         "invalid": sum(p not in labels for p in predictions) if labels else 0,
     }
     _tell(options, result, f"{_scores(result)} on {len(examples)} rows")
@@ -351,7 +352,8 @@ def _score_task(argv: Sequence[str]) -> int:
     if len(predictions) != len(examples):
         held = f"{options.predictions} holds {len(predictions)} predictions"
         raise UserError(f"{held}, and {task.name} has {len(examples)} examples in {options.split}; give one for each.")
-    print(json.dumps(score(task.metrics, examples, predictions, task.labels)))
+    found = score(task.metrics, examples, predictions, task.labels)
+    print(json.dumps({name: None if math.isnan(value) else value for name, value in found.items()}))
     return 0
 
 

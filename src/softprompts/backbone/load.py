@@ -44,7 +44,7 @@ def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto"
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
         if not tokenizer("x", add_special_tokens=False)["input_ids"]:
             raise UserError(f"The tokenizer of {name} knows no words; take a copy of the model with its tokenizer files.")
-        with _quiet():
+        with quiet():
             loader = getattr(transformers, family.auto_class(config))
             model, told = loader.from_pretrained(where, dtype=DTYPES[dtype], output_loading_info=True, **options)
         missing = sorted(name for name in told["missing_keys"] if not name.startswith("pooler."))  # nothing we ask for reads a pooler
@@ -75,8 +75,8 @@ def _device(name: str) -> torch.device:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """transformers shows a bar for every load; ours are progress bars of work a person waits for."""
+def quiet() -> Iterator[None]:
+    """transformers shows a bar for every load and save; ours are progress bars of work a person waits for."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

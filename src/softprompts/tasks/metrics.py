@@ -8,7 +8,7 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -149,6 +149,11 @@ METRICS: dict[str, Metric] = {
 
 def score(metrics: Sequence[str], examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
     return {name: METRICS[name](examples, predictions, labels) for name in metrics}
+
+
+def settled(scores: Mapping[str, float]) -> dict[str, float]:
+    """For runs and cards: what is not a number (the correlation with a constant) counts as 0, rounded to four places."""
+    return {name: 0.0 if math.isnan(value) else round(value, 4) for name, value in scores.items()}
 
 
 # -- parts ---------------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import UserError
 from .definition import Example
-from .metrics import score
+from .metrics import score, settled
 from .registry import BENCHMARKS
 from .task import Form, Task, TaskConfig, load_task
 
@@ -40,11 +40,11 @@ class Mixture(Task):
         firsts, begin = [], 0
         for task in self.tasks:
             held = task.validation if examples is None else task.test
-            own = score(task.metrics, held, predictions[begin : begin + len(held)], task.labels)
+            own = settled(score(task.metrics, held, predictions[begin : begin + len(held)], task.labels))
             begin += len(held)
             firsts.append(own[task.metrics[0]])
             found |= {f"{task.name}:{name}": value for name, value in own.items()}
-        return {MEAN: sum(firsts) / len(firsts), **found}
+        return {MEAN: round(sum(firsts) / len(firsts), 4), **found}
 
     def majority(self) -> dict[str, float]:
         """Each task's own commonest label."""

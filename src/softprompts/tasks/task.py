@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ..errors import UserError
 from .definition import PREDICT, UNLABELLED, Definition, Example
-from .metrics import METRICS, score
+from .metrics import METRICS, score, settled
 from .registry import definition
 from .sources import NoSplitError, Row, read_named, read_rows, read_split
 from .starter import STARTERS
@@ -213,7 +213,7 @@ class Task:
         return self.score([self.commonest] * len(self.validation))
 
     def score(self, predictions: Sequence[str], examples: Sequence[Example] | None = None) -> dict[str, float]:
-        return score(self.metrics, self.validation if examples is None else examples, predictions, self.labels)
+        return settled(score(self.metrics, self.validation if examples is None else examples, predictions, self.labels))
 
     def card(self) -> dict[str, Any]:
         """What a prompt's card says of its task: enough to use it on new rows."""

@@ -215,7 +215,7 @@ class Run:
             "step": self.step,
             "loss": round(sum(self.pending) / max(1, len(self.pending)), 6),
             "lr": self.optimizer.param_groups[0]["lr"],
-            **{name: round(value, 4) for name, value in metrics.items()},
+            **metrics,
             "invalid": sum(p not in labels for p in predictions) if labels else 0,
         }
         if not self.history or metrics[self.metric] > max(e[self.metric] for e in self.history):
