@@ -2,12 +2,14 @@
 
 import gzip
 import json
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from softprompts.errors import UserError
-from softprompts.tasks.sources import read_rows, read_split
+from softprompts.tasks.sources import Few, Row, read_rows, read_split
 
 ROWS = [{"text": "good, very", "label": "yes"}, {"text": 'a "quoted" one', "label": "no"}]
 
@@ -87,3 +89,16 @@ def test_a_missing_file_is_one_sentence() -> None:
         read_rows("nowhere/data.csv")
     with pytest.raises(UserError, match="neither a file nor a dataset"):
         read_rows("no-such-dataset-anywhere")
+
+
+def test_a_few_rows_of_many_are_drawn_evenly_and_in_order() -> None:
+    def many(count: int) -> Iterator[Row]:
+        return (Row({"n": n}, f"x:{n}") for n in range(count))
+
+    drawn = [[row.values["n"] for row in Few(10, seed).of(many(100))] for seed in range(300)]
+    assert all(len(found) == 10 and found == sorted(set(found)) for found in drawn)
+    assert drawn[0] == [row.values["n"] for row in Few(10, 0).of(many(100))]
+    counts = Counter(n for found in drawn for n in found)
+    assert len(counts) == 100
+    assert 10 < min(counts.values()) < max(counts.values()) < 60, "each of 100 about 30 times"
+    assert [row.values["n"] for row in Few(10, 0).of(many(4))] == [0, 1, 2, 3]

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import random
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -23,15 +24,34 @@ class NoSplitError(UserError):
     """The dataset is there, the split is not."""
 
 
-def read_rows(name: str, split: str = "train", class_names: bool = True) -> list[Row]:
+class Few(NamedTuple):
+    """So many rows at most, drawn by a seed; the others are read past and never held."""
+
+    most: int
+    seed: int
+
+    def of(self, rows: Iterator[Row]) -> list[Row]:
+        """A uniform sample of rows whose number is not known beforehand (a reservoir), in their order."""
+        rng = random.Random(self.seed)
+        kept: list[tuple[int, Row]] = []
+        for number, row in enumerate(rows):
+            if number < self.most:
+                kept.append((number, row))
+            elif (place := rng.randrange(number + 1)) < self.most:
+                kept[place] = (number, row)
+        return [row for _, row in sorted(kept, key=lambda entry: entry[0])]
+
+
+def read_rows(name: str, split: str = "train", class_names: bool = True, few: Few | None = None) -> list[Row]:
     """The rows of a CSV, TSV, JSONL or Parquet file, or of one split of a Hugging Face dataset (folder, hub id, or `id:config`)."""
+    take: Callable[[Iterator[Row]], list[Row]] = list if few is None else few.of
     path = Path(name)
     reader = _reader(path)
     if reader is not None:
         if not path.is_file():
             raise UserError(f"The file {name} does not exist.")
         try:
-            rows = list(reader(path))
+            rows = take(reader(path))
         except UnicodeDecodeError as error:
             raise UserError(f"{name} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8.") from None
         except (EOFError, OSError, zlib.error) as error:
@@ -39,7 +59,7 @@ def read_rows(name: str, split: str = "train", class_names: bool = True) -> list
     elif path.is_file():
         raise UserError(f"{name} is of no kind we read; use {', '.join(READERS)} (text files also gzipped) or a Hugging Face dataset.")
     else:
-        rows = list(_dataset(name, split, class_names))
+        rows = take(_dataset(name, split, class_names))
     if not rows:
         raise UserError(f"{name} has no rows.")
     return rows
@@ -121,11 +141,11 @@ def _dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
         yield Row(values, f"{name}[{split}]:{number}")
 
 
-def read_named(name: str, hub: str, split: str, other: str | None, folder: str | None) -> list[Row]:
+def read_named(name: str, hub: str, split: str, other: str | None, folder: str | None, few: Few | None = None) -> list[Row]:
     """A split of a named task: from `folder`/NAME, or from the hub; `other` is what the split is called where its own name is not there."""
     wanted = list(dict.fromkeys([split, other or split]))
     if folder is None:
-        return read_rows(hub, other or split, class_names=False)
+        return read_rows(hub, other or split, class_names=False, few=few)
     if not Path(folder).is_dir():
         raise UserError(f"The data folder {folder} does not exist; name another with --data-dir, or leave it out to read the hub.")
     home = Path(folder) / name
@@ -134,7 +154,7 @@ def read_named(name: str, hub: str, split: str, other: str | None, folder: str |
     for there in wanted:
         for path in sorted(home.glob(f"{there}.*")):
             if _reader(path) is not None:
-                return read_rows(str(path))
+                return read_rows(str(path), few=few)
     has = sorted({path.name.partition(".")[0] for path in home.iterdir() if _reader(path) is not None})
     raise NoSplitError(f"{home} has no split {split!r}; it has {', '.join(has) or 'none'}.")
 

@@ -14,7 +14,7 @@ from ..errors import UserError
 from .definition import PREDICT, UNLABELLED, Definition, Example
 from .metrics import METRICS, score, settled
 from .registry import definition
-from .sources import NoSplitError, Row, read_named, read_rows, read_split
+from .sources import Few, NoSplitError, Row, read_named, read_rows, read_split
 from .starter import STARTERS
 from .text import PREFIX_LM, prefix_lm
 
@@ -249,7 +249,7 @@ def load_task(config: TaskConfig) -> Task:
 def _own(config: TaskConfig) -> Task:
     """A person's own data, or the starter data."""
     assert config.train is not None
-    rows = read_rows(config.train)
+    rows = read_rows(config.train, few=_few(config))
     form = _form(config, rows)
     train = form.examples(rows, config.skip_bad_rows)
     skipped = len(rows) - len(train)
@@ -271,10 +271,17 @@ def data_folder(config: TaskConfig) -> str | None:
     return config.data_dir or os.environ.get(DATA_VARIABLE) or None
 
 
-def named_split(defined: Definition, split: str, folder: str | None, task_word: bool = True, skip_bad: bool = False) -> list[Example]:
+def _few(config: TaskConfig) -> Few | None:
+    """The rows that a capped run may need: of data too large to hold, only they are held. Shots are drawn from all rows."""
+    return Few(config.cap, config.split_seed) if config.cap is not None and config.shots is None else None
+
+
+def named_split(
+    defined: Definition, split: str, folder: str | None, task_word: bool = True, skip_bad: bool = False, few: Few | None = None
+) -> list[Example]:
     """One split of a named task, in the official order."""
     form = named_form(defined, task_word)
-    rows = read_named(defined.name, defined.hub, split, defined.splits.get(split), folder)
+    rows = read_named(defined.name, defined.hub, split, defined.splits.get(split), folder, few)
     return form.examples(rows, skip_bad, split)
 
 
@@ -290,7 +297,8 @@ def _named(config: TaskConfig) -> Task:
         raise UserError(f"--task {config.task} has its own {given[0]}; leave --{given[0]} out.")
     defined = definition(config.task)
     folder = data_folder(config)
-    train = named_split(defined, "train", folder, config.task_word, config.skip_bad_rows)
+    few = _few(config) if config.splits == "official" else None
+    train = named_split(defined, "train", folder, config.task_word, config.skip_bad_rows, few)
     test: list[Example] = []
     try:
         validation = named_split(defined, "validation", folder, config.task_word, config.skip_bad_rows)
