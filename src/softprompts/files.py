@@ -71,3 +71,12 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} does not exist.") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON ({error}).") from None
+
+
+def hush_hub() -> None:
+    """The hub's client tells of every retry; one sentence at the end is enough."""
+    try:
+        from huggingface_hub.utils import logging
+    except ImportError:
+        return
+    logging.set_verbosity_error()

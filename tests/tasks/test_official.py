@@ -257,7 +257,7 @@ def test_official_wsc() -> None:
         assert wsc_match(case["prediction"], case["referent"]) == case["value"], case
     for case in METRIC_CASES["wsc"]["accuracy_cases"]:
         examples = [Example("", referent, {"label": label}) for referent, label in zip(case["referents"], case["labels"], strict=True)]
-        check({"values": {"wsc_accuracy": case["values"]["accuracy"]}}, examples, case["predictions_texts"], ())
+        check(case, examples, case["predictions_texts"], ())
 
 
 def test_bleu_and_rouge_come_from_their_libraries() -> None:

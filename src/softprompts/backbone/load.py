@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import UserError
+from ..files import hush_hub
 from .backbone import DTYPES, Backbone
 from .causal import Causal
 from .encoder_decoder import EncoderDecoder
@@ -32,6 +33,7 @@ def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto"
         raise UserError(f"A backbone cannot be loaded as {dtype}, because {why}; choose fp32 or bf16.")
     where = str(EMBEDDED.get(name, name))
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    hush_hub()
     try:
         config = transformers.AutoConfig.from_pretrained(where, **options)
         family = next((f for f in FAMILIES if f.fits(config)), None)

@@ -19,7 +19,12 @@ Metric = Callable[[Sequence[Example], Sequence[str], Sequence[str]], float]
 
 
 def accuracy(examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]) -> float:
-    """The share of predictions that are their target to the letter; without a label, anything that is none is right (T5)."""
+    """The share of predictions that are their target to the letter; without a label, anything that is none is right (T5).
+
+    Where examples tell whether their target is the right one (WSC), naming it or not is what counts.
+    """
+    if examples and "label" in examples[0].facts:
+        return _percent(wsc_match(p, e.target) == e.facts["label"] for e, p in zip(examples, predictions, strict=True))
     if not labels:
         return _percent(e.target == p for e, p in zip(examples, predictions, strict=True))
     targets, told = _classes(examples, predictions, labels)
@@ -78,11 +83,6 @@ def spearman_corrcoef(examples: Sequence[Example], predictions: Sequence[str], l
     return _correlation(*(_ranks(side) for side in _numbers(examples, predictions)))
 
 
-def wsc_accuracy(examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]) -> float:
-    """Whether the prediction names the candidate, against whether the candidate is the right one."""
-    return _percent(wsc_match(p, e.target) == e.facts.get("label") for e, p in zip(examples, predictions, strict=True))
-
-
 DETERMINERS = frozenset(
     (
         *("a", "an", "few", "her", "his", "each", "every", "many", "much", "my", "our", "some", "that", "the", "their", "these", "this"),
@@ -139,7 +139,6 @@ METRICS: dict[str, Metric] = {
     "matthews_corrcoef": matthews_corrcoef,
     "pearson_corrcoef": pearson_corrcoef,
     "spearman_corrcoef": spearman_corrcoef,
-    "wsc_accuracy": wsc_accuracy,
     "bleu": bleu,
     "rouge1": _rouge("rouge1"),
     "rouge2": _rouge("rouge2"),

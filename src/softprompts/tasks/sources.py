@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from ..errors import UserError
+from ..files import hush_hub
 
 
 class Row(NamedTuple):
@@ -120,6 +121,7 @@ def _dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
         import datasets
     except ImportError:
         raise UserError(f"{name} is no file; to read it as a Hugging Face dataset, pip install 'softprompts[data]'.") from None
+    hush_hub()
     try:
         if (Path(name) / "dataset_dict.json").exists() or (Path(name) / "state.json").exists():
             loaded = datasets.load_from_disk(name)

@@ -146,7 +146,7 @@ DEFINITIONS = [
         "superglue/wsc",
         f"{HUB}:wsc.fixed",
         wsc,
-        ("wsc_accuracy",),
+        ("accuracy",),
         word="wsc:",
         columns=("text", "span1_text", "span1_index", "span2_text", "span2_index"),
         answer_length=16,
