@@ -79,4 +79,4 @@ def hush_hub() -> None:
         from huggingface_hub.utils import logging
     except ImportError:
         return
-    logging.set_verbosity_error()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
