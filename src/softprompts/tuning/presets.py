@@ -30,6 +30,9 @@ _SMOP_SCHEDULE = {
     "dropout": 0.1,
 }
 
+_CONSTANT = {"lr": 0.3, "shape_lr": None, "route_lr": None, "schedule": "constant", "warmup": 0, "weight_decay": 1e-5}
+"""One rate for all that learns, from the first step to the last: Prompt Tuning's and Residual Prompt Tuning's."""
+
 _CLS = {"kind": "linear", "pool": "first"}
 _RESIDUAL: dict[str, Any] = {"length": 10, "shape": {"kind": "residual", "bottleneck": 400}}
 _RESIDUAL_PAPER: dict[str, Any] = {
@@ -41,12 +44,7 @@ _RESIDUAL_PAPER: dict[str, Any] = {
     },
     "tuning": {
         "optimizer": "adamw",
-        "lr": 0.3,
-        "shape_lr": None,
-        "route_lr": None,
-        "schedule": "constant",
-        "warmup": 0,
-        "weight_decay": 1e-5,
+        **_CONSTANT,
         "epochs": 20,
         "batch_size": 8,
     },
@@ -67,12 +65,7 @@ PRESETS: dict[str, Preset] = {
             "prompt": {"length": 100, "start": {"kind": "labels"}, "unit": 1.0},
             "tuning": {
                 "optimizer": "adafactor",
-                "lr": 0.3,
-                "shape_lr": None,
-                "route_lr": None,
-                "schedule": "constant",
-                "warmup": 0,
-                "weight_decay": 1e-5,
+                **_CONSTANT,
                 "start_step": 1_100_000,
                 "steps": 30_000,
                 "batch_size": 32,
