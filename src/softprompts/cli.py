@@ -125,11 +125,11 @@ def _judged_by(tuned: "Tuned", options: argparse.Namespace) -> tuple[list[Any], 
                 told = f"{other.name} has {len(labels) or 'no'} labels, and the prompt knows {len(form.labels) or 'none'}"
                 raise UserError(f"{told}; name a task with as many.")
             rewrite = dict(zip(form.labels, labels, strict=True))
-        return named_split(other, options.split, data_folder(own), form.task_word), list(other.metrics), labels, rewrite
+        return form.designed(named_split(other, options.split, data_folder(own), form.task_word)), list(other.metrics), labels, rewrite
     if options.file:
         return form.examples(read_rows(options.file, "validation"), options.skip_bad_rows, "validation"), names, form.labels, {}
     if form.task is not None and options.split != "validation":
-        return named_split(definition(form.task), options.split, data_folder(own), form.task_word), names, form.labels, {}
+        return form.designed(named_split(definition(form.task), options.split, data_folder(own), form.task_word)), names, form.labels, {}
     if own.task is None and own.train is None:
         raise UserError(f"{options.prompt} was imported and brings no rows of its own; give labelled rows with --file.")
     task = load_task(own)

@@ -159,6 +159,18 @@ def test_another_domain(data: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "name a task with as many" in capsys.readouterr().err
 
 
+def test_a_written_prompt_goes_along_to_another_domain(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from softprompts.tuning import Predictor
+
+    folder, seen = str(tmp_path / "run"), list[str]()
+    design = ["--preset", "prompt-design", "--instruction", "Are they alike?", "--device", "cpu", "--quiet", "--scoring", "labels"]
+    assert main(["tune", "--task", "glue/qqp", "--data-dir", str(data), "--output", folder, *design]) == 0
+    answer = Predictor.__call__
+    monkeypatch.setattr(Predictor, "__call__", lambda self, texts, tick: seen.extend(texts) or answer(self, texts, tick))
+    assert main(["evaluate", folder, "--task", "glue/mrpc", "--quiet"]) == 0
+    assert seen[0] == "Are they alike? mrpc sentence1: a 0 sentence2: b 0"
+
+
 def test_the_tasks_command(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home = ["--data-dir", str(data)]
     assert main(["tasks", "list", "--json"]) == 0
