@@ -166,7 +166,7 @@ def test_the_readmes_commands_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     from softprompts import flags
     from softprompts.api import sections
     from softprompts.cli import COMMANDS, _parser
-    from softprompts.tuning import run_config
+    from softprompts.tuning.lists import run_configs
 
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     lines = [shlex.split(line, comments=True)[1:] for line in readme.splitlines() if line.startswith("softprompts ")]
@@ -177,7 +177,7 @@ def test_the_readmes_commands_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             parser = _parser("tune", "")
             parser.add_argument("--output")
             flags.add(parser)
-            run_config(sections(flags.parse(parser, rest)[1]))
+            run_configs(sections(flags.parse(parser, rest)[1]))
 
 
 BAD = [

@@ -2,7 +2,7 @@
 
 import dataclasses
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +11,29 @@ from .analysis.plots import learning_curve
 from .backbone import Backbone, load_backbone
 from .backbone.load import quiet
 from .errors import UserError
-from .files import sweep
+from .files import read_json, sweep, write_text
 from .prompt import Prompt, load_prompt, save_prompt
 from .prompt.peft import read_adapter, write_adapter
 from .prompt.prompt import plain
 from .prompt.store import CARD, TENSORS, check_backbone
-from .tasks import Form, TaskConfig, load_task
+from .summary import as_csv, records
+from .tasks import Form, Task, TaskConfig, load_task
 from .tasks.metrics import METRICS as METRIC_NAMES
 from .tasks.mixture import MEAN
 from .tasks.sources import Row
 from .tasks.task import check_template
-from .tuning import Cohort, Predictor, Run, RunConfig, TuningConfig, Watcher, run_config
+from .tuning import Cohort, Predictor, Run, RunConfig, RunFailedError, TuningConfig, Watcher, run_config
 from .tuning.checkpoint import CHECKPOINT, load_checkpoint
 from .tuning.config import CONFIG_HEAD
-from .tuning.team import make_team
+from .tuning.lists import Member, run_configs
+from .tuning.team import Team, make_team
 from .tuning.track import TRACKS, Tracking, check_trackers
 
 CONFIG, METRICS, CURVE = "config.yaml", "metrics.jsonl", "curve.png"
 MODEL = "model"
 """Where a run that tuned the whole model keeps it."""
+COHORT = "cohort.csv"
+"""What the runs of a cohort came to, beside their folders."""
 OURS = (CARD, TENSORS, CHECKPOINT, METRICS, CURVE, CONFIG)
 """The files of a run, the card first: without it a folder holds no prompt."""
 
@@ -87,10 +91,19 @@ class Tuned:
         return Path(folder)
 
 
-def tune(task: str | None = None, *, output: str | Path | None = None, trackers: Sequence[str] = (), **settings: Any) -> Tuned:
-    """Tune a prompt. `settings` are those of the command line: `steps=200`, `lr=0.1`, `prompt={"length": 10}`, `train="a.csv"`, ..."""
-    named = {"task": task} if task is not None else {}
-    return tune_config(run_config(sections({**named, **settings})), Path(output) if output is not None else None, trackers=trackers)
+def tune(
+    task: str | Sequence[str] | None = None, *, output: str | Path | None = None, trackers: Sequence[str] = (), **settings: Any
+) -> Any:
+    """Tune a prompt. `settings` are those of the command line: `steps=200`, `lr=0.1`, `prompt={"length": 10}`, `train="a.csv"`, ...
+
+    Returns a `Tuned`. Settings that are lists (`seed=[0, 1, 2]`) make a cohort of all combinations on one backbone, and a list of `Tuned`
+    in order, each run in a folder of its own below `output`; a run that left no prompt is there as the `RunFailedError` that tells why.
+    """
+    members = run_configs(sections({**({"task": task} if task is not None else {}), **settings}))
+    folder = Path(output) if output is not None else None
+    if members[0].apart:
+        return tune_cohort(members, folder, trackers=trackers)
+    return tune_config(members[0].config, folder, trackers=trackers)
 
 
 def load(
@@ -210,25 +223,80 @@ def tune_config(
     trackers: Sequence[str] = (),
 ) -> Tuned:
     """Run a config to its end, going on where an earlier try in the same folder left off; with others, where a launcher started them."""
+    (result,) = _tune(make_team(config.device), [config], [folder], overwrite, watcher, backbone, trackers)
+    if isinstance(result, RunFailedError):
+        raise result
+    return result
+
+
+def tune_cohort(
+    members: Sequence[Member],
+    folder: Path | None,
+    overwrite: bool = False,
+    watcher: Watcher | None = None,
+    backbone: Backbone | None = None,
+    trackers: Sequence[str] = (),
+    began: Callable[[Sequence[Run]], object] = lambda runs: None,
+) -> list[Tuned | RunFailedError]:
+    """Run all members to their ends on one backbone, each in its own folder below `folder` and each from where it left off.
+
+    A run that leaves no prompt is told by its error, after all others were saved. `began` hears of the runs before their first step.
+    """
+    team = make_team(members[0].config.device)
+    folders = [folder / member.name if folder is not None else None for member in members]
+    results = _tune(team, [member.config for member in members], folders, overwrite, watcher, backbone, trackers, began)
+    if folder is not None and team.writes:
+        sweep(folder, [COHORT])
+        write_text(folder / COHORT, as_csv(records(members, results, folder)))
+    return results
+
+
+def _tune(
+    team: Team,
+    configs: Sequence[RunConfig],
+    folders: Sequence[Path | None],
+    overwrite: bool,
+    watcher: Watcher | None,
+    backbone: Backbone | None,
+    trackers: Sequence[str],
+    began: Callable[[Sequence[Run]], object] = lambda runs: None,
+) -> list[Tuned | RunFailedError]:
     check_trackers(trackers)
-    team = make_team(config.device)
-    task = team.all(lambda: load_task(config.task))
-    dtype = "fp32" if config.tuning.trains == "model" and config.dtype == "auto" else config.dtype
-    backbone = backbone or team.all(lambda: team.load(config.model, dtype, config.device, config.trust_remote_code))
-    resumed = folder is not None and team.first(lambda: not overwrite and (folder / CHECKPOINT).exists())
-    run = team.all(lambda: Run(config, task, backbone, not resumed, team))
-    if folder is not None:
-        team.first(lambda: _open(folder, overwrite))
-        if resumed:
+    tasks = team.all(lambda: _load_tasks(configs))
+    first = configs[0]
+    dtype = "fp32" if first.tuning.trains == "model" and first.dtype == "auto" else first.dtype
+    backbone = backbone or team.all(lambda: team.load(first.model, dtype, first.device, first.trust_remote_code))
+    resumed = team.first(lambda: [not overwrite and folder is not None and (folder / CHECKPOINT).exists() for folder in folders])
+    runs = team.all(lambda: [Run(c, task, backbone, not old, team) for c, task, old in zip(configs, tasks, resumed, strict=True)])
+    team.first(lambda: _open(runs, folders, overwrite))
+    for run, folder, old in zip(runs, folders, resumed, strict=True):
+        if folder is not None and old:
             load_checkpoint(run, folder)
-        if team.writes:
+    for run, folder in zip(runs, folders, strict=True):
+        if folder is not None and team.writes:
             run.config.save(folder / CONFIG)
-    with Tracking(trackers if team.writes else (), run, folder, watcher) as watching:
-        Cohort([run], [folder], watching).train()
-    return _finish(run, folder)
+    began(runs)
+    with Tracking(trackers if team.writes else (), runs, folders, watcher) as watching:
+        Cohort(runs, folders, watching).train()
+    return [_finish(run, folder) for run, folder in zip(runs, folders, strict=True)]
 
 
-def _open(folder: Path, overwrite: bool) -> None:
+def _load_tasks(configs: Sequence[RunConfig]) -> list[Task]:
+    """Each run's task; runs of the same task share its rows."""
+    loaded: dict[str, Task] = {}
+    for config in configs:
+        if str(config.task) not in loaded:
+            loaded[str(config.task)] = load_task(config.task)
+    return [loaded[str(config.task)] for config in configs]
+
+
+def _open(runs: Sequence[Run], folders: Sequence[Path | None], overwrite: bool) -> None:
+    for run, folder in zip(runs, folders, strict=True):
+        if folder is not None:
+            _open_folder(folder, run, overwrite)
+
+
+def _open_folder(folder: Path, run: Run, overwrite: bool) -> None:
     """Make the folder ready for a run; nobody's finished work is overwritten unasked."""
     ours = [folder / name for name in OURS]
     try:
@@ -244,12 +312,20 @@ def _open(folder: Path, overwrite: bool) -> None:
             path.unlink(missing_ok=True)
         for part in (TRACKS, MODEL):
             shutil.rmtree(folder / part, ignore_errors=True)
-    elif (folder / CARD).exists() and not (folder / CHECKPOINT).exists():
+    elif (folder / CARD).exists() and not (folder / CHECKPOINT).exists() and not _untrained(folder, run):
         raise UserError(f"{folder} already holds a prompt; choose another --output, or replace it with --overwrite.")
 
 
-def _finish(run: Run, folder: Path | None) -> Tuned:
-    run.restore_best()
+def _untrained(folder: Path, run: Run) -> bool:
+    """Whether the folder's prompt is the run's own, which nothing was learned for, so that there is no checkpoint."""
+    return run.steps == 0 and read_json(folder / CARD).get("config") == run.config.plain()
+
+
+def _finish(run: Run, folder: Path | None) -> Tuned | RunFailedError:
+    try:
+        run.restore_best()
+    except RunFailedError as failed:
+        return failed
     card = make_card(run)
     tuned = Tuned(run.prompt.fold().to(run.backbone.device), run.backbone, card, folder)
     if folder is not None and run.team.writes:

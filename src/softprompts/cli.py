@@ -15,29 +15,32 @@ from .errors import UserError
 
 if TYPE_CHECKING:
     from .api import Tuned
+    from .tuning.lists import Member
 
 
 def tune(argv: Sequence[str]) -> int:
-    """Tune a prompt on a task or on your own data."""
+    """Tune a prompt on a task or on your own data, or many at once."""
     from . import flags
     from .api import sections, tune_config
     from .progress import ProgressWatcher
-    from .tuning import RunFailedError, run_config
+    from .tuning import RunFailedError
     from .tuning.config import read_yaml
+    from .tuning.lists import run_configs
     from .tuning.team import leave_team
 
     parser = _parser(
         "tune",
         "softprompts tune --task helpdesk/intent\n"
         "  softprompts tune --train reviews.csv --text review --label stars --preset residual --output runs/stars\n"
-        "  softprompts tune --config runs/stars/config.yaml --seed 1 --output runs/stars-1",
+        "  softprompts tune --config runs/stars/config.yaml --seed 1 --output runs/stars-1\n"
+        "  softprompts tune --task helpdesk/intent,helpdesk/urgency --lr 0.1,0.3 --seed 0,1,2 --output runs/study      # twelve runs",
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="settings from a YAML file; flags override it")
     parser.add_argument(
         "--output",
         metavar="FOLDER",
         type=_path,
-        help="where the result goes (default runs/TASK-PRESET-seedN); an unfinished run in it goes on",
+        help="where the result goes (default runs/TASK-PRESET-seedN); an unfinished run in it goes on; of lists, a folder for each run",
     )
     parser.add_argument("--overwrite", action="store_true", help="start anew even if the folder holds a run")
     parser.add_argument("--trackers", metavar="NAMES", default="", help="tell tensorboard, wandb, mlflow or trackio; several with commas")
@@ -49,20 +52,37 @@ def tune(argv: Sequence[str]) -> int:
             raise UserError(
                 f"{options.config} sets {name} to {file[name]} and the rest to match; leave --{name} out, or name another file."
             )
-    config = run_config(file, sections(settings))
+    members = run_configs(file, sections(settings))
+    trackers = [name.strip() for name in options.trackers.split(",") if name.strip()]
     try:
-        trackers = [name.strip() for name in options.trackers.split(",") if name.strip()]
+        if members[0].apart:
+            return _tune_cohort(members, options, trackers)
+        folder = options.output or _folder(members[0])
         with ProgressWatcher(options.quiet or not _speaks()) as watcher:
-            tuned = tune_config(config, options.output or _folder(config), options.overwrite, watcher, trackers=trackers)
+            tuned = tune_config(members[0].config, folder, options.overwrite, watcher, trackers=trackers)
     except RunFailedError as failed:
         if _speaks():
             print(f"softprompts: {failed}", file=sys.stderr)
-        return 1
+        return _ended(failed=True)
     finally:
         leave_team()
     if _speaks():
         _tell(options, tuned.card, _summary(tuned))
-    return 1 if tuned.card["failed"] else 0
+    return _ended(tuned.card["failed"])
+
+
+def _tune_cohort(members: "Sequence[Member]", options: argparse.Namespace, trackers: Sequence[str]) -> int:
+    from .api import tune_cohort
+    from .progress import CohortWatcher
+    from .summary import over_seeds, records, table
+
+    folder = options.output or _folder(members[0])
+    with CohortWatcher([member.apart for member in members], options.quiet or not _speaks()) as watcher:
+        results = tune_cohort(members, folder, options.overwrite, watcher, trackers=trackers, began=watcher.began)
+    runs = records(members, results, folder)
+    if _speaks():
+        _tell(options, {"runs": runs, "summary": over_seeds(runs)}, table(runs, folder))
+    return _ended(any(run["failed"] for run in runs))
 
 
 def evaluate(argv: Sequence[str]) -> int:
@@ -478,11 +498,14 @@ def _load(options: argparse.Namespace) -> "Tuned":
     return load(options.prompt, options.model, options.dtype, options.device, options.trust_remote_code)
 
 
-def _folder(config: Any) -> Path:
+def _folder(member: "Member") -> Path:
+    """`runs/TASK-PRESET-seedN`; of a cohort, what its runs share, and the names of what they do not."""
     from .prompt.store import safe_name
 
-    what = config.task.task or f"{Path(config.task.train or '').stem}-{config.task.label}"
-    return Path("runs") / safe_name(f"{what}-{config.method}-seed{config.seed}")
+    task, config = member.config.task, member.config
+    what = {"task": task.task or f"{Path(task.train or '').stem}-{task.label}", "preset": config.method, "seed": f"seed{config.seed}"}
+    shared = [text for name, text in what.items() if name not in member.apart]
+    return Path("runs") / safe_name("-".join([*shared, *(("by", *member.apart) if member.apart else ())]))
 
 
 def _summary(tuned: "Tuned") -> str:
@@ -507,6 +530,11 @@ def _scores(result: dict[str, Any]) -> str:
 def _speaks() -> bool:
     """Of several processes on one run, the first one speaks."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def _ended(failed: bool) -> int:
+    """The exit code, from the process that speaks: a launcher ends all as soon as one fails, and this one may still be writing."""
+    return 1 if failed and _speaks() else 0
 
 
 def _tell(options: argparse.Namespace, result: dict[str, Any], text: str) -> None:

@@ -27,6 +27,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     _group(parser, "prompt", PromptConfig, prefix="prompt.")
     lines = ["such as --prompt.shape.bottleneck 400", *_kinds()]
     parser.add_argument_group("options of a start, shape, route or head", description="\n".join(lines))
+    lists = "tasks, presets, numbers and choices may be lists, such as --seed 0,1,2 --lr 0.1,0.3: all combinations are tuned on one frozen"
+    parser.add_argument_group("lists", description=f"{lists}\nmodel, each as a run of its own in a folder below --output (docs/cohorts.md)")
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:

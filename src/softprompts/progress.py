@@ -1,8 +1,12 @@
 """What a person at a terminal sees of long work; nothing at all where there is no terminal."""
 
+import time
+from collections.abc import Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -14,9 +18,14 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 from rich.text import Text
 
 from .tuning import Run
+from .tuning.lists import said
+
+REDRAWN = 0.1
+"""Seconds between two looks at a run: steps may be far shorter."""
 
 
 class _Rate(ProgressColumn):
@@ -43,6 +52,7 @@ class ProgressWatcher:
         self.shown = console.is_terminal and not quiet
         self.progress = Progress(*columns, console=console, disable=not self.shown)
         self.bars: dict[int, tuple[TaskID, TaskID]] = {}
+        self.looked = 0.0
 
     def __enter__(self) -> "ProgressWatcher":
         self.progress.start()
@@ -52,7 +62,8 @@ class ProgressWatcher:
         self.progress.stop()
 
     def stepped(self, run: Run) -> None:
-        if self.shown:
+        if self.shown and (run.finished or time.monotonic() - self.looked > REDRAWN):
+            self.looked = time.monotonic()
             self.progress.update(self._bar(run)[0], completed=run.step, news=_news(run))
 
     def evaluating(self, run: Run, rows: int) -> None:
@@ -75,11 +86,85 @@ class ProgressWatcher:
 
 
 def _news(run: Run) -> str:
-    loss = run.pending[-1] if run.pending else run.history[-1]["loss"] if run.history else None
-    parts = [f"loss {loss:.3f}"] if loss is not None else []
+    parts = [f"loss {loss}"] if (loss := _loss(run)) else []
     if run.history:
         parts.append(f"{run.metric} {run.history[-1][run.metric]:.1f} (best {run.best_entry[run.metric]:.1f})")
     return "  ".join(parts)
+
+
+def _loss(run: Run) -> str:
+    """The last loss that is known. Another thread may be adding to it."""
+    pending, history = run.pending, run.history
+    return f"{pending[-1]:.3f}" if pending else f"{history[-1]['loss']:.3f}" if history else ""
+
+
+class CohortWatcher:
+    """Many runs on one screen: a row for each, the unfinished first, and one bar over the steps of all.
+
+    A thread draws it twice a second from the runs themselves, so that a step costs nothing.
+    """
+
+    def __init__(self, settings: Sequence[Mapping[str, Any]], quiet: bool = False) -> None:
+        """`settings` set each run apart from the others."""
+        self.console = Console(stderr=True)
+        self.shown = self.console.is_terminal and not quiet
+        self.settings = list(settings)
+        self.runs: list[Run] = []
+        self.ended = False
+        self.judged: dict[int, int] = {}
+        """Rows answered in the evaluation that a run is in, by the run's id."""
+        columns = (BarColumn(), MofNCompleteColumn(), _Rate(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        self.progress = Progress(TextColumn("{task.description}"), *columns, console=self.console, auto_refresh=False)
+        self.live = Live(console=self.console, get_renderable=self._screen, refresh_per_second=2)
+
+    def __enter__(self) -> "CohortWatcher":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.ended = error is None
+        self.live.stop()
+
+    def began(self, runs: Sequence[Run]) -> None:
+        if self.shown:
+            self.runs = list(runs)
+            self.progress.add_task(f"{len(runs)} runs", total=sum(run.steps for run in runs), completed=self._done(), unit="run-steps")
+            self.live.start(refresh=True)
+
+    def stepped(self, run: Run) -> None:
+        pass
+
+    def evaluating(self, run: Run, rows: int) -> None:
+        self.judged[id(run)] = self.judged.get(id(run), 0) + rows
+
+    def evaluated(self, run: Run) -> None:
+        self.judged.pop(id(run), None)
+
+    def _done(self) -> int:
+        return sum(run.steps if run.finished else run.step for run in self.runs)
+
+    def _screen(self) -> Group:
+        for bar in self.progress.task_ids:
+            self.progress.update(bar, completed=self._done())
+        return Group(*([] if self.ended else self._table()), self.progress)
+
+    def _table(self) -> list[Table | Text]:
+        """As many runs as the terminal is high."""
+        room = max(1, self.console.height - 4)
+        order = sorted(range(len(self.runs)), key=lambda place: self.runs[place].finished)
+        table = Table(*self.settings[0], "step", "loss", "score", "best", box=None, pad_edge=False)
+        for column in table.columns:
+            column.no_wrap = True
+        for place in order[:room]:
+            table.add_row(*map(said, self.settings[place].values()), *self._row(self.runs[place]))
+        return [table, Text(f"... and {len(order) - room} more")] if len(order) > room else [table]
+
+    def _row(self, run: Run) -> list[str]:
+        entry = run.history[-1] if run.history else None
+        score = f"{run.metric} {entry[run.metric]:.1f}" if entry else ""
+        if id(run) in self.judged:
+            score = f"evaluating {self.judged.get(id(run), 0)}/{len(run.held_out)}"
+        best = f"{run.best_entry[run.metric]:.1f}" if entry else ""
+        return [f"{run.step}/{run.steps}", "failed" if run.failed else _loss(run), score, best]
 
 
 class RowProgress(Progress):

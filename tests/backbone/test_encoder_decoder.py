@@ -61,11 +61,11 @@ def test_dropout_is_on_inside_and_off_outside(t5: Backbone) -> None:
     text = t5.embed_rows(t5.tokenise(["some text here"], 20))
     prompt, target = torch.randn(1, 4, 32), t5.tokenise_targets(["yes"])
     quiet = t5.losses(prompt, text, target).nll
-    with t5.dropout(0.5):
+    with t5.learning(torch.tensor([0.5]), torch.tensor([7])):
         assert t5.losses(prompt, text, target).nll != quiet
         assert t5.losses(prompt, text, target).nll != t5.losses(prompt, text, target).nll
     assert t5.losses(prompt, text, target).nll == quiet
-    with t5.dropout(0.0):
+    with t5.learning():
         assert t5.losses(prompt, text, target).nll == quiet
 
 
@@ -130,7 +130,7 @@ def test_dropout_reaches_a_model_whose_config_says_0() -> None:
     backbone = random_t5(dropout_rate=0)
     text, target = backbone.embed_rows(backbone.tokenise(["some text"], 20)), backbone.tokenise_targets(["yes"])
     quiet = backbone.losses(torch.zeros(1, 4, 32), text, target).nll
-    with backbone.dropout(0.5):
+    with backbone.learning(torch.tensor([0.5]), torch.tensor([7])):
         assert backbone.losses(torch.zeros(1, 4, 32), text, target).nll != quiet
 
 

@@ -193,7 +193,7 @@ def test_frozen_means_frozen(backbone: Backbone) -> None:
     text = backbone.embed_rows(backbone.tokenise(["one", "two"], 20))
     optimizer = torch.optim.AdamW([prompt, *backbone.model.parameters()], lr=0.1)  # even if somebody hands it all to an optimiser
     for _ in range(3):
-        with backbone.dropout(0.1):
+        with backbone.learning(torch.full((2,), 0.1), torch.arange(2)):
             backbone.losses(prompt, text, backbone.tokenise_targets(LABELS)).nll.sum().backward()
         optimizer.step()
     assert digest() == before
@@ -245,7 +245,7 @@ def test_the_router_sees_the_text_and_never_the_target(kind: str, toy_csv: Path)
         run = Run(config, load_task(config.task), backbone)
         given: list[Tensor] = []
         run.prompt.register_forward_pre_hook(lambda prompt, inputs, given=given: given.extend([*inputs[:2], prompt.chosen(*inputs[:2])]))
-        run.advance()
+        Cohort([run], [None]).step()
         seen.append(given)
     assert len(seen[0]) == 3
     assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
@@ -272,7 +272,7 @@ def test_a_run_keeps_its_place(kind: str, place: Place, toy_csv: Path, tmp_path:
             view.losses(vectors, view.embed_rows([run.inputs[row] for row in rows], where), [run.targets[row] for row in rows])
             for where in (place, "prefix")
         ]
-    run.advance()
+    Cohort([run], [None]).step()
     run.look()
     expected, other = (float(losses.nll.sum() / losses.tokens.sum()) for losses in by_place)
     assert run.pending[0] == pytest.approx(expected, rel=1e-4)

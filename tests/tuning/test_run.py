@@ -20,6 +20,7 @@ from softprompts.files import read_tensors, write_tensors
 from softprompts.tasks import TaskConfig, load_task
 from softprompts.tuning import PRESETS, Cohort, Run, RunConfig, RunFailedError, run_config
 from softprompts.tuning.evaluate import spellings
+from softprompts.tuning.lesson import Lesson, Room, learn
 
 from ..models import random_model
 
@@ -110,13 +111,14 @@ def test_accumulation_equals_one_large_batch(t5: Backbone, toy_csv: Path) -> Non
     one = Run(config(toy_csv, batch_size=24, steps=3), task, t5)
     many = Run(config(toy_csv, batch_size=24, steps=3), task, t5)
     for _ in range(3):
-        one.advance()
+        Cohort([one], [None]).step()
     full = many.batches[0]
     for step in range(3):  # the same 24 rows in four parts
         rows = many.batches[step]
         tokens = sum(len(many.targets[row]) for row in rows)
         for part in range(4):
-            many._backward(rows[part * 6 : part * 6 + 6], tokens)
+            own = rows[part * 6 : part * 6 + 6]
+            learn([Lesson(many, [many.inputs[row] for row in own], [many.targets[row] for row in own], tokens)], Room())
         for group, like in zip(many.optimizer.param_groups, one.optimizer.param_groups, strict=True):
             from softprompts.tuning.optim import learning_rate
 
@@ -125,19 +127,6 @@ def test_accumulation_equals_one_large_batch(t5: Backbone, toy_csv: Path) -> Non
         many.optimizer.zero_grad()
     assert len(full) == len(task.train)
     torch.testing.assert_close(many.prompt.table, one.prompt.table, rtol=1e-4, atol=1e-5)
-
-
-def test_a_run_among_others_equals_the_run_alone(t5: Backbone, toy_csv: Path) -> None:
-    methods = [("smop", 0.1), ("residual", 0.05), ("mixture", 0.3)]
-    wanted = [config(toy_csv, preset, seed, lr=lr) for seed, (preset, lr) in enumerate(methods)]
-    task = load_task(wanted[0].task)
-    together = [Run(c, task, t5) for c in wanted]
-    Cohort(together, [None] * 3).train()
-    for run, c in zip(together, wanted, strict=True):
-        alone = Run(c, task, t5)
-        Cohort([alone], [None]).train()
-        assert all(torch.equal(a, b) for a, b in zip(alone.prompt.state_dict().values(), run.prompt.state_dict().values(), strict=True))
-        assert alone.history == run.history
 
 
 def test_a_run_that_goes_nan_is_stopped_and_leaves_the_others_alone(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:

@@ -9,14 +9,17 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import NewGELUActivation
 
 from ..errors import UserError
+from .dropout import Counted, recomputed
+from .memory import Memory
 from .vocabulary import common_pieces
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -33,27 +36,46 @@ class Text(NamedTuple):
     at: Tensor | None = None
     """None: before all."""
     ids: Tensor | None = None
+    given: Tensor | None = None
+    """How many of the P prompt vectors are each row's own [B], where prompts of several lengths meet; None: all."""
+    sizes: Tensor | None = None
+    """The tokens of each row [B]. Like `at` and `given`, these stay where they were made, so that nobody waits for a GPU to read them."""
 
-    def rows(self, which: Sequence[int]) -> "Text":
+    def rows(self, which: Sequence[int] | slice) -> "Text":
         """Some of the rows."""
-        at, ids = (part if part is None else part[list(which)] for part in (self.at, self.ids))
-        return Text(self.embeds[list(which)], self.mask[list(which)], at, ids)
+        which = which if isinstance(which, slice) else list(which)
+        parts: list[Any] = [part if part is None else part[which] for part in self]
+        return Text(*parts)
 
     def joined(self, prompt: Tensor) -> tuple[Tensor, Tensor]:
         """The prompt [B, P, H] in its place among each row's tokens, pads at the end: [B, P + T, H] and its mask."""
         embeds = torch.cat([prompt.to(self.embeds), self.embeds], dim=1)
-        mask = torch.cat([self.mask.new_ones(prompt.shape[:2]), self.mask], dim=1)
-        if self.at is None:
+        own = self.mask.new_ones(prompt.shape[:2])
+        if self.given is not None:
+            own = (torch.arange(prompt.shape[1]).to(self.given) < self.given[:, None]).to(self.mask)
+        mask = torch.cat([own, self.mask], dim=1)
+        if self.at is None and self.given is None:
             return embeds, mask
         order = self.columns(prompt.shape[1]).argsort(dim=1)
         return embeds.gather(1, order.unsqueeze(-1).expand_as(embeds)), mask.gather(1, order)
 
     def columns(self, length: int) -> Tensor:
-        """The columns of a prompt of `length` and of the text after joining: [B, P + T]."""
+        """The columns of `length` prompt vectors and of the text after joining: [B, P + T]; vectors that are not a row's own stand last."""
         batch, width = self.mask.shape
         own, given = (torch.arange(size, device=self.mask.device).expand(batch, -1) for size in (width, length))
-        at = self.mask.new_zeros(batch, 1) if self.at is None else self.at[:, None]
-        return torch.cat([given + at, torch.where(own < at, own, own + length)], dim=1)
+        at = self.mask.new_zeros(batch, 1) if self.at is None else self.at.to(self.mask)[:, None]
+        kept = self.mask.new_full((batch, 1), length) if self.given is None else self.given.to(self.mask)[:, None]
+        return torch.cat([torch.where(given < kept, given + at, given + width), torch.where(own < at, own, own + kept)], dim=1)
+
+
+Candidates = Sequence[Sequence[int]] | Sequence[Sequence[Sequence[int]]]
+"""The ids of each candidate: one list for all rows, or one for each row."""
+
+
+def each_row(candidates: Candidates, rows: int) -> Sequence[Sequence[Sequence[int]]]:
+    """Every row's own candidates."""
+    shared = isinstance(candidates[0][0], int)
+    return cast("Sequence[Sequence[Sequence[int]]]", [candidates] * rows if shared else candidates)
 
 
 class Head(Protocol):
@@ -105,8 +127,19 @@ class Backbone(ABC):
 
     frozen = True
 
+    packs = False
+    """Whether training lays rows end to end, so that rows of any lengths go together."""
+
+    def hurry(self) -> None:
+        """Get ready for many steps of training, where that can be: it takes a while at first and is faster then."""
+
+    def forget(self) -> None:
+        """Give back memory that was kept to save time."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def __init__(self, model: Any, tokenizer: Any, name: str = "") -> None:
-        self.model = model.requires_grad_(False).eval()
+        self.model = fused(model.requires_grad_(False).eval())
         self.tokenizer = tokenizer
         self.name = name
         self.embedding: nn.Module = model.get_input_embeddings()
@@ -194,9 +227,11 @@ class Backbone(ABC):
     def embed(self, ids: Tensor, mask: Tensor, place: Place = "prefix") -> Text:
         """[B, T] -> embeddings; pads on the left or inside are moved to the end, so that rows are always [text; pad]."""
         order = mask.argsort(dim=1, descending=True, stable=True)
-        ids, mask = ids.gather(1, order).to(self.device), mask.gather(1, order).to(self.device)
+        ids, mask = ids.gather(1, order), mask.gather(1, order)
+        at, sizes = self.at(ids, mask, place), mask.sum(1)
+        ids, mask = sent(ids, self.device), sent(mask, self.device)
         with self.still():
-            return Text(self.embedding(ids), mask, self.at(ids, mask, place), ids)
+            return Text(self.embedding(ids), mask, at, ids, None, sizes)
 
     def still(self) -> torch.set_grad_enabled:
         """Inside, embeddings are looked up without a gradient, unless the model itself learns."""
@@ -280,13 +315,29 @@ class Backbone(ABC):
     def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:
         """The loss of each row's target after [prompt; text]: prompt [B, P, H]."""
 
-    @abstractmethod
-    def scores(self, prompt: Tensor, text: Text, candidates: Sequence[Sequence[int]]) -> Tensor:
-        """Summed log-probability of every candidate target, with its end of sequence: [B, C]."""
+    def gradients(
+        self, vectors: Tensor, text: Text, targets: Sequence[Sequence[int]], weight: Tensor, z: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Each row's summed negative log-likelihood [B], and the gradient of sum(weight * nll + z * squares) by the vectors [B, P, H].
+
+        What else learns (a head, the model itself) gets its gradient too.
+        """
+        vectors = vectors.detach().requires_grad_()
+        losses = self.losses(vectors, text, targets)
+        (losses.nll * weight + losses.z * z).sum().backward()  # type: ignore[no-untyped-call]
+        return losses.nll.detach(), torch.zeros_like(vectors) if vectors.grad is None else vectors.grad
 
     @abstractmethod
-    def generate(self, prompt: Tensor, text: Text, max_new_tokens: int) -> Tensor:
-        """Greedy ids [B, N], through the key-value cache."""
+    def scores(self, prompt: Tensor | Memory, text: Text, candidates: Candidates) -> Tensor:
+        """Summed log-probability of every candidate target, with its end of sequence: [B, C]; -inf where a row has fewer."""
+
+    @abstractmethod
+    def generate(self, prompt: Tensor | Memory, text: Text, max_new_tokens: int | Sequence[int]) -> Tensor:
+        """Greedy ids [B, N], through the key-value cache; a row ends at its own number of tokens, and pads follow."""
+
+    def remember(self, vectors: Tensor, given: Tensor) -> Memory | None:
+        """Prompts [N, P, H], `given` [N] vectors of each, to stand before texts without being read again; None: they must be read."""
+        return None
 
     @abstractmethod
     def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
@@ -315,22 +366,6 @@ class Backbone(ABC):
     def last_block(self) -> nn.Module:
         """The block nearest the output; part of the fingerprint."""
 
-    def greedy(self, logits: Tensor, step: Callable[[Tensor], Tensor], max_new_tokens: int) -> Tensor:
-        """The likeliest token again and again [B, N]: from `logits` [B, V], then from `step(tokens [B, 1])`; pads after a row's end.
-
-        Written out, because transformers' generate mixes a model's own penalties and minimum lengths into any config it is given.
-        """
-        ends = torch.tensor(sorted(self.ends), device=self.device)
-        written: list[Tensor] = []
-        open_rows = torch.ones(len(logits), dtype=torch.bool, device=self.device)
-        while True:
-            tokens = torch.where(open_rows, logits.argmax(-1), self.pad)
-            written.append(tokens)
-            open_rows = open_rows & ~torch.isin(tokens, ends)
-            if len(written) == max_new_tokens or not bool(open_rows.any()):
-                return torch.stack(written, dim=1)
-            logits = step(tokens[:, None])
-
     @property
     def ends(self) -> set[int]:
         """The ids that end a sequence: the tokenizer's and the model's."""
@@ -343,15 +378,24 @@ class Backbone(ABC):
         return [text.strip() for text in decoded]
 
     @contextmanager
-    def dropout(self, rate: float) -> Iterator[None]:
-        """Inside: the model's own dropout at `rate`, as the papers train; outside: none."""
-        if rate == 0:
+    def learning(self, rates: Tensor | None = None, seeds: Tensor | None = None, recompute: bool = False) -> Iterator[None]:
+        """Inside: the model's own dropout, as the papers train, by the rows' `rates` and `seeds` [B]; `recompute` keeps no activations."""
+        with ExitStack() as stack:
+            counted = None
+            if rates is not None and seeds is not None:
+                stack.enter_context(counted := Counted(rates.to(self.device), seeds.to(self.device)))
+                stack.enter_context(self._dropping())
+            if recompute:
+                stack.enter_context(recomputed(self.blocks(), counted))
             yield
-            return
+
+    @contextmanager
+    def _dropping(self) -> Iterator[None]:
+        """Inside, the model is in training, and every dropout in it is on; outside, none."""
         for module in self.model.modules():
             for name in ("p", "dropout", "activation_dropout", "attention_dropout", "hidden_dropout"):
                 if isinstance(getattr(module, name, None), (int, float)):
-                    setattr(module, name, rate)
+                    setattr(module, name, 0.5)
             if hasattr(module, "layerdrop"):
                 module.layerdrop = 0.0
         self.model.train()
@@ -359,6 +403,20 @@ class Backbone(ABC):
             yield
         finally:
             self.model.eval()
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on its way to `device`, without waiting for what the device is at."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and not tensor.is_cuda else tensor.to(device)
+
+
+def fused(model: Any) -> Any:
+    """The model with GELU's tanh form as one operation where it is written out as eight: the same function."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, NewGELUActivation):
+                setattr(module, name, nn.GELU(approximate="tanh"))
+    return model
 
 
 @contextmanager

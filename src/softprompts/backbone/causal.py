@@ -3,7 +3,8 @@
 For the loss rows are laid out as [prompt; text; target; pad], and only the target's columns get logits. (With pads in front, their
 queries see nothing at all, and torch's fused attention on a GPU returns gradients that are not numbers for some such batches.) For
 answers they are laid out as [pad; prompt; text], so that every row goes on from the same column of the cache, and a sliding window
-slides over a row's own tokens. Positions are counted over each row's own tokens in both.
+slides over a row's own tokens. Positions are counted over each row's own tokens in both. What stands before every text, a prompt that is
+the same for all of them, is read once and remembered.
 """
 
 from collections.abc import Sequence
@@ -13,10 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from .backbone import Backbone, Losses, Text, only
+from .backbone import Losses, Text, only
+from .memory import Memory, Reading
+from .writer import Writer
+
+TOGETHER = 64
+"""Prompts that are read together to be remembered."""
 
 
-class Causal(Backbone):
+class Causal(Writer):
     """A text keeps the beginning its tokenizer gives it (Gemma's and Llama's <bos>) and has no end; a target has the end of sequence."""
 
     family = "decoder-only"
@@ -74,50 +80,39 @@ class Causal(Backbone):
             logits = self.model(**asked, use_cache=False).logits
         return Losses.of(told(logits), ids, kept)
 
-    def _read(self, joined: dict[str, Tensor]) -> Any:
-        """The rows up to where the answer begins, with their keys and values."""
-        read = self.model(**joined, use_cache=True, logits_to_keep=1)
+    def read(self, prompt: Tensor | Memory, text: Text) -> Reading:
+        """[pad; prompt; text]; or, where the prompt is remembered, [prompt; pad] as it was kept and [pad; text] to read."""
+        if isinstance(prompt, Tensor):
+            return self._read(self.join(prompt, text))
+        asked, before = self.join(text.embeds[:, :0], text), prompt.mask()
+        mask = torch.cat([before, asked["attention_mask"]], dim=1)
+        asked |= {"attention_mask": mask, "position_ids": _positions(mask)[:, before.shape[1] :]}
+        return self._read(asked | {"past_key_values": prompt.cache()})
+
+    def _read(self, asked: dict[str, Any]) -> Reading:
+        read = self.model(**asked, use_cache=True, logits_to_keep=1)
         if getattr(read, "past_key_values", None) is None:
             raise UserError(f"{self.name} keeps no keys and values to go on from; take a model with attention all through.")
-        return read
+        return Reading(read.logits[:, -1], read.past_key_values, asked["attention_mask"])
+
+    def go_on(self, reading: Reading, tokens: Tensor) -> Tensor:
+        reading.mask = torch.cat([reading.mask, torch.ones_like(tokens)], dim=1)
+        positions = _positions(reading.mask)[:, -tokens.shape[1] :]
+        asked = {"attention_mask": reading.mask, "position_ids": positions, "past_key_values": reading.cache}
+        logits: Tensor = self.model(input_ids=tokens, use_cache=True, **asked).logits
+        return logits
 
     @torch.no_grad()
-    def scores(self, prompt: Tensor, text: Text, candidates: Sequence[Sequence[int]]) -> Tensor:
-        """[prompt; text] is read once; every candidate goes on from its cache. A full sliding window's cache cannot be taken back."""
-        joined = self.join(prompt, text)
-        window = getattr(self.model.config.get_text_config(), "sliding_window", None)
-        if window is not None and joined["attention_mask"].shape[1] + max(map(len, candidates)) >= window:
-            return torch.stack([-self.losses(prompt, text, [candidate] * len(prompt)).nll for candidate in candidates], dim=1)
-        read = self._read(joined)
-        cache, width, mask = read.past_key_values, joined["attention_mask"].shape[1], joined["attention_mask"]
-        found = []
-        for candidate in candidates:
-            ids = torch.tensor(candidate, device=self.device).expand(len(prompt), -1)
-            logits = read.logits
-            if ids.shape[1] > 1:
-                longer = torch.cat([mask, mask.new_ones(len(ids), ids.shape[1] - 1)], dim=1)
-                asked = {"attention_mask": longer, "position_ids": _positions(longer)[:, width:], "past_key_values": cache}
-                rest = self.model(input_ids=ids[:, :-1], use_cache=True, **asked).logits
-                cache.crop(1 - ids.shape[1])
-                logits = torch.cat([logits, rest], dim=1)
-            found.append(-Losses.of(logits, ids, torch.ones_like(ids)).nll)
-        return torch.stack(found, dim=1)
-
-    @torch.no_grad()
-    def generate(self, prompt: Tensor, text: Text, max_new_tokens: int) -> Tensor:
-        """The prompt is read once, with the text; every further token goes on from the cache."""
-        joined = self.join(prompt, text)
-        read = self._read(joined)
-        seen = {"mask": joined["attention_mask"], "cache": read.past_key_values}
-
-        def step(tokens: Tensor) -> Tensor:
-            seen["mask"] = torch.cat([seen["mask"], torch.ones_like(tokens)], dim=1)
-            positions = _positions(seen["mask"])[:, -1:]
-            asked = {"attention_mask": seen["mask"], "position_ids": positions, "past_key_values": seen["cache"]}
-            logits: Tensor = self.model(input_ids=tokens, use_cache=True, **asked).logits[:, -1]
-            return logits
-
-        return self.greedy(read.logits[:, -1], step, max_new_tokens)
+    def remember(self, vectors: Tensor, given: Tensor) -> Memory | None:
+        """Each prompt is read by itself, from the first position on. Positions that stretch with the text's length forbid it."""
+        stretched = ("dynamic", "longrope")
+        if vectors.shape[1] == 0 or any(kind in str(getattr(self.model.config, "rope_parameters", None)) for kind in stretched):
+            return None
+        mask = (torch.arange(vectors.shape[1], device=self.device) < given[:, None].clamp(min=1)).long()
+        embeds = vectors.to(self.model.dtype)
+        some = [slice(begin, begin + TOGETHER) for begin in range(0, len(vectors), TOGETHER)]
+        read = [{"inputs_embeds": embeds[s], "attention_mask": mask[s], "position_ids": _positions(mask[s])} for s in some]
+        return Memory.of([self._read(asked).cache for asked in read], given)
 
     def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
         """As a word after a space is spelled, and the end of sequence."""

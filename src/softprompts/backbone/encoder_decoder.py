@@ -1,16 +1,21 @@
 """Encoder-decoder models: T5, mT5, FLAN-T5, BART. The prompt stands before the text in the encoder; the decoder writes the target."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from .backbone import Backbone, Losses, Text
+from . import kernels
+from .backbone import Losses, Text, sent
+from .memory import Memory, Reading
+from .packed import Packed
+from .writer import Writer
 
 
-class EncoderDecoder(Backbone):
+class EncoderDecoder(Writer):
     """Prompt and text see each other fully in the encoder; the decoder's cross-attention sees both (Lester 2021 §2)."""
 
     family = "encoder-decoder"
@@ -31,6 +36,33 @@ class EncoderDecoder(Backbone):
     def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:
         return self._losses(self.join(prompt, text), targets)
 
+    def gradients(
+        self, vectors: Tensor, text: Text, targets: Sequence[Sequence[int]], weight: Tensor, z: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Without a pad, where the model is a T5; dropout counts a row's columns, so with it rows keep them."""
+        if self.packed is None or self.model.training or not self.frozen:
+            return super().gradients(vectors, text, targets, weight, z)
+        ids, kept = (sent(part, self.device) for part in self.collate(targets))
+        return self.packed.gradients(vectors, text, ids, kept, weight, z)
+
+    @property
+    def packs(self) -> bool:  # type: ignore[override]
+        return self.packed is not None
+
+    def hurry(self) -> None:
+        if self.packed is not None and self.device.type == "cuda" and kernels.triton is not None:
+            self.packed.fast = True
+
+    def forget(self) -> None:
+        if self.packed is not None:
+            self.packed.graphs.clear()
+        super().forget()
+
+    @cached_property
+    def packed(self) -> Packed | None:
+        """The same frozen model over rows laid end to end."""
+        return Packed(self.model, self._shifted) if Packed.fits(self.model) else None
+
     def _losses(self, source: dict[str, Any], targets: Sequence[Sequence[int]]) -> Losses:
         ids, mask = (part.to(self.device) for part in self.collate(targets))
         return Losses.of(self.model(**source, decoder_input_ids=self._shifted(ids), use_cache=False).logits, ids, mask)
@@ -48,29 +80,23 @@ class EncoderDecoder(Backbone):
                 return int(own)
         raise UserError(f"{self.name} does not tell the token its decoder starts with; set decoder_start_token_id in its config.json.")
 
-    def _encoded(self, prompt: Tensor, text: Text) -> dict[str, Any]:
+    def read(self, prompt: Tensor | Memory, text: Text) -> Reading:
+        """The encoder reads prompt and text; the decoder has begun, which gives it the keys and values of all that was encoded."""
+        assert isinstance(prompt, Tensor)
         joined = self.join(prompt, text)
-        return {"encoder_outputs": self.model.get_encoder()(**joined), "attention_mask": joined["attention_mask"]}
+        states = self.model.get_encoder()(**joined).last_hidden_state
+        begun = Reading(states[:, 0], None, joined["attention_mask"], states)
+        begun.logits = self.go_on(begun, torch.full((len(states), 1), self.start, device=self.device))[:, -1]
+        return begun
 
-    @torch.no_grad()
-    def scores(self, prompt: Tensor, text: Text, candidates: Sequence[Sequence[int]]) -> Tensor:
-        """Each input is encoded once, whatever the number of candidates."""
-        source = self._encoded(prompt, text)
-        return torch.stack([-self._losses(source, [candidate] * len(prompt)).nll for candidate in candidates], dim=1)
+    def go_on(self, reading: Reading, tokens: Tensor) -> Tensor:
+        from transformers.modeling_outputs import BaseModelOutput
 
-    @torch.no_grad()
-    def generate(self, prompt: Tensor, text: Text, max_new_tokens: int) -> Tensor:
-        source = self._encoded(prompt, text)
-        cache: dict[str, Any] = {"past_key_values": None}
-
-        def step(tokens: Tensor) -> Tensor:
-            read = self.model(**source, **cache, decoder_input_ids=tokens, use_cache=True)
-            cache["past_key_values"] = read.past_key_values
-            logits: Tensor = read.logits[:, -1]
-            return logits
-
-        start = torch.full((len(prompt), 1), self.start, device=self.device)
-        return self.greedy(step(start), step, max_new_tokens)
+        source = {"encoder_outputs": BaseModelOutput(reading.states), "attention_mask": reading.mask}
+        read = self.model(**source, decoder_input_ids=tokens, past_key_values=reading.cache, use_cache=True)
+        reading.cache = read.past_key_values
+        logits: Tensor = read.logits
+        return logits
 
     def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
         return [list(ids) for ids in self.tokenizer(text_target=list(texts))["input_ids"]] if texts else []

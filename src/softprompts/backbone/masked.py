@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from .backbone import Backbone, Head, Losses, Place, Text, only
+from .backbone import Backbone, Candidates, Head, Losses, Place, Text, each_row, only
+from .memory import Memory
 
 _NEAR = 16
 """The words before a mask that are kept with it."""
@@ -94,11 +95,14 @@ class Masked(Backbone):
         return Losses.of(self.logits(prompt, text), ids, torch.ones_like(ids))
 
     @torch.no_grad()
-    def scores(self, prompt: Tensor, text: Text, candidates: Sequence[Sequence[int]]) -> Tensor:
-        logits = self.logits(prompt, text)[:, 0].float()
-        return logits.log_softmax(-1)[:, [candidate[0] for candidate in candidates]]
+    def scores(self, prompt: Tensor | Memory, text: Text, candidates: Candidates) -> Tensor:
+        assert isinstance(prompt, Tensor)
+        words = [[ids[0] for ids in own] for own in each_row(candidates, len(prompt))]
+        ids, own = (part.to(self.device) for part in self.collate(words))
+        told: Tensor = self.logits(prompt, text)[:, 0].float().log_softmax(-1)
+        return told.gather(1, ids * own).masked_fill(own == 0, -torch.inf)
 
-    def generate(self, prompt: Tensor, text: Text, max_new_tokens: int) -> Tensor:
+    def generate(self, prompt: Tensor | Memory, text: Text, max_new_tokens: int | Sequence[int]) -> Tensor:
         raise UserError(f"{self.name} fills in a mask and cannot write freely; choose among the labels with --scoring labels.")
 
     def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
@@ -160,3 +164,17 @@ class Headed(Masked):
     @property
     def unknown(self) -> int | None:
         return None
+
+
+class Heads:
+    """The heads of several runs on one batch: each reads its own rows, `counts` of them, one run's after another's."""
+
+    def __init__(self, heads: Sequence[Head], counts: Sequence[int]) -> None:
+        self.heads, self.counts = heads, list(counts)
+        self.pool = heads[0].pool
+
+    def __call__(self, features: Tensor, /) -> Tensor:
+        """[B, F] -> [B, C], where a head with fewer labels than the others gives the rest no chance."""
+        logits = [head(own) for head, own in zip(self.heads, torch.split(features, self.counts), strict=True)]
+        most = max(part.shape[1] for part in logits)
+        return torch.cat([nn.functional.pad(part, (0, most - part.shape[1]), value=torch.finfo(part.dtype).min) for part in logits])

@@ -5,9 +5,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from torch import Tensor
+
+from ..errors import UserError
 from ..files import write_text
 from .checkpoint import save_checkpoint
+from .lesson import Room, learn
 from .run import Run
+
+
+MANY = 500
+"""Steps to come, of all runs, from which compiling is worth its time."""
 
 
 class Watcher(Protocol):
@@ -37,8 +45,13 @@ class Cohort:
     """Runs side by side, each with its own folder for checkpoints (or none)."""
 
     def __init__(self, runs: Sequence[Run], folders: Sequence[Path | None], watcher: Watcher | None = None) -> None:
+        if len({id(run.backbone) for run in runs}) > 1 or (len(runs) > 1 and any(not run.backbone.frozen for run in runs)):
+            raise UserError("The runs of a cohort share one frozen model; tune whole models one at a time.")
         self.members = list(zip(runs, folders, strict=True))
         self.watcher = watcher or Nobody()
+        self.room = Room()
+        if sum(run.steps - run.step for run in runs) >= MANY:
+            runs[0].backbone.hurry()
 
     def train(self) -> None:
         """Until every run has taken its last step or has stopped; one that stops leaves the others alone."""
@@ -46,10 +59,21 @@ class Cohort:
             if run.steps == 0:  # nothing to learn: judged as it is
                 self._after_step(run, folder)
         while active := [member for member in self.members if not member[0].finished]:
+            self.step()
             for run, folder in active:
-                run.advance()
                 self.watcher.stepped(run)
                 self._after_step(run, folder)
+
+    def step(self) -> None:
+        """One optimiser step of every run that is not at its end, by one forward and backward pass over the rows of all."""
+        plans = {run: run.lessons() for run, _ in self.members if not run.finished}
+        losses: dict[Run, list[Tensor]] = {run: [] for run in plans}
+        for part in range(max(map(len, plans.values()), default=0)):
+            now = [plan[part] for plan in plans.values() if part < len(plan)]
+            for lesson, loss in zip(now, learn(now, self.room), strict=True):
+                losses[lesson.run].append(loss)
+        for run, found in losses.items():
+            run.take(found)
 
     def _after_step(self, run: Run, folder: Path | None) -> None:
         tuning = run.config.tuning

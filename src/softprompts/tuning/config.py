@@ -75,6 +75,9 @@ class TuningConfig:
     dropout: float = 0.0
     """Dropout inside the frozen model while training."""
 
+    recompute: bool = False
+    """Keep no activations of the frozen model's layers: the backward pass computes them again, in less memory and more time."""
+
     z_loss: float = 0.0
     """Weight of the squared log-normaliser (T5X: 1e-4)."""
 
@@ -195,8 +198,8 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 def _kinded(value: Any) -> dict[str, Any]:
     if isinstance(value, Choice):
         return value.plain()
-    if isinstance(value, str):
-        return {"kind": value}
+    if isinstance(value, str) or (isinstance(value, (list, tuple)) and all(isinstance(v, str | Mapping | Choice) for v in value)):
+        return {"kind": value}  # a list is for `run_configs`, which makes a run of each
     if not isinstance(value, Mapping):
         raise UserError(
             f"{value!r} is no start, shape, route or head; write a name, or a mapping such as {{kind: residual, bottleneck: 400}}."

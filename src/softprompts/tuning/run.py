@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from . import tokens
 from .batches import Batches
 from .config import RunConfig
 from .evaluate import Predictor
+from .lesson import Lesson
 from .optim import learning_rate, make_optimizer
 from .team import Team
 
@@ -132,8 +133,8 @@ class Run:
     def finished(self) -> bool:
         return self.stopped is not None or self.step >= self.steps
 
-    def advance(self) -> None:
-        """One optimiser step on the next rows."""
+    def lessons(self) -> list[Lesson]:
+        """What the next optimiser step learns from: one for each of its forward passes."""
         self.prompt.train()
         share = learning_rate(self.config.tuning, self.step, self.steps)
         for group in self.optimizer.param_groups:
@@ -141,7 +142,11 @@ class Run:
         many = self.config.tuning.accumulate
         batches = [self.batches[self.step * many + part] for part in range(many)]
         count = sum(len(self.targets[row]) for batch in batches for row in batch)
-        loss = torch.stack([self._backward(batch, count) for batch in batches]).sum()
+        return [Lesson(self, [self.inputs[row] for row in batch], [self.targets[row] for row in batch], count) for batch in batches]
+
+    def take(self, losses: Sequence[Tensor]) -> None:
+        """The optimiser step, when the lessons' gradients are there."""
+        loss = torch.stack(list(losses)).sum()
         self.team.sum([loss, *(p.grad for p in self.parameters() if p.grad is not None)])
         if self.config.tuning.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters(), self.config.tuning.clip)
@@ -152,38 +157,20 @@ class Run:
         if self.step % CHECK_EVERY == 0 or self.due(self.config.tuning.evaluate_every) or self.due(self.config.tuning.checkpoint_every):
             self.look()
 
-    def _backward(self, batch: list[int], count: int) -> Tensor:
-        """The gradient of one forward pass's share in the mean loss over all target tokens of the step."""
-        dropout, z_loss = self.config.tuning.dropout, self.config.tuning.z_loss
-        text = self.speaker.embed_rows([self.inputs[row] for row in batch], self.config.prompt.place)
-        vectors = self.prompt(text.embeds, text.mask, self.rng)  # of all rows in every process: the same noise however many there are
-        mine = self.team.share(range(len(batch)))
-        weight = 1.0 if mine else 0.0  # a process without a row goes through the motions, since the others may wait for it
-        if self.team.size > 1:
-            mine = mine or [0]
-            vectors, text, batch = vectors[mine], text.rows(mine), [batch[place] for place in mine]
-        with torch.random.fork_rng(_devices(self.backbone), enabled=dropout > 0), self.backbone.dropout(dropout):
-            if dropout > 0:  # the backbone's dropout draws from the global generator: it gets a seed from the run's own
-                torch.manual_seed(int(torch.randint(2**62, (), generator=self.rng)) + self.team.rank)
-            losses = self.speaker.losses(vectors, text, [self.targets[row] for row in batch])
-        nll = weight * losses.nll.sum() / count
-        (nll + weight * z_loss * losses.z.sum() / count).backward()  # type: ignore[no-untyped-call]
-        return nll.detach()
-
     def due(self, every: int) -> bool:
         return self.step % every == 0 or self.step >= self.steps
 
     def look(self) -> None:
         """Take in the losses since the last look; stop the run if they are not finite or have exploded."""
-        fresh = [float(loss) for loss in self._unseen]
-        if not fresh:
+        if not self._unseen:
             return
+        fresh: list[float] = torch.stack(self._unseen).tolist()
         self.pending += fresh
         self._unseen = []
         mean = sum(fresh) / len(fresh)
         self.first = mean if self.first is None else self.first
         advice = f"lower --lr (now {self.config.tuning.lr:g}) or set --clip 1"
-        if not math.isfinite(mean) or not all(bool(torch.isfinite(p).all()) for p in self.parameters()):
+        if not math.isfinite(mean) or not bool(torch.stack([p.detach().isfinite().all() for p in self.parameters()]).all()):
             self.fail(f"the loss was not finite at step {self.step}; {advice}")
         elif mean > 3 * max(self.first, math.log(self.backbone.vocabulary)):
             self.fail(f"the loss exploded to {mean:.1f} by step {self.step}; {advice}")
@@ -255,11 +242,6 @@ def resolved(config: RunConfig, task: Task, backbone: Backbone) -> RunConfig:
     if tuning.max_length is None:
         tuning = dataclasses.replace(tuning, max_length=backbone.room)
     return dataclasses.replace(config, dtype=backbone.dtype, prompt=prompt, tuning=tuning)
-
-
-def _devices(backbone: Backbone) -> list[torch.device]:
-    """The GPU whose random state dropout draws on, where there is one."""
-    return [backbone.device] if backbone.device.type == "cuda" else []
 
 
 def fetch_source(name: str, backbone: Backbone) -> Source:

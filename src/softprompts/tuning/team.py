@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..backbone import Backbone, load_backbone
+from ..backbone import Backbone, EncoderDecoder, load_backbone
 from ..backbone.load import default_dtype
 from ..errors import UserError
 
@@ -81,6 +81,8 @@ class Parallel(Team):
         for block in backbone.blocks():
             fully_shard(block, mesh=mesh)
         backbone.model.to(place)
+        if isinstance(backbone, EncoderDecoder):
+            backbone.packed = None  # its layers are called by the model alone, which gathers them
         return backbone
 
     def sum(self, tensors: Iterable[Tensor]) -> None:

@@ -32,46 +32,67 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 class Tracking:
-    """A watcher that passes on to another and tells the trackers; with no names it tells nobody."""
+    """A watcher that passes on to another and tells every run's own trackers; with no names it tells nobody."""
 
-    def __init__(self, names: Sequence[str], run: Run, folder: Path | None, watcher: Watcher | None = None) -> None:
-        self.names, self.run, self.folder, self.watcher = list(names), run, folder, watcher or Nobody()
-        self.trackers: list[Any] = []
+    def __init__(self, names: Sequence[str], runs: Sequence[Run], folders: Sequence[Path | None], watcher: Watcher | None = None) -> None:
+        self.names, self.watcher = list(names), watcher or Nobody()
+        self.members = list(zip(runs, folders, strict=True))
+        self.trackers: dict[int, list[Any]] = {}
+        """By the run's id."""
 
     def __enter__(self) -> "Tracking":
         if self.names:
             from accelerate import PartialState
-            from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-            PartialState(cpu=self.run.backbone.device.type == "cpu")
-            home = self.folder or Path("runs")
-            name = home.resolve().name
-            own: dict[str, dict[str, Any]] = {
-                "tensorboard": {"logging_dir": str(home / TRACKS), "purge_step": self.run.step + 1},
-                "wandb": {"name": name, "dir": str(home)},
-                "mlflow": {"run_name": name},
-                "trackio": {"name": name},
-            }
+            PartialState(cpu=self.members[0][0].backbone.device.type == "cpu")
             with redirect_stdout(sys.stderr):  # they talk, and standard output is for results
-                for key in self.names:
-                    tracker = LOGGER_TYPE_TO_CLASS[key]("softprompts", **own[key])
-                    tracker.start()
-                    self.trackers.append(tracker)
-                    tracker.store_init_configuration(_flat(self.run.config.plain()))
+                for number, (run, folder) in enumerate(self.members, 1):
+                    if not (run.finished and run.history):  # of one that was finished before there is nothing to tell
+                        home = folder or (Path("runs") if self._alone else Path("runs") / f"run-{number}")
+                        self.trackers[id(run)] = []
+                        self._start(run, home)
         return self
+
+    def _start(self, run: Run, home: Path) -> None:
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+        name, settings = home.resolve().name, _flat(run.config.plain())
+        own: dict[str, dict[str, Any]] = {
+            "tensorboard": {"logging_dir": str(home / TRACKS), "purge_step": run.step + 1},
+            "wandb": {"name": name, "dir": str(home)},
+            "mlflow": {"run_name": name},
+            "trackio": {"name": name},
+        }
+        if not self._alone:  # where there are several, "the current run" of a tracker is no one's
+            own["wandb"] |= {"config": settings, "reinit": "create_new"}
+            own["trackio"] |= {"config": settings}
+        for key in self.names:
+            tracker = LOGGER_TYPE_TO_CLASS[key]("softprompts", **own[key])
+            tracker.start()
+            self.trackers[id(run)].append(tracker)
+            if "config" not in own[key]:
+                tracker.store_init_configuration(settings)
+            if key == "mlflow" and not self._alone:  # it takes more of a run that is no longer the current one
+                tracker.finish()
+
+    @property
+    def _alone(self) -> bool:
+        return len(self.members) == 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         with redirect_stdout(sys.stderr):
-            for tracker in self.trackers:
-                tracker.finish()
+            for tracker in (tracker for trackers in self.trackers.values() for tracker in trackers):
+                if tracker.name != "mlflow" or self._alone:
+                    tracker.finish()
 
-    def tell(self, values: Mapping[str, float], step: int) -> None:
-        for tracker in self.trackers:
-            tracker.log(dict(values), step=step)
+    def tell(self, run: Run, values: Mapping[str, float]) -> None:
+        for tracker in self.trackers.get(id(run), ()):
+            whose = {"run_id": tracker.tracker.info.run_id} if tracker.name == "mlflow" and not self._alone else {}
+            tracker.log(dict(values), step=run.step, **whose)
 
     def stepped(self, run: Run) -> None:
         if self.trackers and run.step % CHECK_EVERY == 0 and run.pending:
-            self.tell({"train/loss": run.pending[-1], "train/lr": run.optimizer.param_groups[0]["lr"]}, run.step)
+            self.tell(run, {"train/loss": run.pending[-1], "train/lr": run.optimizer.param_groups[0]["lr"]})
         self.watcher.stepped(run)
 
     def evaluating(self, run: Run, rows: int) -> None:
@@ -81,7 +102,7 @@ class Tracking:
         if self.trackers:
             entry = run.history[-1]
             told = {f"validation/{name}": entry[name] for name in (*run.task.metrics, "invalid")}
-            self.tell({**told, "train/mean_loss": entry["loss"]}, run.step)
+            self.tell(run, {**told, "train/mean_loss": entry["loss"]})
         self.watcher.evaluated(run)
 
 

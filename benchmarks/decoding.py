@@ -1,0 +1,14 @@
+"""Decoding beside PEFT: a decoder-only model whose prompt is remembered.
+
+    python benchmarks/decoding.py --model llama-135m --batches 1,16 --output decoding-cpu.json
+    python benchmarks/decoding.py --model SMOLLM2_FOLDER --dtype bf16 --output decoding-smollm2.json      # on a GPU
+
+The same as `softprompts bench decoding`; --help tells the options.
+"""
+
+import sys
+
+from softprompts.bench.command import script
+
+if __name__ == "__main__":
+    sys.exit(script("decoding"))

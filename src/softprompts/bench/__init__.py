@@ -1,0 +1,5 @@
+"""Benchmarks: ours beside Hugging Face PEFT on the same model, batches and start. A time counts only where both compute the same."""
+
+from .command import BENCHMARKS, main
+
+__all__ = ["BENCHMARKS", "main"]

@@ -1,0 +1,164 @@
+"""Measuring: clocks that do not make a GPU wait, spreads, what the machine is, and whether two sides computed the same."""
+
+import gc
+import importlib
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import transformers
+
+from ..backbone import Backbone
+from ..errors import UserError
+from .command import DisagreementError
+
+Say = Callable[[str], None]
+T = TypeVar("T")
+
+TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
+"""The most that two losses of one step may differ, as a share."""
+
+
+@dataclass(frozen=True)
+class Common:
+    """What every benchmark may be told."""
+
+    model: str = "t5-tiny"
+    """t5-tiny (embedded), t5-base, t5-large or llama-135m (these shapes with random weights), or a Hugging Face folder."""
+
+    device: str = "auto"
+    """cpu, cuda, or auto."""
+
+    dtype: str = "auto"
+    """fp32 or bf16 for the frozen model; auto: bf16 on a GPU, fp32 on a CPU."""
+
+    seed: int = 0
+    """Seed of random weights, rows and prompts."""
+
+    threads: int = 0
+    """Threads on a CPU; 0: torch's own choice."""
+
+    def __post_init__(self) -> None:
+        if self.threads:
+            torch.set_num_threads(self.threads)
+
+
+class Clock:
+    """The time of pieces of work, one after another. On a GPU by events, which let the next piece begin while this one still runs."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.marks: list[tuple[Any, Any]] = []
+
+    def time(self, work: Callable[[], T]) -> T:
+        begun = self._now()
+        done = work()
+        self.marks.append((begun, self._now()))
+        return done
+
+    def seconds(self) -> list[float]:
+        """Of each piece."""
+        if not self.cuda:
+            return [end - begun for begun, end in self.marks]
+        torch.cuda.synchronize()
+        return [begun.elapsed_time(end) / 1000 for begun, end in self.marks]
+
+    def _now(self) -> Any:
+        if not self.cuda:
+            return time.perf_counter()
+        mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        mark.record()
+        return mark
+
+
+def wait(device: torch.device) -> float:
+    """The time when all work that was begun is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def release(backbone: Backbone) -> None:
+    """Memory as it was before a measurement, and its peak counted from here."""
+    gc.collect()
+    backbone.forget()
+    if backbone.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(backbone.device)
+
+
+def peak_gib(device: torch.device) -> float | None:
+    """The most memory that tensors took since `release`, the frozen model included; None on a CPU."""
+    return round(torch.cuda.max_memory_allocated(device) / 2**30, 3) if device.type == "cuda" else None
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, tenth and ninetieth percentile, and mean."""
+    low, high = (float(share) for share in np.percentile(values, [10, 90]))
+    return {"median": statistics.median(values), "p10": low, "p90": high, "mean": statistics.fmean(values)}
+
+
+def ratio(peer: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
+    """How many times as long the peer took, step by step on the same batches."""
+    return spread([theirs / mine for theirs, mine in zip(peer, ours, strict=True)])
+
+
+def check_losses(peer: str, theirs: Sequence[Sequence[float]], name: str, own: Sequence[Sequence[float]], dtype: str) -> float:
+    """The largest difference between the losses of the same steps of the same runs, as a share; too large a one is an error."""
+    one, other = np.asarray(theirs), np.asarray(own)
+    apart = np.nan_to_num(np.abs(one - other) / np.abs(one), nan=np.inf)
+    worst = float(apart.max())
+    if worst > TOLERANCE[dtype]:
+        run, step = np.unravel_index(int(apart.argmax()), apart.shape)
+        raise DisagreementError(
+            f"{name} and {peer} do not learn the same: at step {step} of run {run} their losses are {other[run, step]:.6g} and "
+            f"{one[run, step]:.6g}, {worst:.1e} apart where {dtype} allows {TOLERANCE[dtype]:.0e}; no time of this benchmark counts."
+        )
+    return worst
+
+
+def check_share(share: float, least: float, what: str) -> float:
+    """The share of answers on which ours and the peer agree; too small a one is an error."""
+    if not share >= least:
+        raise DisagreementError(f"Ours and PEFT agree on {share:.1%} of the {what}, not on {least:.0%}; no time of this benchmark counts.")
+    return share
+
+
+def peft() -> Any:
+    """The peer."""
+    try:
+        return importlib.import_module("peft")
+    except ImportError:
+        raise UserError("This benchmark runs beside Hugging Face PEFT, which is not here; install it: pip install peft.") from None
+
+
+def surroundings(device: torch.device, dtype: str) -> dict[str, Any]:
+    """What the numbers were measured on."""
+    cuda = device.type == "cuda"
+    machine = {
+        "device": torch.cuda.get_device_name(device) if cuda else _cpu(),
+        "kind": device.type,
+        "dtype": dtype,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
+    try:
+        versions["peft"] = peft().__version__
+    except UserError:
+        versions["peft"] = "none"
+    return {"machine": machine, "versions": versions}
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor() or "CPU")

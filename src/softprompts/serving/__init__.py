@@ -1,0 +1,5 @@
+"""Serving: many tuned prompts on one frozen model."""
+
+from .engine import Engine
+
+__all__ = ["Engine"]

@@ -1,0 +1,206 @@
+"""Lessons: what runs learn from next. The rows of many runs go through the frozen model together, each with its own run's prompt.
+
+Rows never see each other, so every run gets the loss and the gradient it would have had alone, up to the order in which numbers are added.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..backbone import Backbone
+from ..backbone.backbone import Text, sent
+from ..backbone.masked import Headed, Heads
+from ..errors import UserError
+
+if TYPE_CHECKING:
+    from .run import Run
+
+WASTE = 1.25
+"""The most that padding may add to a group of rows."""
+FEW = 2048
+"""Tokens of a group that is not worth splitting for its padding."""
+
+
+class Lesson(NamedTuple):
+    """The rows of one forward pass of a run, as ids."""
+
+    run: "Run"
+    inputs: list[list[int]]
+    targets: list[list[int]]
+    tokens: int
+    """Target tokens of the whole step, which its loss is a mean over."""
+
+
+@dataclass
+class Room:
+    """The most tokens of a forward pass: no limit until memory sets one."""
+
+    tokens: float = math.inf
+
+
+def learn(lessons: Sequence[Lesson], room: Room) -> list[Tensor]:
+    """The loss of each lesson; the gradients are added to what its run learns."""
+    losses: dict[int, Tensor] = {}
+    order = sorted(range(len(lessons)), key=lambda index: _kind(lessons[index]))
+    for _, alike in groupby(order, key=lambda index: _kind(lessons[index])):
+        which = list(alike)
+        losses |= zip(which, _learn_alike([lessons[index] for index in which], room), strict=True)
+    return [losses[index] for index in range(len(lessons))]
+
+
+def _kind(lesson: Lesson) -> tuple[bool, str]:
+    """Lessons of one kind can go through the model together."""
+    head = lesson.run.prompt.head
+    return lesson.run.config.tuning.dropout > 0, "" if head is None else head.pool
+
+
+class _Row(NamedTuple):
+    """A row to read: whose it is, where it stands in the batch, its target, what its loss counts, the seed of its dropout."""
+
+    run: "Run"
+    place: int
+    target: list[int]
+    weight: float
+    seed: int
+
+
+def _learn_alike(lessons: Sequence[Lesson], room: Room) -> list[Tensor]:
+    team = lessons[0].run.team
+    text = lessons[0].run.backbone.embed_rows([row for lesson in lessons for row in lesson.inputs])
+    vectors, spans, batch = list[Tensor](), list[slice](), list[_Row]()
+    for lesson in lessons:
+        run, begin = lesson.run, spans[-1].stop if spans else 0
+        spans.append(slice(begin, begin + len(lesson.inputs)))
+        own = text.rows(spans[-1])
+        vectors.append(run.prompt(own.embeds, own.mask, run.rng))  # of all rows in every process: the same noise however many there are
+        seed = int(torch.randint(2**31, (), generator=run.rng)) if run.config.tuning.dropout > 0 else 0
+        mine = team.share(range(len(lesson.inputs)))
+        weight = 1.0 / lesson.tokens if mine else 0.0  # a process without a row goes through the motions: the others may wait for it
+        batch += [_Row(run, begin + row, lesson.targets[row], weight, seed + row) for row in mine or [0]]
+    text = text._replace(at=_at(lessons, spans, text), given=_lengths(vectors))
+    nll, gradient = _passes(batch, _stacked([part.detach() for part in vectors]), text, room)
+    torch.autograd.backward(vectors, [gradient[span, : part.shape[1]] for span, part in zip(spans, vectors, strict=True)])
+    return [nll[span].sum() / lesson.tokens for span, lesson in zip(spans, lessons, strict=True)]
+
+
+def _stacked(vectors: Sequence[Tensor]) -> Tensor:
+    """Prompts of several lengths as one tensor: [B, P, H]."""
+    most = max(part.shape[1] for part in vectors)
+    return torch.cat([nn.functional.pad(part, (0, 0, 0, most - part.shape[1])) for part in vectors])
+
+
+def _lengths(vectors: Sequence[Tensor]) -> Tensor | None:
+    """How many of the stacked vectors are each row's own; None: all."""
+    if len({part.shape[1] for part in vectors}) == 1:
+        return None
+    return torch.cat([torch.full((len(part),), part.shape[1]) for part in vectors])
+
+
+def _at(lessons: Sequence[Lesson], spans: Sequence[slice], text: Text) -> Tensor | None:
+    """Where each row's prompt goes in; None: before all."""
+    if all(lesson.run.config.prompt.place == "prefix" for lesson in lessons):
+        return None
+    assert text.ids is not None
+    ids, mask = text.ids.cpu(), text.mask.cpu()
+    found = []
+    for lesson, span in zip(lessons, spans, strict=True):
+        at = lesson.run.speaker.at(ids[span], mask[span], lesson.run.config.prompt.place)
+        found.append(torch.zeros_like(mask[span, 0]) if at is None else at)
+    return torch.cat(found)
+
+
+def _passes(batch: Sequence[_Row], vectors: Tensor, text: Text, room: Room) -> tuple[Tensor, Tensor]:
+    """Each row's loss [B] and the gradient of its vectors [B, P, H], in as many passes as memory asks for."""
+    backbone, team = batch[0].run.backbone, batch[0].run.team
+    nll, gradient = torch.zeros(len(vectors), device=vectors.device), torch.zeros_like(vectors)
+    once = not backbone.frozen or team.sharded  # a pass that cannot be taken back, or that others take in step
+    todo = [list(batch)] if once else _groups(batch, vectors, text, room)
+    while todo:
+        rows = todo.pop()
+        heads = {head: None if head.grad is None else head.grad.clone() for row in rows for head in row.run.prompt.groups()["head"]}
+        try:
+            found = _pass(rows, vectors, text)
+        except RuntimeError as error:
+            if once or not _is_memory(error):
+                raise
+            found = None
+        if found is not None:
+            if len(rows) == len(vectors):
+                return found
+            where = sent(torch.tensor([row.place for row in rows]), vectors.device)
+            nll.index_copy_(0, where, found[0])
+            gradient.index_copy_(0, where, found[1])
+            continue
+        if len(rows) == 1:
+            raise UserError("One row alone does not fit into memory; lower --max-length, or keep fewer activations with --recompute.")
+        for head, before in heads.items():
+            head.grad = before
+        backbone.forget()
+        room.tokens = min(room.tokens, sum(_sizes(rows, vectors, text)) / 2)
+        todo += [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
+    return nll, gradient
+
+
+def _is_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in ("can't allocate memory", "ALLOC_FAILED"))
+
+
+def _sizes(rows: Sequence[_Row], vectors: Tensor, text: Text) -> list[int]:
+    """The tokens of each row, prompt included."""
+    assert text.sizes is not None
+    total = text.sizes + (vectors.shape[1] if text.given is None else text.given)
+    return [int(total[row.place]) for row in rows]
+
+
+def _groups(batch: Sequence[_Row], vectors: Tensor, text: Text, room: Room) -> list[list[_Row]]:
+    """The rows of each pass: all, within `room`; where rows are padded, those of like length together."""
+    sizes = _sizes(batch, vectors, text)
+    packs = batch[0].run.backbone.packs and batch[0].run.config.tuning.dropout == 0
+    order = range(len(batch)) if packs else sorted(range(len(batch)), key=lambda row: -sizes[row])
+    groups: list[list[int]] = []
+    tokens = 0
+    for row in order:
+        many = len(groups[-1]) + 1 if groups else 1
+        padded = tokens + sizes[row] if packs or not groups else many * sizes[groups[-1][0]]
+        wasteful = not packs and tokens >= FEW and padded > WASTE * (tokens + sizes[row])
+        if not groups or padded > room.tokens or wasteful:
+            groups.append([])
+            tokens = 0
+        groups[-1].append(row)
+        tokens += sizes[row]
+    return [sorted((batch[row] for row in group), key=lambda row: row.place) for group in groups]
+
+
+def _pass(rows: Sequence[_Row], vectors: Tensor, text: Text) -> tuple[Tensor, Tensor]:
+    """One forward and backward pass of the frozen model."""
+    backbone, tuning, device = rows[0].run.backbone, [row.run.config.tuning for row in rows], vectors.device
+    if len(rows) < len(vectors):
+        where = [row.place for row in rows]
+        text, vectors = text.rows(where), vectors[sent(torch.tensor(where), device)]
+    assert text.sizes is not None
+    width, length = int(text.sizes.max()), vectors.shape[1]
+    longest = length if text.given is None else int(text.given.max())
+    text = text._replace(embeds=text.embeds[:, :width], mask=text.mask[:, :width], ids=None if text.ids is None else text.ids[:, :width])
+    weight = torch.tensor([row.weight for row in rows])
+    z = weight * torch.tensor([each.z_loss for each in tuning])
+    rates = torch.tensor([each.dropout for each in tuning]) if tuning[0].dropout > 0 else None
+    with backbone.learning(rates, torch.tensor([row.seed for row in rows]), any(each.recompute for each in tuning)):
+        targets = [row.target for row in rows]
+        nll, gradient = _speaker(rows).gradients(vectors[:, :longest], text, targets, sent(weight, device), sent(z, device))
+    nll = torch.where(sent(weight > 0, device), nll, 0)
+    return nll, nn.functional.pad(gradient, (0, 0, 0, length - longest))
+
+
+def _speaker(rows: Sequence[_Row]) -> Backbone:
+    """The model that answers all rows: where runs have heads, each row by its own run's."""
+    first = rows[0].run.speaker
+    if not isinstance(first, Headed) or all(row.run is rows[0].run for row in rows):
+        return first
+    owners = [list(own) for _, own in groupby(rows, key=lambda row: id(row.run))]
+    heads = [own[0].run.prompt.head for own in owners]
+    return Headed(first.base, Heads([head for head in heads if head is not None], [len(own) for own in owners]), [])

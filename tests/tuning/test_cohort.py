@@ -1,0 +1,203 @@
+"""A cohort: many runs, one forward and backward pass, and each run's result is that of the run alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from softprompts.backbone import Backbone
+from softprompts.backbone.dropout import chances
+from softprompts.errors import UserError
+from softprompts.tasks import load_task
+from softprompts.tuning import Cohort, Run, lesson, run_config
+
+from ..models import random_model
+
+MIXED: list[dict[str, Any]] = [
+    {"preset": "prompt-tuning", "prompt": {"length": 1}, "seed": 0},
+    {"preset": "prompt-tuning", "prompt": {"length": 20}, "seed": 1, "tuning": {"lr": 0.1, "clip": 0.5}},
+    {"preset": "prompt-tuning", "prompt": {"length": 100}, "seed": 2, "tuning": {"schedule": "constant", "optimizer": "adafactor"}},
+    {"preset": "residual", "prompt": {"length": 5}, "seed": 3, "tuning": {"batch_size": 3}},
+    {"preset": "smop", "prompt": {"length": 2, "count": 3}, "seed": 4, "tuning": {"accumulate": 2, "batch_size": 4}},
+    {"preset": "mixture", "prompt": {"length": 4}, "seed": 5, "tuning": {"z_loss": 1e-3}},
+    {"preset": "p-tuning", "prompt": {"length": 3}, "seed": 6, "tuning": {"steps": 3}},
+    {"preset": "prompt-tuning", "prompt": {"length": 6, "place": "suffix"}, "seed": 7},
+]
+
+
+def make(csv: Path, backbone: Backbone, *settings: dict[str, Any], **tuning: Any) -> list[Run]:
+    runs = []
+    for own in settings:
+        task = {"train": str(csv), "text": "review", "label": "mood"}
+        base = {"task": task, "tuning": {"steps": 6, "batch_size": 8, "max_length": 128, "evaluate_every": 3, **tuning}}
+        config = run_config(base, own)
+        runs.append(Run(config, load_task(config.task), backbone))
+    return runs
+
+
+def same(one: Run, other: Run, tolerance: float = 1e-4) -> None:
+    assert (one.step, one.stopped, len(one.history)) == (other.step, other.stopped, len(other.history))
+    for mine, theirs in zip(one.history, other.history, strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=tolerance)
+        assert mine[one.metric] == theirs[one.metric]
+    for name, value in ({} if one.failed else one.state()).items():  # by length: Adam turns a gradient that is zero but for rounding into a whole step
+        distance = (value - other.state()[name]).norm() / other.state()[name].norm().clamp(min=1e-6)
+        assert float(distance) < 10 * tolerance, name
+
+
+def compare(csv: Path, backbone: Backbone, settings: list[dict[str, Any]], **tuning: Any) -> list[Run]:
+    together, alone = make(csv, backbone, *settings, **tuning), make(csv, backbone, *settings, **tuning)
+    Cohort(together, [None] * len(together)).train()
+    for run in alone:
+        Cohort([run], [None]).train()
+    for one, other in zip(together, alone, strict=True):
+        same(one, other)
+    return together
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart", "gpt2", "llama", "bert", "minilm"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_each_run_is_the_run_alone(kind: str, dropout: float, toy_csv: Path) -> None:
+    """Lengths, methods, optimisers, schedules, clipping, accumulation and places mixed.
+
+    With dropout too: what a row loses is counted out from its run's own seed, so it is the same alone and in company.
+    """
+    runs = compare(toy_csv, random_model(kind), MIXED, dropout=dropout)
+    assert [run.step for run in runs] == [6] * 6 + [3] + [6]
+
+
+def test_one_pass_reads_the_rows_of_all(t5: Backbone, toy_csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    real = type(t5).gradients
+
+    def counted(self: Backbone, vectors: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        sizes.append(len(vectors))
+        return real(self, vectors, *rest)
+
+    monkeypatch.setattr(type(t5), "gradients", counted)
+    runs = make(toy_csv, t5, *({"preset": "prompt-tuning", "seed": seed} for seed in range(5)))
+    Cohort(runs, [None] * 5).step()
+    assert sizes == [40]
+
+
+@pytest.mark.parametrize("kind", ["t5", "gpt2"])
+def test_a_ruined_run_stops_and_touches_nobody(kind: str, toy_csv: Path) -> None:
+    settings = [
+        {"preset": "prompt-tuning", "prompt": {"length": 4}, "tuning": {"lr": lr, "schedule": "constant", "steps": 30}} for lr in (0.1, 1e30, 0.2)
+    ]
+    backbone = random_model(kind)
+    good, bad, other = compare(toy_csv, backbone, settings, evaluate_every=15)
+    assert bad.failed
+    assert bad.stopped is not None
+    assert bad.step < 30
+    assert good.step == other.step == 30
+    assert not good.failed
+    assert not other.failed
+    for run in (good, other):
+        assert all(bool(value.isfinite().all()) for value in run.state().values())
+
+
+def test_numbers_that_are_none_touch_nobody_from_the_first_step(t5: Backbone, toy_csv: Path) -> None:
+    settings = [{"preset": "prompt-tuning", "prompt": {"length": 4}, "seed": seed} for seed in range(3)]
+    runs, alone = make(toy_csv, t5, *settings, steps=20), make(toy_csv, t5, *settings, steps=20)
+    with torch.no_grad():
+        runs[1].prompt.table[0, 0, 0] = float("nan")
+    Cohort(runs, [None] * 3).train()
+    for index in (0, 2):
+        Cohort([alone[index]], [None]).train()
+        same(runs[index], alone[index])
+    assert runs[1].failed
+
+
+def test_a_run_that_loses_patience_leaves(toy_csv: Path, t5: Backbone) -> None:
+    settings = [
+        {"preset": "prompt-tuning", "tuning": {"patience": 1, "lr": 1e-9, "shape_lr": None}},
+        {"preset": "residual", "seed": 1},
+    ]
+    runs = compare(toy_csv, t5, settings, steps=12)
+    assert runs[0].stopped is not None
+    assert runs[0].step < runs[1].step == 12
+
+
+@pytest.mark.parametrize("kind", ["t5", "gpt2", "minilm"])
+def test_what_does_not_fit_is_split_and_nothing_is_lost(kind: str, toy_csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = random_model(kind)
+    settings = MIXED[:5]
+    together, alone = make(toy_csv, backbone, *settings), make(toy_csv, backbone, *settings)
+    seen: list[int] = []
+    for family in type(backbone).__mro__:
+        if "gradients" in vars(family):
+            real = vars(family)["gradients"]
+
+            def small(self: Backbone, vectors: Tensor, *rest: Any, real: Any = real) -> Any:
+                if len(vectors) > 6:
+                    seen.append(len(vectors))
+                    raise torch.OutOfMemoryError("out of memory")
+                return real(self, vectors, *rest)
+
+            monkeypatch.setattr(family, "gradients", small)
+            break
+    cohort = Cohort(together, [None] * len(together))
+    cohort.step()
+    first = len(seen)
+    cohort.train()
+    monkeypatch.undo()
+    for run in alone:
+        Cohort([run], [None]).train()
+    for one, other in zip(together, alone, strict=True):
+        same(one, other)
+    assert first > 0
+    assert len(seen) < 6 * first, "what did not fit is remembered"
+
+
+def test_a_row_that_never_fits_is_told_in_a_sentence(t5: Backbone, toy_csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(type(t5), "gradients", never)
+    with pytest.raises(UserError, match="One row alone does not fit"):
+        Cohort(make(toy_csv, t5, MIXED[1]), [None]).step()
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart", "llama", "bert"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_recomputed_activations_give_the_same(kind: str, dropout: float, toy_csv: Path) -> None:
+    backbone = random_model(kind)
+    (kept,), (again,) = (make(toy_csv, backbone, MIXED[5], recompute=flag, dropout=dropout) for flag in (False, True))
+    for run in (kept, again):
+        Cohort([run], [None]).train()
+    same(kept, again, 1e-5)
+
+
+def test_counted_dropout_drops_its_share_and_no_pattern() -> None:
+    chance = chances(torch.arange(64), (33, 47))
+    assert 0 <= float(chance.min()) <= float(chance.max()) <= 1
+    for rate in (0.1, 0.5):
+        kept = (chance >= rate).float()
+        assert float(kept.mean()) == pytest.approx(1 - rate, abs=0.005)
+        for side in (0, 1, 2):
+            means = kept.mean(dim=[other for other in range(3) if other != side])
+            assert float(means.std()) < 3 * (rate * (1 - rate) / (kept.numel() / kept.shape[side])) ** 0.5
+        centred = kept - kept.mean()
+        for shift in ((0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 1, -1), (1, -1, 0)):
+            assert abs(float((centred * centred.roll(shift, (0, 1, 2))).mean())) < 0.01 * rate * (1 - rate) * 3
+
+
+def test_the_groups_of_a_padded_family_waste_little(toy_csv: Path) -> None:
+    runs = make(toy_csv, random_model("gpt2"), MIXED[0], MIXED[2])
+    text = runs[0].backbone.embed_rows([[5] * size for size in (3, 4, 90, 95)])
+    rows = [lesson._Row(runs[0], index, [1], 1.0, 0) for index in range(4)]
+    together = lesson._groups(rows, torch.zeros(4, 1, 32), text, lesson.Room())
+    assert [[row.place for row in group] for group in together] == [[0, 1, 2, 3]], "too few tokens to split"
+    limited = lesson._groups(rows, torch.zeros(4, 1, 32), text, lesson.Room(100))
+    assert sorted(row.place for group in limited for row in group) == [0, 1, 2, 3]
+    assert all(len(group) * max(int(text.sizes[row.place]) + 1 for row in group) <= 100 for group in limited)  # type: ignore[index]
+
+
+def test_whole_models_are_tuned_one_at_a_time(toy_csv: Path) -> None:
+    backbone = random_model("t5")
+    whole = make(toy_csv, backbone, {"preset": "model-tuning"})
+    with pytest.raises(UserError, match="one at a time"):
+        Cohort([*whole, *whole], [None, None])
