@@ -89,10 +89,10 @@ def test_positions_that_stretch_forbid_it() -> None:
 
 
 @pytest.mark.parametrize("kind", [*ENCODER_DECODERS, *CAUSALS])
-@pytest.mark.parametrize("columns", [1, 2**15])
-def test_candidates_go_on_from_one_reading(kind: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("room", [1, 2**32])
+def test_candidates_go_on_from_one_reading(kind: str, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row's own labels, a few at a time or all together, against the losses of whole rows; gemma2's window is full."""
-    monkeypatch.setattr(writer, "COLUMNS", columns)
+    monkeypatch.setattr(writer, "ROOM", room)
     backbone = random_model(kind)
     text = backbone.embed_rows(backbone.tokenise(TEXTS, 40))._replace(given=torch.tensor(LENGTHS)[WHO])
     labels = [backbone.tokenise_targets(own) for own in ASKED]

@@ -130,8 +130,8 @@ class Backbone(ABC):
     packs = False
     """Whether training lays rows end to end, so that rows of any lengths go together."""
 
-    def hurry(self) -> None:
-        """Get ready for many steps of training, where that can be: it takes a while at first and is faster then."""
+    def hurry(self, on: bool = True) -> None:
+        """Compile what training runs through, where that can be: it takes a while at first and is faster then."""
 
     def forget(self) -> None:
         """Give back memory that was kept to save time."""

@@ -49,9 +49,9 @@ class EncoderDecoder(Writer):
     def packs(self) -> bool:  # type: ignore[override]
         return self.packed is not None
 
-    def hurry(self) -> None:
-        if self.packed is not None and self.device.type == "cuda" and kernels.triton is not None:
-            self.packed.fast = True
+    def hurry(self, on: bool = True) -> None:
+        if self.packed is not None:
+            self.packed.fast = on and self.device.type == "cuda" and kernels.triton is not None
 
     def forget(self) -> None:
         if self.packed is not None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from .backbone import Backbone, Candidates, Head, Losses, Place, Text, each_row, only
+from .backbone import Backbone, Candidates, Head, Losses, Place, Text, each_row, only, sent
 from .memory import Memory
 
 _NEAR = 16
@@ -98,7 +98,7 @@ class Masked(Backbone):
     def scores(self, prompt: Tensor | Memory, text: Text, candidates: Candidates) -> Tensor:
         assert isinstance(prompt, Tensor)
         words = [[ids[0] for ids in own] for own in each_row(candidates, len(prompt))]
-        ids, own = (part.to(self.device) for part in self.collate(words))
+        ids, own = (sent(part, self.device) for part in self.collate(words))
         told: Tensor = self.logits(prompt, text)[:, 0].float().log_softmax(-1)
         return told.gather(1, ids * own).masked_fill(own == 0, -torch.inf)
 

@@ -62,6 +62,12 @@ class Reading:
     states: Tensor | None = None
     """The encoder's, where there is one: [B, W, H]."""
 
+    def size(self) -> int:
+        """The bytes of one row's keys and values."""
+        caches = [self.cache] if self.states is None else [self.cache.self_attention_cache, self.cache.cross_attention_cache]
+        kept = [part for cache in caches for layer in cache.layers for part in vars(layer).values() if torch.is_tensor(part)]
+        return sum(part.nbytes for part in kept) // len(self.mask)
+
     def rows(self, which: Tensor) -> "Reading":
         """A copy of some rows, as often as they are named, for answers to go on from."""
         cache = copy.deepcopy(self.cache)

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .backbone import Backbone, Candidates, Losses, Text, each_row
+from .backbone import Backbone, Candidates, Losses, Text, each_row, sent
 from .memory import Memory, Reading
 
-COLUMNS = 2**15
-"""Columns read, over all candidates that are scored together."""
+ROOM = 2**32
+"""Bytes of keys and values for candidates that are scored together; one for each row has room always."""
 
 
 class Writer(Backbone):
@@ -31,9 +31,9 @@ class Writer(Backbone):
         rows = each_row(candidates, len(text.mask))
         first = reading.logits.float().log_softmax(-1)
         scores = first.new_full((len(rows), max(map(len, rows))), -torch.inf)
-        for row, column, ids in _together(rows, max(len(rows), COLUMNS // reading.mask.shape[1])):
-            tokens, kept = (part.to(self.device) for part in self.collate(ids))
-            where, which = (torch.tensor(part, device=self.device) for part in (row, column))
+        for row, column, ids in _together(rows, max(len(rows), ROOM // reading.size())):
+            tokens, kept = (sent(part, self.device) for part in self.collate(ids))
+            where, which = (sent(torch.tensor(part), self.device) for part in (row, column))
             told = first[where, tokens[:, 0]]
             if tokens.shape[1] > 1:
                 logits = self.go_on(reading.rows(where), tokens[:, :-1])
@@ -50,7 +50,7 @@ class Writer(Backbone):
         reading = self.read(prompt, text)
         rows = len(reading.logits)
         limits = [max_new_tokens] * rows if isinstance(max_new_tokens, int) else max_new_tokens
-        last, ends = torch.tensor(limits, device=self.device), torch.tensor(sorted(self.ends), device=self.device)
+        last, ends = (sent(torch.tensor(part), self.device) for part in (limits, sorted(self.ends)))
         open_rows = torch.ones(rows, dtype=torch.bool, device=self.device)
         written: list[Tensor] = []
         logits = reading.logits

@@ -94,9 +94,7 @@ class Ours:
 
 def compile_ours(backbone: Backbone, on: bool) -> None:
     """Whether our layers are compiled and steps recorded, on a GPU."""
-    packed = getattr(backbone, "packed", None)
-    if packed is not None:
-        packed.compiles = on
+    backbone.hurry(on)
 
 
 class Peft:

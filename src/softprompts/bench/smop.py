@@ -62,7 +62,7 @@ def measure(settings: Settings, say: Say) -> dict[str, Any]:
     total = settings.warmup + settings.steps
     (rows,) = draw(settings.workload, backbone, 1, total, settings.batch, settings.seed, settings.data_dir)
     subjects = [Subject(name, about, partial(_learners, backbone, rows, own, settings.seed)) for name, (about, _, own) in METHODS.items()]
-    timed = time_all(subjects, backbone, settings.warmup, settings.steps, say)
+    timed = time_all(subjects, backbone, settings.warmup, settings.steps, say).timed
     records = {
         subject.name: timed[subject.name].record(subject.about, 1) | _flops(settings, backbone, rows, METHODS[subject.name][1])
         for subject in subjects

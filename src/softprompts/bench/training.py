@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from math import inf
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -17,9 +18,10 @@ from torch import Tensor
 
 from ..backbone import Backbone
 from ..errors import UserError
+from .command import DisagreementError
 from .flops import FORMULA, t5_flops
 from .learners import COMPILED, WAYS, Learner, Ours, Peft, Theirs, compile_ours, make_run
-from .measure import TOLERANCE, Clock, Common, Say, check_losses, peak_gib, ratio, release, spread, surroundings, wait
+from .measure import TOLERANCE, Clock, Common, Say, check_losses, peak_gib, peft, ratio, release, spread, surroundings, wait
 from .models import load
 from .workload import LONGEST, Rows, draw, waste
 
@@ -63,6 +65,9 @@ class Settings(Common):
     peers: str = "auto"
     """How PEFT is run: any of eager,dynamic,buckets,graphs,autocast; auto: eager, and on a GPU all three compiled ways as well."""
 
+    seconds: float = 0.0
+    """Begin with no further compiled way of PEFT's after so many seconds; 0: take the time it takes."""
+
     compile_ours: bool = True
     """Compile our side too, where it can: on a GPU."""
 
@@ -100,34 +105,54 @@ class Timed(NamedTuple):
         return {"about": about, "runs": runs, "seconds": spread(self.seconds), "compile_s": self.compile_s, "peak_gib": self.peak_gib}
 
 
+class Found(NamedTuple):
+    """What was measured, and why the rest was not."""
+
+    timed: dict[str, Timed]
+    left_out: dict[str, str]
+
+
 def measure(settings: Settings, say: Say) -> dict[str, Any]:
     """The benchmark's result."""
+    peft()  # said at once where it is missing
+    deadline = time.monotonic() + (settings.seconds or inf)
     backbone = load(settings.model, settings.dtype, settings.device, settings.seed)
     alone = settings.alone or min(settings.runs, FEW)
     total = settings.warmup + settings.steps
     room = LONGEST if backbone.longest is None else backbone.longest - settings.prompt - 2
     rows = draw(settings.workload, backbone, settings.runs, total, settings.batch, settings.seed, settings.data_dir, room)
     subjects = [*_peers(settings, backbone, rows[:alone]), *_ours(settings, backbone, rows, alone)]
-    timed = time_all(subjects, backbone, settings.warmup, settings.steps, say)
-    first = next(iter(timed))
-    dtype = backbone.dtype
-    apart = {
-        name: check_losses(first, timed[first].losses, name, found.losses[:alone], dtype) for name, found in timed.items() if name != first
-    }
-    say(f"losses agree with {first}: at most {max(apart.values()):.1e} apart")
+    timed, left_out = time_all(subjects, backbone, settings.warmup, settings.steps, say, deadline)
+    if not any(name.startswith("peft") for name in timed):
+        raise DisagreementError(f"PEFT did not run, so there is nothing to compare with: {left_out}.")
+    apart = _checked(timed, alone, backbone.dtype)
+    say(f"losses agree: at most {max(apart.values()):.1e} apart")
     return {
-        **surroundings(backbone.device, dtype),
+        **surroundings(backbone.device, backbone.dtype),
         "settings": asdict(settings),
         "attention": backbone.model.config._attn_implementation,
         "subjects": {
             s.name: timed[s.name].record(s.about, alone if s.name != "cohort" else settings.runs)
             | _rate(settings, backbone, rows, timed[s.name])
             for s in subjects
+            if s.name in timed
         },
+        "left_out": left_out,
         **_compared(timed),
-        "losses": {"max_relative_difference": apart, "tolerance": TOLERANCE[dtype], "steps": total, "runs": alone},
+        "losses": {"max_relative_difference": apart, "tolerance": TOLERANCE[backbone.dtype], "steps": total, "runs": alone},
         "padding": waste(rows, settings.prompt),
         "flops": FORMULA,
+    }
+
+
+def _checked(timed: dict[str, Timed], alone: int, dtype: str) -> dict[str, float]:
+    """How far the losses of each are from those of the first way that PEFT is run."""
+    first = next(name for name in timed if name.startswith("peft"))
+    allowed = {name: "bf16" if "peft autocast" in (first, name) else dtype for name in timed}
+    return {
+        name: check_losses(first, timed[first].losses, name, found.losses[:alone], allowed[name])
+        for name, found in timed.items()
+        if name != first
     }
 
 
@@ -175,22 +200,31 @@ def start(settings: Settings, backbone: Backbone, rows: Rows, run: int) -> Tenso
     return make_run(backbone, rows, _config(settings), settings.seed + run).prompt.table.detach()[0].clone()
 
 
-def time_all(subjects: Sequence[Subject], backbone: Backbone, warmup: int, steps: int, say: Say) -> dict[str, Timed]:
+def time_all(subjects: Sequence[Subject], backbone: Backbone, warmup: int, steps: int, say: Say, deadline: float = inf) -> Found:
     """On a GPU one subject after another, so that each has its own peak of memory; on a CPU step by step in turn, so that what else
-    the machine does falls on all alike."""
-    cuda = backbone.device.type == "cuda"
-    together = [subject for subject in subjects if not cuda and not subject.apart]
-    rounds = [together] if together else []
-    rounds += [[subject] for subject in subjects if subject not in together]
-    timed: dict[str, Timed] = {}
-    for some in rounds:
+    the machine does falls on all alike. What is compiled comes last: where it fails, or no time is left, that is told."""
+    plain = [subject for subject in subjects if not subject.apart]
+    rounds = [[subject] for subject in plain] if backbone.device.type == "cuda" else [plain]
+    rounds += [[subject] for subject in subjects if subject.apart]
+    found = Found({}, {})
+    for some in filter(None, rounds):
+        names = ", ".join(subject.name for subject in some)
+        if some[0].apart and time.monotonic() > deadline:
+            found.left_out[names] = "no time was left"
+            continue
         release(backbone)
-        say(f"measuring {', '.join(subject.name for subject in some)} on {backbone.name}: {warmup} + {steps} steps")
-        timed |= _round(some, backbone.device, warmup, steps, say)
+        say(f"measuring {names} on {backbone.name}: {warmup} + {steps} steps")
+        try:
+            found.timed.update(_round(some, backbone.device, warmup, steps, say))
+        except Exception as error:
+            if not some[0].apart:
+                raise
+            found.left_out[names] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            say(f"{names} failed: {found.left_out[names]}")
         if some[0].apart:
             torch.compiler.reset()
     release(backbone)
-    return {subject.name: timed[subject.name] for subject in subjects}
+    return found
 
 
 def _round(subjects: Sequence[Subject], device: torch.device, warmup: int, steps: int, say: Say) -> dict[str, Timed]:
@@ -229,8 +263,9 @@ def _rate(settings: Settings, backbone: Backbone, rows: Sequence[Rows], timed: T
     texts = [len(text) + settings.prompt for own in rows for batch in own.inputs[settings.warmup :] for text in batch]
     targets = [len(target) for own in rows for batch in own.targets[settings.warmup :] for target in batch]
     step = t5_flops(backbone.model.config, texts, targets).step / (len(rows) * settings.steps)
+    rated = backbone.device.type == "cuda" and backbone.dtype == "bf16"
     achieved = step / median(timed.seconds) / 1e12
-    return {"tflops": achieved, "utilisation": achieved / settings.peak_tflops if backbone.device.type == "cuda" else None}
+    return {"tflops": achieved, "utilisation": achieved / settings.peak_tflops if rated else None}
 
 
 def _compared(timed: dict[str, Timed]) -> dict[str, Any]:

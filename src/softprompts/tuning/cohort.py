@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from ..errors import UserError
 from ..files import write_text
 from .checkpoint import save_checkpoint
+from .evaluate import answer_all
 from .lesson import Room, learn
 from .run import Run
 
@@ -49,20 +51,18 @@ class Cohort:
             raise UserError("The runs of a cohort share one frozen model; tune whole models one at a time.")
         self.members = list(zip(runs, folders, strict=True))
         self.watcher = watcher or Nobody()
-        self.room = Room()
+        self.room, self.together = Room(), 256
         if sum(run.steps - run.step for run in runs) >= MANY:
             runs[0].backbone.hurry()
 
     def train(self) -> None:
         """Until every run has taken its last step or has stopped; one that stops leaves the others alone."""
-        for run, folder in self.members:
-            if run.steps == 0:  # nothing to learn: judged as it is
-                self._after_step(run, folder)
+        self._after_step([member for member in self.members if member[0].steps == 0])  # nothing to learn: judged as they are
         while active := [member for member in self.members if not member[0].finished]:
             self.step()
-            for run, folder in active:
+            for run, _ in active:
                 self.watcher.stepped(run)
-                self._after_step(run, folder)
+            self._after_step(active)
 
     def step(self) -> None:
         """One optimiser step of every run that is not at its end, by one forward and backward pass over the rows of all."""
@@ -75,13 +75,44 @@ class Cohort:
         for run, found in losses.items():
             run.take(found)
 
-    def _after_step(self, run: Run, folder: Path | None) -> None:
-        tuning = run.config.tuning
-        if run.stopped is None and run.due(tuning.evaluate_every):
-            run.evaluate(lambda rows: self.watcher.evaluating(run, rows))
+    def _after_step(self, members: Sequence[tuple[Run, Path | None]]) -> None:
+        due = [run for run, _ in members if run.stopped is None and run.due(run.config.tuning.evaluate_every)]
+        self._evaluate(due)
+        for run, folder in members:
+            if folder is not None and run.team.writes and (run.due(run.config.tuning.checkpoint_every) or run.stopped is not None):
+                self.save(run, folder)
+
+    def _evaluate(self, due: Sequence[Run]) -> None:
+        """The rows of all that are due share batches; several processes share out each run's own."""
+        if len(due) > 1 and due[0].team.size == 1:
+            answers = self._answers(due)
+        else:
+            answers = [run.answers(lambda rows, run=run: self.watcher.evaluating(run, rows)) for run in due]  # type: ignore[misc]
+        for run, told in zip(due, answers, strict=True):
+            run.judge(told)
             self.watcher.evaluated(run)
-        if folder is not None and run.team.writes and (run.due(tuning.checkpoint_every) or run.stopped is not None):
-            self.save(run, folder)
+
+    def _answers(self, due: Sequence[Run]) -> list[list[str]]:
+        jobs = [(run.predictor(), run.held_out) for run in due]
+        left = {run: len(run.held_out) for run in due}
+
+        def tick(rows: int) -> None:
+            """Rows come in any order; the runs are told of them one after another."""
+            for run in due:
+                own = min(rows, left[run])
+                if own:
+                    left[run] -= own
+                    rows -= own
+                    self.watcher.evaluating(run, own)
+
+        while True:
+            try:
+                return answer_all(jobs, tick, self.together)
+            except torch.OutOfMemoryError:
+                if self.together == 1:
+                    raise UserError("One row alone does not fit into memory; lower --max-length.") from None
+            self.together //= 2
+            due[0].backbone.forget()
 
     def save(self, run: Run, folder: Path) -> None:
         """The checkpoint last: metrics without it are written again on resume."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..backbone import Backbone, Text
-from ..backbone.backbone import Place
+from ..backbone.backbone import Place, sent
 from ..backbone.memory import Memory
 from ..errors import UserError
 from ..prompt import Prompt
@@ -199,7 +199,7 @@ class Bank:
     def _prompted(self, kind: Kind, rows: Sequence[Asked]) -> tuple[Tensor | Memory, Text]:
         """The rows' prompts, and their texts embedded."""
         who = [number for number, _ in rows]
-        index = torch.tensor(who, device=self.backbone.device)
+        index = sent(torch.tensor(who), self.backbone.device)
         if kind.remembered and self.memory is not None:
             text = self._embedded([row[len(self.leads[number] or ()) :] for number, row in rows], ["prefix"] * len(rows))
             return self.memory.rows(index, max(len(self.led[number]) for number in who)), text
@@ -233,7 +233,7 @@ class Bank:
         view = self.predictors[rows[0][0]].backbone
         if kind.pool is None:
             return view
-        index = torch.tensor([number for number, _ in rows], device=view.device)
+        index = sent(torch.tensor([number for number, _ in rows]), view.device)
         weight, bias = self.heads
         return view.answering(RowHeads(weight[index], bias[index], kind.pool), [])
 
@@ -248,14 +248,13 @@ class Bank:
     # -- memory --------------------------------------------------------------------------------------------------------------
 
     def _remembered(self, asked: Sequence[Asked]) -> list[bool]:
-        """Which rows need not read their prompts: some text is left to read, and all that is remembered can be seen from its end."""
+        """Which rows need not read their prompts: some text is left to read, and all before it is seen from the answer's end."""
         if not asked or self.memory is None:
             return [False] * len(asked)
-        answer = max(self.predictors[number].answer_length for number, _ in asked)
-        if self.memory.room is not None and max(map(len, self.led)) + max(len(row) for _, row in asked) + answer >= self.memory.room:
-            return [False] * len(asked)
-        leads = [(self.leads[number], row) for number, row in asked]
-        return [lead is not None and len(row) > len(lead) and list(row[: len(lead)]) == lead for lead, row in leads]
+        around = max(map(len, self.led)) + max(self.predictors[number].answer_length for number, _ in asked)
+        room = math.inf if self.memory.room is None else self.memory.room - around
+        rows = [(self.leads[number], row) for number, row in asked]
+        return [lead is not None and list(row[: len(lead)]) == lead and len(lead) < len(row) < room for lead, row in rows]
 
     @cached_property
     def memory(self) -> Memory | None:
@@ -285,7 +284,8 @@ def constant(prompt: Prompt) -> Tensor | None:
     """A prompt's vectors [P, H] where they are the same for every text; None where they depend on it."""
     if prompt.route.router is not None and len(prompt.table) > 1:
         return None
-    vectors: Tensor = prompt(torch.zeros_like(prompt.table[:1, :1]), torch.ones_like(prompt.table[:1, :1, 0]))
+    any_text = prompt.table.new_zeros(1, 1, prompt.table.shape[2])
+    vectors: Tensor = prompt(any_text, any_text[..., 0])
     return vectors[0]
 
 

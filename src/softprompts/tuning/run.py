@@ -188,14 +188,16 @@ class Run:
             self.backbone, self.prompt.eval(), self.task.labels, tuning.scoring, tuning.max_length, answer_length=self.task.answer_length
         )
 
-    def evaluate(self, tick: Callable[[int], object] = lambda rows: None) -> None:
-        """Score the prompt on the held-out rows, note it, and keep the prompt if it is the best so far."""
+    def answers(self, tick: Callable[[int], object] = lambda rows: None) -> list[str]:
+        """The prompt's answers to the held-out rows."""
         predictor, team = self.predictor(), self.team
         if team.sharded:  # all must call the model in step, so all read the same rows
             own = predictor.answers(self.held_out, tick)
-            predictions = team.first(lambda: own)  # one process's word, or they could come to differ
-        else:
-            predictions = team.together(predictor.answers(team.share(self.held_out), lambda rows: tick(rows * team.size)))
+            return team.first(lambda: own)  # one process's word, or they could come to differ
+        return team.together(predictor.answers(team.share(self.held_out), lambda rows: tick(rows * team.size)))
+
+    def judge(self, predictions: Sequence[str]) -> None:
+        """Score the answers, note it, and keep the prompt if it is the best so far."""
         metrics = self.task.score(predictions)
         labels = set(self.task.labels)
         entry = {
