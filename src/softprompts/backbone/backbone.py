@@ -130,7 +130,7 @@ class Backbone(ABC):
     packs = False
     """Whether training lays rows end to end, so that rows of any lengths go together."""
 
-    def hurry(self, on: bool = True) -> None:
+    def hurry(self, on: bool = True) -> None:  # noqa: B027 (most families have nothing to compile)
         """Compile what training runs through, where that can be: it takes a while at first and is faster then."""
 
     def forget(self) -> None:
@@ -315,9 +315,7 @@ class Backbone(ABC):
     def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:
         """The loss of each row's target after [prompt; text]: prompt [B, P, H]."""
 
-    def gradients(
-        self, vectors: Tensor, text: Text, targets: Sequence[Sequence[int]], weight: Tensor, z: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def gradients(self, vectors: Tensor, text: Text, targets: Sequence[Sequence[int]], weight: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """Each row's summed negative log-likelihood [B], and the gradient of sum(weight * nll + z * squares) by the vectors [B, P, H].
 
         What else learns (a head, the model itself) gets its gradient too.

@@ -16,7 +16,7 @@ _STRIDES = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F)
 
 
 class Counted(TorchFunctionMode):
-    """Inside, every dropout of a model in training drops by `rates` [B] and `seeds` [B] of the rows, which are the first side of a tensor."""
+    """Inside, every dropout of a model in training drops by the rows' `rates` [B] and `seeds` [B]; rows are a tensor's first side."""
 
     def __init__(self, rates: Tensor, seeds: Tensor) -> None:
         super().__init__()

@@ -36,9 +36,7 @@ class EncoderDecoder(Writer):
     def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:
         return self._losses(self.join(prompt, text), targets)
 
-    def gradients(
-        self, vectors: Tensor, text: Text, targets: Sequence[Sequence[int]], weight: Tensor, z: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def gradients(self, vectors: Tensor, text: Text, targets: Sequence[Sequence[int]], weight: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """Without a pad, where the model is a T5; dropout counts a row's columns, so with it rows keep them."""
         if self.packed is None or self.model.training or not self.frozen:
             return super().gradients(vectors, text, targets, weight, z)
@@ -51,7 +49,8 @@ class EncoderDecoder(Writer):
 
     def hurry(self, on: bool = True) -> None:
         if self.packed is not None:
-            self.packed.fast = on and self.device.type == "cuda" and kernels.triton is not None
+            able = self.device.type == "cuda" and kernels.triton is not None and self.model.config.d_kv in kernels.SHAPES
+            self.packed.fast = on and able
 
     def forget(self) -> None:
         if self.packed is not None:

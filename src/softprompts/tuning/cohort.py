@@ -15,7 +15,6 @@ from .evaluate import answer_all
 from .lesson import Room, learn
 from .run import Run
 
-
 MANY = 500
 """Steps to come, of all runs, from which compiling is worth its time."""
 

@@ -1,0 +1,144 @@
+"""T5 over rows laid end to end: the same losses and gradients as transformers' own forward over a padded batch."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from softprompts.backbone import Backbone, EncoderDecoder, Text
+from softprompts.backbone import packed as module
+from softprompts.backbone.packed import Packed, bucket, group, lay
+
+from ..models import random_model, random_t5
+
+SIZES = [3, 40, 1, 17, 2, 90, 8, 8]
+
+
+def rows(backbone: Backbone, sizes: list[int] = SIZES) -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [[*rng.integers(5, 400, size).tolist(), 1] for size in sizes]
+
+
+def padded(backbone: EncoderDecoder, vectors: Tensor, text: Text, targets: list[list[int]], *weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The plain way, which every other family goes."""
+    return Backbone.gradients(backbone, vectors, text, targets, *weights)
+
+
+def check(backbone: EncoderDecoder, vectors: Tensor, text: Text, targets: list[list[int]]) -> None:
+    weight, z = torch.rand(len(vectors)), torch.rand(len(vectors)) * 0.01
+    ours = backbone.gradients(vectors, text, targets, weight, z)
+    plain = padded(backbone, vectors, text, targets, weight, z)
+    torch.testing.assert_close(ours[0], plain[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours[1], plain[1], rtol=1e-3, atol=1e-5 * float(plain[1].abs().max()))
+
+
+@pytest.fixture(params=["t5", "mt5"])
+def backbone(request: pytest.FixtureRequest) -> EncoderDecoder:
+    made = random_model(request.param)
+    assert isinstance(made, EncoderDecoder)
+    assert made.packs
+    return made
+
+
+@pytest.mark.parametrize("place", ["prefix", "suffix"])
+@pytest.mark.parametrize("longest", [1, 30], ids=["short targets", "long targets"])
+def test_losses_and_gradients_are_those_of_a_padded_batch(backbone: EncoderDecoder, place: Any, longest: int) -> None:
+    rng = np.random.default_rng(1)
+    targets = [[*rng.integers(5, 400, int(rng.integers(1, longest + 1))).tolist(), 1] for _ in SIZES]
+    text, vectors = backbone.embed_rows(rows(backbone), place), torch.randn(len(SIZES), 20, backbone.hidden)
+    check(backbone, vectors, text, targets)
+    check(backbone, vectors, text._replace(given=torch.tensor([1, 20, 5, 0, 20, 7, 19, 3])), targets)
+
+
+def test_distances_beyond_the_table_are_told_apart_no_more(tiny: EncoderDecoder) -> None:
+    """The table ends at T5's own maximum; rows here are several times as long."""
+    text = tiny.embed_rows(rows(tiny, [400, 150, 3]))
+    check(tiny, torch.randn(3, 100, tiny.hidden), text, [[7, 1], [8, 9, 1], [7, 1]])
+
+
+def test_a_row_that_is_no_number_touches_no_other(backbone: EncoderDecoder) -> None:
+    text, targets = backbone.embed_rows(rows(backbone)), [[5, 1]] * len(SIZES)
+    weight, z = torch.ones(len(SIZES)), torch.zeros(len(SIZES))
+    good = torch.randn(len(SIZES), 6, backbone.hidden)
+    before = backbone.gradients(good, text, targets, weight, z)
+    for ruin in (float("nan"), float("inf"), 1e30):
+        bad = good.clone()
+        bad[3, 2, 5] = ruin
+        after = backbone.gradients(bad, text, targets, weight, z)
+        others = [row for row in range(len(SIZES)) if row != 3]
+        assert not bool(after[0][3].isfinite())
+        torch.testing.assert_close(after[0][others], before[0][others])
+        torch.testing.assert_close(after[1][others], before[1][others])
+
+
+def test_the_registered_attention_is_the_models_own(backbone: EncoderDecoder) -> None:
+    """One layer of the encoder by itself, each row alone through transformers against all rows end to end through ours."""
+    packed = backbone.packed
+    assert packed is not None
+    text, block = backbone.embed_rows(rows(backbone)), packed.encoder.block[0]
+    layout = lay(text, 0)
+    joined = text.embeds.flatten(0, 1)[layout.order][None]
+    with torch.no_grad(), packed._apart():
+        ours = module._read(block, joined, packed._sight(layout, joined))[0]
+    begin = 0
+    for row in layout.rows:
+        size = SIZES[row] + 1
+        with torch.no_grad():
+            alone = block(text.embeds[row : row + 1, :size])[0][0]
+        torch.testing.assert_close(ours[begin : begin + size], alone, rtol=1e-5, atol=1e-5)
+        begin += size
+
+
+def test_nothing_of_the_model_stays_changed(backbone: EncoderDecoder) -> None:
+    text = backbone.embed_rows(rows(backbone))
+    before = backbone.losses(torch.zeros(len(SIZES), 2, backbone.hidden), text, [[5, 1]] * len(SIZES)).nll
+    backbone.gradients(torch.zeros(len(SIZES), 2, backbone.hidden), text, [[5, 1]] * len(SIZES), torch.ones(8), torch.zeros(8))
+    after = backbone.losses(torch.zeros(len(SIZES), 2, backbone.hidden), text, [[5, 1]] * len(SIZES)).nll
+    assert torch.equal(before, after)
+    assert all("forward" not in vars(part) for part in backbone.model.modules())
+
+
+def test_groups_and_buckets_waste_little() -> None:
+    lengths = sorted(np.random.default_rng(0).integers(5, 300, 500).tolist(), reverse=True)
+    groups = group(lengths)
+    assert sum(many for many, _ in groups) == 500
+    assert sum(many * columns for many, columns in groups) < module.WASTE * sum(lengths)
+    assert len(groups) < 40
+    sizes = {bucket(tokens) for tokens in range(4096, 8192)}
+    assert len(sizes) <= 17
+    assert all(tokens <= bucket(tokens) <= tokens * 1.0625 + 128 for tokens in range(1, 70_000, 37))
+
+
+def test_the_tanh_form_of_gelu_is_one_operation(backbone: EncoderDecoder) -> None:
+    from transformers.activations import NewGELUActivation
+
+    states = torch.linspace(-6, 6, 1001)
+    torch.testing.assert_close(nn.GELU(approximate="tanh")(states), NewGELUActivation()(states), rtol=1e-5, atol=1e-6)
+    assert not any(isinstance(part, NewGELUActivation) for part in backbone.model.modules())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="compiled layers and recorded steps need a GPU")
+def test_compiled_and_recorded_steps_give_the_same() -> None:
+    backbone = random_t5(d_kv=32)
+    assert isinstance(backbone, EncoderDecoder)
+    backbone.model.to("cuda")
+    packed = backbone.packed
+    assert isinstance(packed, Packed)
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    for seed, sizes in enumerate([SIZES, [5] * 3, [70, 3, 3, 9], SIZES[::-1], [200] * 40]):
+        text = backbone.embed_rows(rows(backbone, sizes))
+        vectors = torch.randn(len(sizes), 20, backbone.hidden, device="cuda", generator=torch.Generator("cuda").manual_seed(seed))
+        asked = (vectors, text, [[5, 1]] * len(sizes), torch.ones(len(sizes), device="cuda"), torch.zeros(len(sizes), device="cuda"))
+        backbone.hurry(False)
+        plain = backbone.gradients(*asked)
+        backbone.hurry()
+        assert packed.fast
+        for _ in range(2):
+            fast = backbone.gradients(*asked)
+            torch.testing.assert_close(fast[0], plain[0], rtol=1e-3, atol=1e-3)
+            assert float((fast[1] - plain[1]).norm() / plain[1].norm()) < 1e-2
+    assert counters["stats"]["unique_graphs"] <= 8, "sizes that come and go are not compiled one by one"
