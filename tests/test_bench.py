@@ -106,8 +106,8 @@ def test_a_cohort_that_mixes_its_rows_up_is_noticed(
 ) -> None:
     right = learners.Ours.__init__
 
-    def wrong(self: learners.Ours, runs: Any) -> None:
-        right(self, runs)
+    def wrong(self: learners.Ours, runs: Any, compiles: bool) -> None:
+        right(self, runs, compiles)
         if len(runs) > 1:
             runs[0].targets, runs[1].targets = runs[1].targets, runs[0].targets
 
@@ -169,7 +169,7 @@ def test_smop_saves_what_its_shorter_prompt_saves(folders: dict[str, str], capsy
 
 
 def test_the_formula_counts_what_torch_counts() -> None:
-    backbone = random_t5(vocab_size=300, tie_word_embeddings=False)
+    backbone = random_t5(vocab_size=300)
     backbone.model.set_attn_implementation("eager")
     embeds = torch.randn(3, 24, backbone.hidden, requires_grad=True)
     with FlopCounterMode(display=False) as forward:

@@ -384,12 +384,20 @@ def _task_arguments(parser: argparse.ArgumentParser, split: str = "train") -> No
     parser.add_argument("--task-word", action=argparse.BooleanOptionalAction, default=True, help="the task's name in front of its texts")
 
 
+def bench(argv: Sequence[str]) -> int:
+    """Measure speed and memory on this machine, beside PEFT."""
+    from .bench.command import main as measure
+
+    return measure(argv)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "tune": tune,
     "evaluate": evaluate,
     "predict": predict,
     "prompts": prompts,
     "tasks": tasks,
+    "bench": bench,
 }
 
 

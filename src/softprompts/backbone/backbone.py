@@ -130,6 +130,9 @@ class Backbone(ABC):
     packs = False
     """Whether training lays rows end to end, so that rows of any lengths go together."""
 
+    def expect(self, longest: int) -> None:  # noqa: B027
+        """Rows of so many tokens, prompt included, will come."""
+
     def hurry(self, on: bool = True) -> None:  # noqa: B027 (most families have nothing to compile)
         """Compile what training runs through, where that can be: it takes a while at first and is faster then."""
 

@@ -47,6 +47,10 @@ class EncoderDecoder(Writer):
     def packs(self) -> bool:  # type: ignore[override]
         return self.packed is not None
 
+    def expect(self, longest: int) -> None:
+        if self.packed is not None:
+            self.packed.expect(longest)
+
     def hurry(self, on: bool = True) -> None:
         if self.packed is not None:
             able = self.device.type == "cuda" and kernels.triton is not None and self.model.config.d_kv in kernels.SHAPES

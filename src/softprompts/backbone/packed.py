@@ -96,7 +96,7 @@ class Packed:
     def gradients(self, vectors: Tensor, text: Text, targets: Tensor, kept: Tensor, weight: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """Each row's summed negative log-likelihood [B], and the gradient of sum(weight * nll + z * squares) by the vectors [B, P, H]."""
         if self.fast:
-            self.longest = max(self.longest, -(-(text.mask.shape[1] + vectors.shape[1]) // 64) * 64)
+            self.expect(text.mask.shape[1] + vectors.shape[1])
         layout = lay(text, vectors.shape[1], self.longest if self.fast else None)
         good = (vectors.abs() < RUINED).all(2).all(1)
         vectors = torch.where(good[:, None, None], vectors, 0)
@@ -200,7 +200,11 @@ class Packed:
         return told
 
     longest = 0
-    """The columns that recorded steps have room for: the longest row so far."""
+    """The columns that recorded steps have room for."""
+
+    def expect(self, longest: int) -> None:
+        """Make room for rows of so many tokens."""
+        self.longest = max(self.longest, -(-longest // 64) * 64)
 
     def _recorded(self, layout: Layout, *asked: Tensor) -> tuple[Tensor, Tensor]:
         """The same by replaying a step that was recorded for these sizes."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..backbone import Backbone, Causal
 from ..errors import UserError
-from .measure import Clock, Common, Say, check_share, peft, ratio, spread, surroundings
+from .measure import Clock, Common, Progress, Say, check_share, peft, ratio, spread, surroundings
 from .models import load
 
 AGREE = {"fp32": 1.0, "bf16": 0.0}
@@ -65,7 +65,7 @@ def measure(settings: Settings, say: Say) -> dict[str, Any]:
     warnings.filterwarnings("ignore", "Position ids are not supported")  # PEFT says so at every token; without pads it does not matter
     for size in [int(part) for part in settings.batches.split(",")]:
         rows: list[list[int]] = rng.integers(100, backbone.vocabulary, (size, settings.text)).tolist()
-        batches.append({"batch": size, **_timed(settings, backbone, peer, start, rows)})
+        batches.append({"batch": size, **_timed(settings, backbone, peer, start, rows, say)})
         say(f"batch {size}: PEFT takes {batches[-1]['ratio']['median']:.2f} times as long, {batches[-1]['agreement']:.1%} of tokens agree")
     return {**surroundings(backbone.device, backbone.dtype), "settings": asdict(settings), "batches": batches}
 
@@ -80,7 +80,7 @@ def _peer(backbone: Backbone, start: Tensor) -> Any:
 
 
 @torch.no_grad()
-def _timed(settings: Settings, backbone: Causal, peer: Any, start: Tensor, rows: list[list[int]]) -> dict[str, Any]:
+def _timed(settings: Settings, backbone: Causal, peer: Any, start: Tensor, rows: list[list[int]], say: Say) -> dict[str, Any]:
     """All sides in turn, round by round."""
     vectors = start.to(backbone.device)[None]
     memory = backbone.remember(vectors, torch.tensor([len(start)], device=backbone.device))
@@ -101,7 +101,9 @@ def _timed(settings: Settings, backbone: Causal, peer: Any, start: Tensor, rows:
         return backbone.generate(memory.rows(first, len(start)), backbone.embed_rows(rows), settings.new_tokens)
 
     clocks = {work: Clock(backbone.device) for work in (theirs, read, remembered)}
+    progress = Progress(say, "round", settings.warmup + settings.rounds)
     for number in range(settings.warmup + settings.rounds):
+        progress.tick(number)
         told = [clock.time(work).cpu() for work, clock in clocks.items()]
         if number == 0:
             share = min(float((told[0] == other).float().mean()) for other in told[1:])

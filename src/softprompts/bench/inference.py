@@ -21,7 +21,7 @@ from ..prompt.peft import ADAPTER, write_adapter
 from ..prompt.prompt import plain
 from ..serving.engine import Engine
 from ..tasks import TaskConfig, load_task
-from .measure import Clock, Common, Say, check_share, peft, ratio, spread, surroundings
+from .measure import Clock, Common, Progress, Say, check_share, peft, ratio, spread, surroundings
 from .models import load
 
 LABELS = ("positive", "negative")
@@ -77,7 +77,7 @@ def measure(settings: Settings, say: Say) -> dict[str, Any]:
             engine = Engine(backbone, {name: own for (name, _), own in zip(asked, tuned, strict=True)})
             answer = peer.chosen if way == "labels" else partial(peer.written, settings.new_tokens)
             works = partial(engine.answer, asked), partial(peer.each, asked, answer)
-            ways[way] = {"about": about, **_timed(settings, backbone.device, AGREE[backbone.dtype], *works)}
+            ways[way] = {"about": about, **_timed(settings, backbone, say, *works)}
             say(f"{way}: PEFT takes {ways[way]['ratio']['median']:.2f} times as long, {ways[way]['agreement']:.1%} of answers agree")
     return {
         **surroundings(backbone.device, backbone.dtype),
@@ -89,15 +89,17 @@ def measure(settings: Settings, say: Say) -> dict[str, Any]:
 
 
 def _timed(
-    settings: Settings, device: torch.device, least: float, ours: Callable[[], list[str]], theirs: Callable[[], list[str]]
+    settings: Settings, backbone: Backbone, say: Say, ours: Callable[[], list[str]], theirs: Callable[[], list[str]]
 ) -> dict[str, Any]:
     """Both sides in turn, round by round."""
-    clocks = Clock(device), Clock(device)
+    clocks = Clock(backbone.device), Clock(backbone.device)
+    progress = Progress(say, "round", settings.warmup + settings.rounds)
     for number in range(settings.warmup + settings.rounds):
+        progress.tick(number)
         told = [clock.time(work) for clock, work in zip(clocks, (theirs, ours), strict=True)]
         if number == 0:
             share = sum(one == other for one, other in zip(*told, strict=True)) / settings.tasks
-            check_share(share, least, "answers")
+            check_share(share, AGREE[backbone.dtype], "answers")
     times = [clock.seconds()[settings.warmup :] for clock in clocks]
     return {"peft": spread(times[0]), "ours": spread(times[1]), "ratio": ratio(*times), "agreement": share}
 

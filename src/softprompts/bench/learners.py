@@ -72,11 +72,12 @@ def make_run(backbone: Backbone, rows: Rows, settings: Mapping[str, Any], seed: 
 
 
 class Ours:
-    """Runs side by side, as `tune` drives them."""
+    """Runs side by side, as `tune` drives them; compiled or not, however few their steps are."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[Run], compiles: bool) -> None:
         self.members, self.runs = list(runs), len(runs)
         self.cohort = Cohort(runs, [None] * len(runs))
+        compile_ours(runs[0].backbone, compiles)
 
     def ready(self) -> None:
         pass
@@ -92,9 +93,10 @@ class Ours:
         return [list(run.pending) for run in self.members]
 
 
-def compile_ours(backbone: Backbone, on: bool) -> None:
-    """Whether our layers are compiled and steps recorded, on a GPU."""
+def compile_ours(backbone: Backbone, on: bool) -> bool:
+    """Have our layers compiled and steps recorded; False where they cannot be, as on a CPU."""
     backbone.hurry(on)
+    return bool(getattr(getattr(backbone, "packed", None), "fast", False))
 
 
 class Peft:

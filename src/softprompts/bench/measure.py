@@ -78,6 +78,19 @@ class Clock:
         return mark
 
 
+class Progress:
+    """A line now and then, where a benchmark takes long."""
+
+    def __init__(self, say: Say, what: str, total: int) -> None:
+        self.say, self.what, self.total, self.told = say, what, total, time.monotonic()
+
+    def tick(self, number: int) -> None:
+        """So many are done."""
+        if time.monotonic() - self.told > 10:
+            self.told = time.monotonic()
+            self.say(f"  {self.what} {number} of {self.total}")
+
+
 def wait(device: torch.device) -> float:
     """The time when all work that was begun is done."""
     if device.type == "cuda":

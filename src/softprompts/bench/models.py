@@ -38,11 +38,21 @@ def load(name: str, dtype: str, device: str, seed: int) -> Backbone:
     tokenizer = transformers.AutoTokenizer.from_pretrained(EMBEDDED["t5-tiny"])
     torch.manual_seed(seed)
     with place:
-        if name in T5:
-            marks = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
-            config: Any = transformers.T5Config(
-                vocab_size=32128, **T5[name], **marks, feed_forward_proj="gated-gelu", tie_word_embeddings=False
-            )
-            return EncoderDecoder(transformers.AutoModelForSeq2SeqLM.from_config(config, dtype=kind), tokenizer, name)
-        config = transformers.LlamaConfig(vocab_size=49152, **LLAMA[name], pad_token_id=0, eos_token_id=1, tie_word_embeddings=True)
-        return Causal(transformers.AutoModelForCausalLM.from_config(config, dtype=kind), tokenizer, name)
+        return _t5(name, kind, tokenizer) if name in T5 else _llama(name, kind, tokenizer)
+
+
+def _t5(name: str, dtype: torch.dtype, tokenizer: Any) -> Backbone:
+    import transformers
+
+    marks = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": False}
+    config = transformers.T5Config(vocab_size=32128, **T5[name], **marks, feed_forward_proj="gated-gelu")
+    model = transformers.AutoModelForSeq2SeqLM.from_config(config, dtype=dtype)
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))  # transformers ties it unless a checkpoint does not
+    return EncoderDecoder(model, tokenizer, name)
+
+
+def _llama(name: str, dtype: torch.dtype, tokenizer: Any) -> Backbone:
+    import transformers
+
+    config = transformers.LlamaConfig(vocab_size=49152, **LLAMA[name], pad_token_id=0, eos_token_id=1, tie_word_embeddings=True)
+    return Causal(transformers.AutoModelForCausalLM.from_config(config, dtype=dtype), tokenizer, name)

@@ -58,10 +58,12 @@ def measure(settings: Settings, say: Say) -> dict[str, Any]:
     backbone = load(settings.model, settings.dtype, settings.device, settings.seed)
     if backbone.model.config.model_type not in ("t5", "mt5"):
         raise UserError("This benchmark is for T5, as the paper's; take t5-tiny, t5-base or t5-large, or a folder of one.")
-    compile_ours(backbone, settings.compile_ours and backbone.device.type == "cuda")
+    compiles = compile_ours(backbone, settings.compile_ours)
     total = settings.warmup + settings.steps
     (rows,) = draw(settings.workload, backbone, 1, total, settings.batch, settings.seed, settings.data_dir)
-    subjects = [Subject(name, about, partial(_learners, backbone, rows, own, settings.seed)) for name, (about, _, own) in METHODS.items()]
+    subjects = [
+        Subject(name, about, partial(_learners, backbone, rows, own, settings.seed, compiles)) for name, (about, _, own) in METHODS.items()
+    ]
     timed = time_all(subjects, backbone, settings.warmup, settings.steps, say).timed
     records = {
         subject.name: timed[subject.name].record(subject.about, 1) | _flops(settings, backbone, rows, METHODS[subject.name][1])
@@ -70,6 +72,7 @@ def measure(settings: Settings, say: Say) -> dict[str, Any]:
     return {
         **surroundings(backbone.device, backbone.dtype),
         "settings": asdict(settings),
+        "compiled": compiles,
         "subjects": records,
         "ratio": ratio(timed["prompt-tuning"].seconds, timed["smop"].seconds),
         "savings": _savings(*records.values()),
@@ -78,8 +81,8 @@ def measure(settings: Settings, say: Say) -> dict[str, Any]:
     }
 
 
-def _learners(backbone: Backbone, rows: Rows, settings: Mapping[str, Any], seed: int) -> list[Learner]:
-    return [Ours([make_run(backbone, rows, settings, seed)])]
+def _learners(backbone: Backbone, rows: Rows, settings: Mapping[str, Any], seed: int, compiles: bool) -> list[Learner]:
+    return [Ours([make_run(backbone, rows, settings, seed)], compiles)]
 
 
 def _flops(settings: Settings, backbone: Backbone, rows: Rows, length: int) -> dict[str, float]:

@@ -21,7 +21,7 @@ from ..errors import UserError
 from .command import DisagreementError
 from .flops import FORMULA, t5_flops
 from .learners import COMPILED, WAYS, Learner, Ours, Peft, Theirs, compile_ours, make_run
-from .measure import TOLERANCE, Clock, Common, Say, check_losses, peak_gib, peft, ratio, release, spread, surroundings, wait
+from .measure import TOLERANCE, Clock, Common, Progress, Say, check_losses, peak_gib, peft, ratio, release, spread, surroundings, wait
 from .models import load
 from .workload import LONGEST, Rows, draw, waste
 
@@ -173,16 +173,15 @@ def _peers(settings: Settings, backbone: Backbone, rows: Sequence[Rows]) -> list
 
 
 def _ours(settings: Settings, backbone: Backbone, rows: Sequence[Rows], alone: int) -> list[Subject]:
-    compiles = settings.compile_ours and backbone.device.type == "cuda"
-    compile_ours(backbone, compiles)
+    compiles = compile_ours(backbone, settings.compile_ours)
     how = "compiled" if compiles else "as it comes"
 
     def runs(many: int) -> list[Any]:
         return [make_run(backbone, own, _config(settings), settings.seed + run) for run, own in enumerate(rows[:many])]
 
-    subjects = [Subject("ours", f"ours, one run at a time, {how}", lambda: [Ours([run]) for run in runs(alone)])]
+    subjects = [Subject("ours", f"ours, one run at a time, {how}", lambda: [Ours([run], compiles) for run in runs(alone)])]
     if settings.runs > 1:
-        subjects.append(Subject("cohort", f"ours, {settings.runs} runs at once, {how}", lambda: [Ours(runs(settings.runs))]))
+        subjects.append(Subject("cohort", f"ours, {settings.runs} runs at once, {how}", lambda: [Ours(runs(settings.runs), compiles)]))
     return subjects
 
 
@@ -231,7 +230,7 @@ def _round(subjects: Sequence[Subject], device: torch.device, warmup: int, steps
     learners = [(subject.name, learner) for subject in subjects for learner in subject.make()]
     clocks = [Clock(device) for _ in learners]
     before = {subject.name: 0.0 for subject in subjects}
-    told = time.monotonic()
+    progress = Progress(say, "step", warmup + steps)
     for number in range(warmup + steps):
         for (name, learner), clock in zip(learners, clocks, strict=True):
             learner.ready()
@@ -241,9 +240,7 @@ def _round(subjects: Sequence[Subject], device: torch.device, warmup: int, steps
                 before[name] += wait(device) - begun
             else:
                 clock.time(partial(learner.step, number))
-        if time.monotonic() - told > 10:
-            told = time.monotonic()
-            say(f"  step {number + 1} of {warmup + steps}")
+        progress.tick(number + 1)
     found = {}
     for subject in subjects:
         own = [(learner, clock.seconds()) for (name, learner), clock in zip(learners, clocks, strict=True) if name == subject.name]

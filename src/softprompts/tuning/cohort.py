@@ -51,6 +51,8 @@ class Cohort:
         self.members = list(zip(runs, folders, strict=True))
         self.watcher = watcher or Nobody()
         self.room, self.together = Room(), 256
+        for run in runs:
+            run.backbone.expect(max(map(len, run.inputs)) + run.config.prompt.length)
         if sum(run.steps - run.step for run in runs) >= MANY:
             runs[0].backbone.hurry()
 

@@ -273,11 +273,9 @@ class Bank:
     @cached_property
     def led(self) -> list[Tensor]:
         """Each prompt with the ids before it, as vectors [., H]; nothing where it cannot be remembered."""
-        parts = [(torch.tensor(lead or [], dtype=torch.long, device=self.backbone.device), lead is not None) for lead in self.leads]
-        return [
-            torch.cat([self.backbone.embedding(ids), own]) if kept and own is not None else self.vectors[0, :0]
-            for (ids, kept), own in zip(parts, self.same, strict=True)
-        ]
+        kept = [self.vectors[0, :0] if lead is None or own is None else own for lead, own in zip(self.leads, self.same, strict=True)]
+        before = [torch.tensor(lead or [], dtype=torch.long, device=self.backbone.device) for lead in self.leads]
+        return [torch.cat([self.backbone.embedding(ids), own]) for ids, own in zip(before, kept, strict=True)]
 
 
 def constant(prompt: Prompt) -> Tensor | None:
