@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.activations import NewGELUActivation
 
 from ..backbone import Backbone, Causal
 from ..prompt.peft import TASK_TYPES
@@ -99,12 +100,23 @@ def compile_ours(backbone: Backbone, on: bool) -> bool:
     return bool(getattr(getattr(backbone, "packed", None), "fast", False))
 
 
+def untouched(model: torch.nn.Module) -> torch.nn.Module:
+    """The model as transformers makes it, on the same weights: its activations written out, which ours are not."""
+    shared = {id(part): part for part in (*model.parameters(), *model.buffers())}
+    made = copy.deepcopy(model, shared)
+    for module in list(made.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, torch.nn.GELU) and child.approximate == "tanh":
+                setattr(module, name, NewGELUActivation())
+    return made
+
+
 class Peft:
     """PEFT's prompt tuning on the same frozen model, run in one of `WAYS`. The prompt is in front of the encoder's text alone, as ours."""
 
     def __init__(self, backbone: Backbone, length: int, way: str) -> None:
         library = peft()
-        model = copy.deepcopy(backbone.model).float() if way == "autocast" else backbone.model
+        model = copy.deepcopy(untouched(backbone.model)).float() if way == "autocast" else untouched(backbone.model)
         config = library.PromptTuningConfig(task_type=TASK_TYPES[backbone.family], num_virtual_tokens=length, num_transformer_submodules=1)
         self.backbone, self.way = backbone, way
         self.model = library.get_peft_model(model, config).eval()  # as ours: no dropout
