@@ -46,6 +46,8 @@ class Tuned:
     backbone: Backbone
     card: dict[str, Any]
     folder: Path | None = None
+    cost: dict[str, Any] | None = None
+    """Seconds and memory of its training, shared with the runs beside it, where it was trained just now."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -327,7 +329,7 @@ def _finish(run: Run, folder: Path | None) -> Tuned | RunFailedError:
     except RunFailedError as failed:
         return failed
     card = make_card(run)
-    tuned = Tuned(run.prompt.fold().to(run.backbone.device), run.backbone, card, folder)
+    tuned = Tuned(run.prompt.fold().to(run.backbone.device), run.backbone, card, folder, run.cost)
     if folder is not None and run.team.writes:
         title = f"{run.task.name} on {run.backbone.name}: {run.config.method}, seed {run.config.seed}"
         learning_curve(run.history, run.metric, card["majority"][run.metric], title, folder / CURVE)

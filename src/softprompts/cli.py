@@ -67,7 +67,7 @@ def tune(argv: Sequence[str]) -> int:
     finally:
         leave_team()
     if _speaks():
-        _tell(options, tuned.card, _summary(tuned))
+        _tell(options, tuned.card | {"cost": tuned.cost}, _summary(tuned))
     return _ended(tuned.card["failed"])
 
 
@@ -527,6 +527,9 @@ def _summary(tuned: "Tuned") -> str:
     if card["cut_texts"]:
         most = card["config"]["tuning"]["max_length"]
         lines.append(f"{card['cut_texts']} of {card['task']['rows']['train']} training texts were cut to {most} tokens, prompt included")
+    if tuned.cost is not None:
+        most = "" if tuned.cost["peak_gib"] is None else f" and {tuned.cost['peak_gib']:.1f} GiB at most"
+        lines.append(f"training took {tuned.cost['seconds']:.0f} s{most}")
     lines.append(f"the prompt, its card and its learning curve are in {tuned.folder}")
     return "\n".join(lines)
 

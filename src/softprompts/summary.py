@@ -21,7 +21,7 @@ def records(members: Sequence[Member], results: "Sequence[Tuned | RunFailedError
     """Each run's settings, folder and card; of a run that left no prompt, why."""
     found = []
     for member, result in zip(members, results, strict=True):
-        card = {"failed": True, "stopped": str(result)} if isinstance(result, RunFailedError) else result.card
+        card = {"failed": True, "stopped": str(result)} if isinstance(result, RunFailedError) else {**result.card, "cost": result.cost}
         found.append({"settings": member.apart, "folder": str(folder / member.name), **card})
     return found
 

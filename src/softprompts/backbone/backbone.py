@@ -7,6 +7,7 @@ Shape letters: B batch, T text tokens, P prompt tokens, H hidden, N target token
 import hashlib
 import json
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -136,6 +137,16 @@ class Backbone(ABC):
     def hurry(self, on: bool = True) -> None:  # noqa: B027 (most families have nothing to compile)
         """Compile what training runs through, where that can be: it takes a while at first and is faster then."""
 
+    def peak(self) -> float | None:
+        """The most memory that was taken so far, in GiB: the GPU's by tensors, or the process's; None where nobody counts it."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device) / 2**30
+        try:
+            import resource
+        except ImportError:
+            return None
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
+
     def forget(self) -> None:
         """Give back memory that was kept to save time."""
         if self.device.type == "cuda":
@@ -209,7 +220,7 @@ class Backbone(ABC):
         if budget < 2:
             raise UserError(f"The prompt leaves {max(budget, 0)} tokens for the text; raise --max-length or shorten the prompt.")
         if len(row) <= budget:
-            return list(row)
+            return row if isinstance(row, list) else list(row)  # runs on the same texts share them
         closing = self.surround[1]
         return [*row[: budget - closing], *row[len(row) - closing :]]
 

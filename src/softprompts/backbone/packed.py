@@ -28,8 +28,8 @@ LEAST = -1e30
 """What is added to a score that must not count; finite, so that nothing minus itself is no number."""
 WASTE = 1.15
 """The most that padding may add to a group of rows in the CPU's attention."""
-GRAPHED = 2**14
-"""Tokens of a step below which launching its kernels would take longer than running them."""
+GRAPHED = 2**17
+"""Tokens of a step below which launching its kernels, one by one, could take longer than running them."""
 GRAPHS = 24
 """Recorded steps that are kept."""
 RUINED = 1e15
@@ -167,7 +167,7 @@ class Packed:
     def _sight(self, layout: Layout, joined: Tensor) -> Sight:
         if self.fast:
             return Sight(self._wide(self.longest), tiles=layout.tiles)
-        table = self.table.to(joined.dtype)
+        table = self.table.float() if joined.device.type == "cpu" else self.table.to(joined.dtype)  # a CPU's attention is slow in bf16
         middle = table.shape[1] // 2
         biases = []
         for (_, width), mask in zip(layout.groups, layout.masks, strict=True):
@@ -337,8 +337,9 @@ def attend(
     each = [spread(part[0].transpose(0, 1), layout) for part in (query, key, value)]
     seen = []
     for *parts, bias in zip(*each, sight.biases, strict=True):
-        asked, keys, values = (part.transpose(1, 2) for part in parts)
-        seen.append(nn.functional.scaled_dot_product_attention(asked, keys, values, attn_mask=bias, scale=scaling).transpose(1, 2))
+        asked, keys, values = (part.to(bias.dtype).transpose(1, 2) for part in parts)
+        found = nn.functional.scaled_dot_product_attention(asked, keys, values, attn_mask=bias, scale=scaling)
+        seen.append(found.to(query.dtype).transpose(1, 2))
     return gathered(seen, layout)[None], None
 
 

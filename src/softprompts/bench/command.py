@@ -19,7 +19,8 @@ BENCHMARKS = {
     "decoding": "Write with a decoder-only model whose prompt is remembered, beside PEFT's generate.",
     "smop": "What SMoP's short prompts save beside one long prompt, both in our own system.",
 }
-"""Each is a module with a dataclass `Settings` and a function `measure(settings, say)` that returns the result as one JSON object."""
+"""Each is a module with a dataclass `Settings` and a function `measure(settings, say)`, which yields the result as one JSON object, again
+and again as it becomes fuller, so that what was measured is kept when the rest is not."""
 
 EXAMPLES = {
     "training": ("--model t5-tiny --runs 8 --steps 10", "--model t5-base --prompt 100 --runs 32 --output t5-base.json"),
@@ -45,12 +46,13 @@ def main(argv: Sequence[str], prog: str = "softprompts bench ") -> int:
     module = importlib.import_module(f".{name}", __package__)
     options, settings = _parsed(name, module.Settings, rest, prog)
     try:
-        result = {"benchmark": name, **module.measure(settings, _unsaid if options.quiet else say)}
+        for part in module.measure(settings, _unsaid if options.quiet else say):
+            result = {"benchmark": name, **part}
+            if options.output is not None:
+                write_json(options.output, result)
     except DisagreementError as error:
         print(f"softprompts: {error}", file=sys.stderr)
         return 1
-    if options.output is not None:
-        write_json(options.output, result)
     print(json.dumps(result, ensure_ascii=False) if options.json else table([result]))
     return 0
 

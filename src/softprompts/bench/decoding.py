@@ -5,6 +5,7 @@ No token ends a text, on either side, so that both write the same number.
 """
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -52,7 +53,7 @@ class Settings(Common):
             raise UserError("Tokens and rounds must be at least 1, and --batches numbers such as 1,16,64.")
 
 
-def measure(settings: Settings, say: Say) -> dict[str, Any]:
+def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
     """The benchmark's result."""
     backbone = load(settings.model, settings.dtype, settings.device, settings.seed)
     if not isinstance(backbone, Causal):
@@ -67,7 +68,7 @@ def measure(settings: Settings, say: Say) -> dict[str, Any]:
         rows: list[list[int]] = rng.integers(100, backbone.vocabulary, (size, settings.text)).tolist()
         batches.append({"batch": size, **_timed(settings, backbone, peer, start, rows, say)})
         say(f"batch {size}: PEFT takes {batches[-1]['ratio']['median']:.2f} times as long, {batches[-1]['agreement']:.1%} of tokens agree")
-    return {**surroundings(backbone.device, backbone.dtype), "settings": asdict(settings), "batches": batches}
+        yield {**surroundings(backbone.device, backbone.dtype), "settings": asdict(settings), "batches": batches}
 
 
 def _peer(backbone: Backbone, start: Tensor) -> Any:

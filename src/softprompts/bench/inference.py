@@ -4,7 +4,7 @@ PEFT can mix LoRA adapters in a batch (`adapter_names`), but not prompts, so wit
 read the prompts from the same adapter files, tokenise the texts, and give answers as text.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -60,7 +60,7 @@ class Settings(Common):
             raise UserError("Tasks, tokens and rounds must be at least 1, and the longest prompt no shorter than the shortest.")
 
 
-def measure(settings: Settings, say: Say) -> dict[str, Any]:
+def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
     """The benchmark's result."""
     backbone = load(settings.model, settings.dtype, settings.device, settings.seed)
     if not isinstance(backbone, EncoderDecoder):
@@ -79,13 +79,13 @@ def measure(settings: Settings, say: Say) -> dict[str, Any]:
             works = partial(engine.answer, asked), partial(peer.each, asked, answer)
             ways[way] = {"about": about, **_timed(settings, backbone, say, *works)}
             say(f"{way}: PEFT takes {ways[way]['ratio']['median']:.2f} times as long, {ways[way]['agreement']:.1%} of answers agree")
-    return {
-        **surroundings(backbone.device, backbone.dtype),
-        "settings": asdict(settings),
-        "tasks": settings.tasks,
-        "prompt_tokens": {"shortest": min(peer.lengths), "longest": max(peer.lengths), "mean": sum(peer.lengths) / settings.tasks},
-        "ways": ways,
-    }
+            yield {
+                **surroundings(backbone.device, backbone.dtype),
+                "settings": asdict(settings),
+                "tasks": settings.tasks,
+                "prompt_tokens": {"shortest": min(peer.lengths), "longest": max(peer.lengths), "mean": sum(peer.lengths) / settings.tasks},
+                "ways": ways,
+            }
 
 
 def _timed(

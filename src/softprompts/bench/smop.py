@@ -3,7 +3,7 @@
 The paper reports, for T5-large, 14.6 % of training time, 22.9 % of training memory and 27.2 % of inference FLOPs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -53,7 +53,7 @@ class Settings(Common):
             raise UserError("Rows and steps must be at least 1.")
 
 
-def measure(settings: Settings, say: Say) -> dict[str, Any]:
+def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
     """The benchmark's result."""
     backbone = load(settings.model, settings.dtype, settings.device, settings.seed)
     if backbone.model.config.model_type not in ("t5", "mt5"):
@@ -64,12 +64,12 @@ def measure(settings: Settings, say: Say) -> dict[str, Any]:
     subjects = [
         Subject(name, about, partial(_learners, backbone, rows, own, settings.seed, compiles)) for name, (about, _, own) in METHODS.items()
     ]
-    timed = time_all(subjects, backbone, settings.warmup, settings.steps, say).timed
+    *_, (timed, _) = time_all(subjects, backbone, settings.warmup, settings.steps, say)
     records = {
         subject.name: timed[subject.name].record(subject.about, 1) | _flops(settings, backbone, rows, METHODS[subject.name][1])
         for subject in subjects
     }
-    return {
+    yield {
         **surroundings(backbone.device, backbone.dtype),
         "settings": asdict(settings),
         "compiled": compiles,

@@ -6,7 +6,7 @@ holds padding, copying, forward, backward and optimiser, and nothing else.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import inf
@@ -112,7 +112,7 @@ class Found(NamedTuple):
     left_out: dict[str, str]
 
 
-def measure(settings: Settings, say: Say) -> dict[str, Any]:
+def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
     """The benchmark's result."""
     peft()  # said at once where it is missing
     deadline = time.monotonic() + (settings.seconds or inf)
@@ -122,9 +122,23 @@ def measure(settings: Settings, say: Say) -> dict[str, Any]:
     room = LONGEST if backbone.longest is None else backbone.longest - settings.prompt - 2
     rows = draw(settings.workload, backbone, settings.runs, total, settings.batch, settings.seed, settings.data_dir, room)
     subjects = [*_peers(settings, backbone, rows[:alone]), *_ours(settings, backbone, rows, alone)]
-    timed, left_out = time_all(subjects, backbone, settings.warmup, settings.steps, say, deadline)
+    for timed, left_out in time_all(subjects, backbone, settings.warmup, settings.steps, say, deadline):
+        if any(name.startswith("peft") for name in timed) and all(subject.name in timed for subject in subjects if not subject.apart):
+            yield _result(settings, backbone, rows, subjects, timed, left_out, say)
     if not any(name.startswith("peft") for name in timed):
         raise DisagreementError(f"PEFT did not run, so there is nothing to compare with: {left_out}.")
+
+
+def _result(
+    settings: Settings,
+    backbone: Backbone,
+    rows: Sequence[Rows],
+    subjects: Sequence[Subject],
+    timed: dict[str, Timed],
+    left_out: dict[str, str],
+    say: Say,
+) -> dict[str, Any]:
+    alone, total = settings.alone or min(settings.runs, FEW), settings.warmup + settings.steps
     apart = _checked(timed, alone, backbone.dtype)
     say(f"losses agree: at most {max(apart.values()):.1e} apart")
     return {
@@ -199,7 +213,7 @@ def start(settings: Settings, backbone: Backbone, rows: Rows, run: int) -> Tenso
     return make_run(backbone, rows, _config(settings), settings.seed + run).prompt.table.detach()[0].clone()
 
 
-def time_all(subjects: Sequence[Subject], backbone: Backbone, warmup: int, steps: int, say: Say, deadline: float = inf) -> Found:
+def time_all(subjects: Sequence[Subject], backbone: Backbone, warmup: int, steps: int, say: Say, deadline: float = inf) -> Iterator[Found]:
     """On a GPU one subject after another, so that each has its own peak of memory; on a CPU step by step in turn, so that what else
     the machine does falls on all alike. What is compiled comes last: where it fails, or no time is left, that is told."""
     plain = [subject for subject in subjects if not subject.apart]
@@ -210,6 +224,7 @@ def time_all(subjects: Sequence[Subject], backbone: Backbone, warmup: int, steps
         names = ", ".join(subject.name for subject in some)
         if some[0].apart and time.monotonic() > deadline:
             found.left_out[names] = "no time was left"
+            yield found
             continue
         release(backbone)
         say(f"measuring {names} on {backbone.name}: {warmup} + {steps} steps")
@@ -222,8 +237,8 @@ def time_all(subjects: Sequence[Subject], backbone: Backbone, warmup: int, steps
             say(f"{names} failed: {found.left_out[names]}")
         if some[0].apart:
             torch.compiler.reset()
+        yield found
     release(backbone)
-    return found
 
 
 def _round(subjects: Sequence[Subject], device: torch.device, warmup: int, steps: int, say: Say) -> dict[str, Timed]:

@@ -88,7 +88,7 @@ class Prompt(nn.Module):
         self.unit = unit
 
     def forward(self, embeds: Tensor, mask: Tensor, rng: torch.Generator | None = None, noise: Tensor | None = None) -> Tensor:
-        text = embeds[:, 0] if self.route.router is None else mean_embedding(embeds, mask) / self.unit  # only a router reads it
+        text = mask if self.route.router is None else mean_embedding(embeds, mask) / self.unit  # only a router reads it
         vectors: Tensor = self.route(self.shape(self.table, rng), text, rng, noise)
         return vectors * self.unit
 

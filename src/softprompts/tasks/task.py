@@ -1,13 +1,16 @@
 """Task: rows in, (input text, target text) out; predictions in, metrics out."""
 
 import dataclasses
+import hashlib
 import itertools
+import json
 import os
 import random
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from ..errors import UserError
@@ -178,6 +181,12 @@ class Task:
     """Bad rows that were left out."""
     test: list[Example] = field(default_factory=list)
     """What the best prompt is judged by at the end, where the splits keep some."""
+
+    @cached_property
+    def digest(self) -> str:
+        """What its examples are, as a hash."""
+        rows = json.dumps([self.train, self.validation]).encode()
+        return hashlib.sha256(rows).hexdigest()[:32]
 
     @property
     def labels(self) -> list[str]:

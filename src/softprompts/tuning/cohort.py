@@ -1,6 +1,8 @@
 """Cohort: many runs on one frozen backbone. A single run is a cohort of one; each gets the result it would have had alone."""
 
 import json
+import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +19,10 @@ from .run import Run
 
 MANY = 500
 """Steps to come, of all runs, from which compiling is worth its time."""
+
+
+CACHED = 4096
+"""Tokens of a pass on a CPU; what a larger one computes would not stay in its cache."""
 
 
 class Watcher(Protocol):
@@ -50,7 +56,7 @@ class Cohort:
             raise UserError("The runs of a cohort share one frozen model; tune whole models one at a time.")
         self.members = list(zip(runs, folders, strict=True))
         self.watcher = watcher or Nobody()
-        self.room, self.together = Room(), 256
+        self.room, self.together = Room(CACHED if runs and runs[0].backbone.device.type == "cpu" else math.inf), 256
         for run in runs:
             run.backbone.expect(max(map(len, run.inputs)) + run.config.prompt.length)
         if sum(run.steps - run.step for run in runs) >= MANY:
@@ -58,12 +64,16 @@ class Cohort:
 
     def train(self) -> None:
         """Until every run has taken its last step or has stopped; one that stops leaves the others alone."""
+        begun, learning = time.monotonic(), [run for run, _ in self.members if not run.finished]
         self._after_step([member for member in self.members if member[0].steps == 0])  # nothing to learn: judged as they are
         while active := [member for member in self.members if not member[0].finished]:
             self.step()
             for run, _ in active:
                 self.watcher.stepped(run)
             self._after_step(active)
+        for run in learning:
+            peak, seconds = run.backbone.peak(), time.monotonic() - begun
+            run.cost = {"runs": len(learning), "seconds": round(seconds, 1), "peak_gib": None if peak is None else round(peak, 2)}
 
     def step(self) -> None:
         """One optimiser step of every run that is not at its end, by one forward and backward pass over the rows of all."""

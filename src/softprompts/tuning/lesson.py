@@ -38,7 +38,7 @@ class Lesson(NamedTuple):
 
 @dataclass
 class Room:
-    """The most tokens of a forward pass: no limit until memory sets one."""
+    """The most tokens of a forward pass; where memory sets a limit, it is found."""
 
     tokens: float = math.inf
 

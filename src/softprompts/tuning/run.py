@@ -1,8 +1,6 @@
 """Run: one prompt, one task, one schedule. All is its own but the backbone: prompt, optimiser, data order, randomness, best prompt."""
 
 import dataclasses
-import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -93,12 +91,13 @@ class Run:
         self.stopped: str | None = None
         """Why the run ended before its last step, if it did."""
         self.failed = False
+        self.cost: dict[str, Any] | None = None
+        """Seconds and memory of the training that led here, shared with the runs beside it; None where there was none."""
 
     @cached_property
     def origin(self) -> dict[str, str]:
         """What the run stands on, so that a checkpoint on other data or another model is noticed."""
-        rows = json.dumps([self.task.train, self.task.validation]).encode()
-        return {"data": hashlib.sha256(rows).hexdigest()[:32], "backbone": self.backbone.fingerprint}
+        return {"data": self.task.digest, "backbone": self.backbone.fingerprint}
 
     def _parts(self) -> dict[str, list[torch.nn.Parameter]]:
         """What learns, by the choice it belongs to."""

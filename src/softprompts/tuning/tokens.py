@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,11 @@ FROM = 2000
 """Fewer texts than this are not worth a file."""
 
 
+KEPT = 8
+"""Lists of texts whose ids stay in memory, for the next run of a cohort on the same ones."""
+_kept: OrderedDict[str, list[list[int]]] = OrderedDict()
+
+
 def cache_folder() -> Path:
     """SOFTPROMPTS_CACHE, or the user's cache folder."""
     own = os.environ.get("SOFTPROMPTS_CACHE")
@@ -25,13 +31,24 @@ def cache_folder() -> Path:
 def whole(backbone: Backbone, texts: Sequence[str]) -> list[list[int]]:
     """`backbone.whole(texts)`, from the cache where it is there."""
     words = getattr(backbone.tokenizer, "backend_tokenizer", None)
-    if len(texts) < FROM or words is None:
+    if words is None:
         return backbone.whole(texts)
     digest = hashlib.sha256(f"{type(backbone).__name__}\0{words.to_str()}\0".encode())
     for text in texts:
         digest.update(text.encode("utf-8", "surrogatepass"))
         digest.update(b"\0")
-    path = cache_folder() / "tokens" / f"{digest.hexdigest()[:40]}.safetensors"
+    name = digest.hexdigest()[:40]
+    if name not in _kept:
+        _kept[name] = (
+            backbone.whole(texts) if len(texts) < FROM else _from_disk(backbone, texts, cache_folder() / "tokens" / f"{name}.safetensors")
+        )
+    _kept.move_to_end(name)
+    while len(_kept) > KEPT:
+        _kept.popitem(last=False)
+    return _kept[name]
+
+
+def _from_disk(backbone: Backbone, texts: Sequence[str], path: Path) -> list[list[int]]:
     if path.exists():
         try:
             tensors, _ = read_tensors(path)
