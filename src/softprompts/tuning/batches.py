@@ -1,10 +1,15 @@
 """The order of a run's training rows: a pure function of seed and position, so that a resumed run needs no state to go on."""
 
+import math
 import random
 from collections.abc import Sequence
 
 _CHUNK = 50
 """The most batches sorted by length together; an epoch has at least four such chunks, or rows would meet the same rows again."""
+
+
+FEW = 1024
+"""Tokens of a batch that is not worth splitting for its padding."""
 
 
 class Batches:
@@ -55,7 +60,19 @@ class Batches:
         return rows
 
 
-def by_length(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """All rows once, longest first, in batches of like length: for evaluation, where order does not matter."""
-    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    return [order[i : i + size] for i in range(0, len(order), size)]
+def by_length(lengths: Sequence[int], size: int, waste: float = math.inf, waits: Sequence[int] | None = None) -> list[list[int]]:
+    """All rows once, longest first, in batches of like length: for evaluation, where order does not matter.
+
+    `waste` is the most that padding may make of a batch's tokens, from `FEW` on; rows that keep others waiting (`waits`) come first.
+    """
+    batches: list[list[int]] = []
+    tokens = 0
+    for row in sorted(range(len(lengths)), key=lambda row: (-(waits[row] if waits else 0), -lengths[row])):
+        own = batches[-1] if batches else []
+        padded = (len(own) + 1) * max(lengths[own[0]], lengths[row]) if own else 0
+        if not own or len(own) == size or (tokens >= FEW and padded > waste * (tokens + lengths[row])):
+            batches.append([])
+            tokens = 0
+        batches[-1].append(row)
+        tokens += lengths[row]
+    return batches

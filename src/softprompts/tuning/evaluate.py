@@ -21,6 +21,8 @@ from ..errors import UserError
 from ..prompt import Prompt
 from .batches import by_length
 
+WASTE = 1.25
+"""The most that padding may make of a batch on a CPU, where it costs what a word costs; a GPU would rather have few batches."""
 FREE_LENGTH = 32
 """The most tokens of an answer where there are no labels to say how long one is."""
 
@@ -187,14 +189,11 @@ class Bank:
             head = self.predictors[asked[place][0]].prompt.head
             kinds.setdefault(Kind(scoring[place], None if head is None else head.pool, remembered), []).append(place)
         for kind, places in kinds.items():
-            for batch in by_length([self._length(kind, *asked[place]) for place in places], size):
+            own = [(self.predictors[asked[place][0]], asked[place][1]) for place in places]
+            lengths = [predictor.prompt.config.length + len(row) for predictor, row in own]
+            waits = [predictor.answer_length.bit_length() if kind.scoring == "generate" else 0 for predictor, _ in own]
+            for batch in by_length(lengths, size, WASTE if self.backbone.device.type == "cpu" else math.inf, waits):
                 yield kind, [places[row] for row in batch]
-
-    def _length(self, kind: Kind, number: int, row: Sequence[int]) -> int:
-        """The tokens of prompt and text. A batch that writes waits for its longest answer, so like lengths of answers come first."""
-        predictor = self.predictors[number]
-        waits = predictor.answer_length.bit_length() if kind.scoring == "generate" else 0
-        return waits * 10**6 + predictor.prompt.config.length + len(row)
 
     def _prompted(self, kind: Kind, rows: Sequence[Asked]) -> tuple[Tensor | Memory, Text]:
         """The rows' prompts, and their texts embedded."""

@@ -16,14 +16,13 @@ from ..backbone import Backbone
 from ..backbone.backbone import Text, sent
 from ..backbone.masked import Headed, Heads
 from ..errors import UserError
+from .batches import FEW
 
 if TYPE_CHECKING:
     from .run import Run
 
 WASTE = 1.25
 """The most that padding may add to a group of rows."""
-FEW = 2048
-"""Tokens of a group that is not worth splitting for its padding."""
 
 
 class Lesson(NamedTuple):
