@@ -293,28 +293,29 @@ def _load_tasks(configs: Sequence[RunConfig]) -> list[Task]:
 
 
 def _open(runs: Sequence[Run], folders: Sequence[Path | None], overwrite: bool) -> None:
-    for run, folder in zip(runs, folders, strict=True):
-        if folder is not None:
-            _open_folder(folder, run, overwrite)
+    """All are looked at before anything is removed."""
+    places = [(folder, run) for run, folder in zip(runs, folders, strict=True) if folder is not None]
+    for folder, run in places:
+        _check_folder(folder, run, overwrite)
+    for folder, _ in places:
+        sweep(folder, OURS)
+        if overwrite:
+            for name in OURS:
+                (folder / name).unlink(missing_ok=True)
+            for part in (TRACKS, MODEL):
+                shutil.rmtree(folder / part, ignore_errors=True)
 
 
-def _open_folder(folder: Path, run: Run, overwrite: bool) -> None:
-    """Make the folder ready for a run; nobody's finished work is overwritten unasked."""
-    ours = [folder / name for name in OURS]
+def _check_folder(folder: Path, run: Run, overwrite: bool) -> None:
+    """The folder is there and free for the run; nobody's finished work is overwritten unasked."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"The output {folder} cannot be a folder ({error.strerror}); name another with --output.") from None
     config = folder / CONFIG
-    if config.exists() and not config.read_text(encoding="utf-8", errors="replace").startswith(CONFIG_HEAD):
+    if config.exists() and not (config.is_file() and config.read_text(encoding="utf-8", errors="replace").startswith(CONFIG_HEAD)):
         raise UserError(f"{config} is not one of ours; name another folder with --output.")
-    sweep(folder, [path.name for path in ours])
-    if overwrite:
-        for path in ours:
-            path.unlink(missing_ok=True)
-        for part in (TRACKS, MODEL):
-            shutil.rmtree(folder / part, ignore_errors=True)
-    elif (folder / CARD).exists() and not (folder / CHECKPOINT).exists() and not _untrained(folder, run):
+    if not overwrite and (folder / CARD).exists() and not (folder / CHECKPOINT).exists() and not _untrained(folder, run):
         raise UserError(f"{folder} already holds a prompt; choose another --output, or replace it with --overwrite.")
 
 

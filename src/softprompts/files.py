@@ -1,5 +1,6 @@
 """Files that are whole or not there: everything is written beside its place and moved in."""
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -14,22 +15,40 @@ if TYPE_CHECKING:
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` on a temporary file in the same folder, then move it to `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write(beside)
         with beside.open("rb") as done:
             os.fsync(done.fileno())
         os.replace(beside, path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror or error}); make room, or name another place.") from None
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 def sweep(folder: Path, names: Iterable[str]) -> None:
     """Remove what a killed process left beside these files."""
     for path in (Path(name) for name in names):
         for left in folder.glob(f".{path.stem}.*{path.suffix}"):
-            left.unlink(missing_ok=True)
+            owner = left.name.removeprefix(f".{path.stem}.").removesuffix(path.suffix)
+            if not (owner.isdigit() and _alive(int(owner))):
+                left.unlink(missing_ok=True)
+
+
+def _alive(process: int) -> bool:
+    """Whether a process, other than this one, is at work."""
+    if process == os.getpid() or os.name == "nt":  # where asking would be a Ctrl-C
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def write_text(path: Path, text: str) -> None:
@@ -42,11 +61,19 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", note: Mapping[str, Any] | None = None) -> None:
     """Tensors, and a JSON `note` in the file's header, as one safetensors file."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = {"format": "pt"} | ({"note": json.dumps(note)} if note is not None else {})
-    write_atomically(path, lambda place: save_file(plain, place, metadata=header))
+
+    def write(place: Path) -> None:
+        try:
+            save_file(plain, place, metadata=header)
+        except SafetensorError as error:  # how it tells of a full disk
+            raise OSError(str(error)) from None
+
+    write_atomically(path, write)
 
 
 def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":

@@ -40,7 +40,7 @@ def over_seeds(runs: Sequence[Record]) -> list[Record]:
 
 
 def _spread(group: Sequence[Record]) -> Record:
-    scored = [run["metrics"] for run in group if "metrics" in run]
+    scored = [run["metrics"] for run in group if not run["failed"]]
     columns = {name: [metrics[name] for metrics in scored] for name in (scored[0] if scored else ())}
     return {
         "runs": len(group),

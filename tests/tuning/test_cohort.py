@@ -59,7 +59,7 @@ def compare(csv: Path, backbone: Backbone, settings: list[dict[str, Any]], **tun
     return together
 
 
-@pytest.mark.parametrize("kind", ["t5", "bart", "gpt2", "llama", "bert", "minilm"])
+@pytest.mark.parametrize("kind", ["t5", "bart", "gpt2", "llama", "bert", "deberta", "minilm"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_each_run_is_the_run_alone(kind: str, dropout: float, toy_csv: Path) -> None:
     """Lengths, methods, optimisers, schedules, clipping, accumulation and places mixed.
@@ -204,3 +204,34 @@ def test_whole_models_are_tuned_one_at_a_time(toy_csv: Path) -> None:
     whole = make(toy_csv, backbone, {"preset": "model-tuning"})
     with pytest.raises(UserError, match="one at a time"):
         Cohort([*whole, *whole], [None, None])
+
+
+def test_a_model_that_was_tuned_is_read_anew(toy_csv: Path) -> None:
+    """What was made of its weights before they changed is made again."""
+    backbone = random_model("t5")
+    text, vectors = backbone.embed_rows([[5, 6, 7, 1], [8, 1]]), torch.randn(2, 3, backbone.hidden)
+    asked = (vectors, text, [[9, 1], [10, 1]], torch.ones(2), torch.zeros(2))
+    backbone.gradients(*asked)
+    (run,) = make(toy_csv, backbone, {"preset": "model-tuning"}, lr=0.1)
+    Cohort([run], [None]).train()
+    run.restore_best()
+    text = backbone.embed_rows([[5, 6, 7, 1], [8, 1]])
+    plain = Backbone.gradients(backbone, vectors, text, *asked[2:])
+    torch.testing.assert_close(backbone.gradients(vectors, text, *asked[2:])[0], plain[0], rtol=1e-5, atol=1e-5)
+
+
+def test_one_run_that_is_due_is_judged_in_smaller_batches_when_memory_is_short(
+    t5: Backbone, toy_csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (wanted,), (run,) = (make(toy_csv, t5, MIXED[1]) for _ in range(2))
+    Cohort([wanted], [None]).train()
+    real = type(t5).generate
+
+    def small(self: Backbone, prompt: Tensor, text: Any, limit: Any) -> Tensor:
+        if len(text.mask) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return real(self, prompt, text, limit)
+
+    monkeypatch.setattr(type(t5), "generate", small)
+    Cohort([run], [None]).train()
+    same(run, wanted)

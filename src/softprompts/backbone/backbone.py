@@ -5,6 +5,7 @@ Shape letters: B batch, T text tokens, P prompt tokens, H hidden, N target token
 """
 
 import hashlib
+import itertools
 import json
 import math
 import sys
@@ -14,10 +15,12 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.activations import NewGELUActivation
 
+from ..devices import sent
 from ..errors import UserError
 from .dropout import Counted, recomputed
 from .memory import Memory
@@ -44,8 +47,12 @@ class Text(NamedTuple):
 
     def rows(self, which: Sequence[int] | slice) -> "Text":
         """Some of the rows."""
-        which = which if isinstance(which, slice) else list(which)
-        parts: list[Any] = [part if part is None else part[which] for part in self]
+        if isinstance(which, slice):
+            parts: list[Any] = [part if part is None else part[which] for part in self]
+            return Text(*parts)
+        here = torch.tensor(list(which))
+        there = sent(here, self.mask.device)
+        parts = [part if part is None else part[there if part.device == there.device else here] for part in self]
         return Text(*parts)
 
     def joined(self, prompt: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,7 +60,7 @@ class Text(NamedTuple):
         embeds = torch.cat([prompt.to(self.embeds), self.embeds], dim=1)
         own = self.mask.new_ones(prompt.shape[:2])
         if self.given is not None:
-            own = (torch.arange(prompt.shape[1]).to(self.given) < self.given[:, None]).to(self.mask)
+            own = sent(torch.arange(prompt.shape[1]).to(self.given) < self.given[:, None], self.mask.device).to(self.mask)
         mask = torch.cat([own, self.mask], dim=1)
         if self.at is None and self.given is None:
             return embeds, mask
@@ -64,8 +71,8 @@ class Text(NamedTuple):
         """The columns of `length` prompt vectors and of the text after joining: [B, P + T]; vectors that are not a row's own stand last."""
         batch, width = self.mask.shape
         own, given = (torch.arange(size, device=self.mask.device).expand(batch, -1) for size in (width, length))
-        at = self.mask.new_zeros(batch, 1) if self.at is None else self.at.to(self.mask)[:, None]
-        kept = self.mask.new_full((batch, 1), length) if self.given is None else self.given.to(self.mask)[:, None]
+        at = self.mask.new_zeros(batch, 1) if self.at is None else sent(self.at, self.mask.device)[:, None]
+        kept = self.mask.new_full((batch, 1), length) if self.given is None else sent(self.given, self.mask.device)[:, None]
         return torch.cat([torch.where(given < kept, given + at, given + width), torch.where(own < at, own, own + kept)], dim=1)
 
 
@@ -230,13 +237,11 @@ class Backbone(ABC):
 
     def collate(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Ids of different lengths as [B, T] and their mask, pads at the end whatever side the tokenizer prefers."""
-        longest = max(map(len, rows))
-        ids = torch.full((len(rows), longest), self.pad)
-        mask = torch.zeros(len(rows), longest, dtype=torch.long)
-        for row, (tokens, kept) in enumerate(zip(rows, (len(r) for r in rows), strict=True)):
-            ids[row, :kept] = torch.tensor(tokens, dtype=torch.long)
-            mask[row, :kept] = 1
-        return ids, mask
+        sizes = np.fromiter(map(len, rows), np.int64, len(rows))
+        mask = np.arange(sizes.max()) < sizes[:, None]
+        ids = np.full(mask.shape, self.pad, np.int64)
+        ids[mask] = np.fromiter(itertools.chain.from_iterable(rows), np.int64, int(sizes.sum()))
+        return torch.from_numpy(ids), torch.from_numpy(mask.astype(np.int64))
 
     def embed(self, ids: Tensor, mask: Tensor, place: Place = "prefix") -> Text:
         """[B, T] -> embeddings; pads on the left or inside are moved to the end, so that rows are always [text; pad]."""
@@ -260,7 +265,8 @@ class Backbone(ABC):
         """The model as it is now, frozen for good under a fingerprint of its own."""
         self.model.requires_grad_(False)
         self.frozen = True
-        self.__dict__.pop("fingerprint", None)
+        for name in ("fingerprint", "unit", "packed"):  # what was made of the weights before
+            self.__dict__.pop(name, None)
 
     def embed_rows(self, rows: Sequence[Sequence[int]], place: Place = "prefix") -> Text:
         return self.embed(*self.collate(rows), place)
@@ -395,7 +401,7 @@ class Backbone(ABC):
         with ExitStack() as stack:
             counted = None
             if rates is not None and seeds is not None:
-                stack.enter_context(counted := Counted(rates.to(self.device), seeds.to(self.device)))
+                stack.enter_context(counted := Counted(sent(rates, self.device), sent(seeds, self.device)))
                 stack.enter_context(self._dropping())
             if recompute:
                 stack.enter_context(recomputed(self.blocks(), counted))
@@ -415,11 +421,6 @@ class Backbone(ABC):
             yield
         finally:
             self.model.eval()
-
-
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on its way to `device`, without waiting for what the device is at."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and not tensor.is_cuda else tensor.to(device)
 
 
 def fused(model: Any) -> Any:

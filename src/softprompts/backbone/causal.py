@@ -13,11 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..devices import sent
 from ..errors import UserError
 from .backbone import Losses, Text, only
 from .memory import Memory, Reading
 from .writer import Writer
 
+REMEMBERS = frozenset(
+    (
+        *("gpt2", "gptj", "gpt_neox", "opt", "bloom", "xglm", "llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma"),
+        *("gemma2", "gemma3_text", "phi", "phi3", "smollm3", "olmo", "olmo2", "starcoder2", "stablelm", "cohere", "granite"),
+    )
+)
+"""Models that count positions as they are told. Others (MPT, GPT-Neo) count columns, and pads between a prompt and a text would count."""
 TOGETHER = 64
 """Prompts that are read together to be remembered."""
 
@@ -68,7 +76,7 @@ class Causal(Writer):
 
     def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:
         embeds, mask = text.joined(prompt)
-        ids, kept = (part.to(self.device) for part in self.collate(targets))
+        ids, kept = (sent(part, self.device) for part in self.collate(targets))
         with self.still():
             written = self.embedding(ids)
         embeds, whole = torch.cat([embeds, written], dim=1), torch.cat([mask, kept], dim=1)
@@ -106,7 +114,11 @@ class Causal(Writer):
     def remember(self, vectors: Tensor, given: Tensor) -> Memory | None:
         """Each prompt is read by itself, from the first position on. Positions that stretch with the text's length forbid it."""
         stretched = ("dynamic", "longrope")
-        if vectors.shape[1] == 0 or any(kind in str(getattr(self.model.config, "rope_parameters", None)) for kind in stretched):
+        if (
+            vectors.shape[1] == 0
+            or self.model.config.model_type not in REMEMBERS
+            or any(kind in str(getattr(self.model.config, "rope_parameters", None)) for kind in stretched)
+        ):
             return None
         mask = (torch.arange(vectors.shape[1], device=self.device) < given[:, None].clamp(min=1)).long()
         embeds = vectors.to(self.model.dtype)

@@ -56,8 +56,10 @@ class Counted(TorchFunctionMode):
         return self.drop(scores.softmax(-1)) @ value
 
     def drop(self, states: Tensor) -> Tensor:
-        """Some numbers of every row gone, the rest scaled up for them."""
+        """Some numbers of every row gone, the rest scaled up for them; what all rows share (DeBERTa's distances) stays whole."""
         self.calls += 1
+        if states.dim() < 3:
+            return states
         many = states.shape[0] // len(self.seeds)  # heads may have been folded into the rows
         seeds, rates = (part.repeat_interleave(many) if many > 1 else part for part in (self.seeds, self.rates))
         within = torch.arange(len(seeds), device=states.device) % many

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..devices import sent
 from ..errors import UserError
 from . import kernels
-from .backbone import Losses, Text, sent
+from .backbone import Losses, Text
 from .memory import Memory, Reading
 from .packed import Packed
 from .writer import Writer
@@ -67,7 +68,7 @@ class EncoderDecoder(Writer):
         return Packed(self.model, self._shifted) if Packed.fits(self.model) else None
 
     def _losses(self, source: dict[str, Any], targets: Sequence[Sequence[int]]) -> Losses:
-        ids, mask = (part.to(self.device) for part in self.collate(targets))
+        ids, mask = (sent(part, self.device) for part in self.collate(targets))
         return Losses.of(self.model(**source, decoder_input_ids=self._shifted(ids), use_cache=False).logits, ids, mask)
 
     def _shifted(self, ids: Tensor) -> Tensor:

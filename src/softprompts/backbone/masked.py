@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..devices import sent
 from ..errors import UserError
-from .backbone import Backbone, Candidates, Head, Losses, Place, Text, each_row, only, sent
+from .backbone import Backbone, Candidates, Head, Losses, Place, Text, each_row, only
 from .memory import Memory
 
 _NEAR = 16
@@ -91,7 +92,7 @@ class Masked(Backbone):
         return kept(logits)
 
     def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:
-        ids = torch.tensor([list(target) for target in targets], device=self.device)
+        ids = sent(torch.tensor([list(target) for target in targets]), self.device)
         return Losses.of(self.logits(prompt, text), ids, torch.ones_like(ids))
 
     @torch.no_grad()

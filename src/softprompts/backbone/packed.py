@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from ..devices import sent
 from . import kernels
-from .backbone import Losses, Text, sent
+from .backbone import Losses, Text
 
 NAME = "softprompts_packed"
 KINDS = frozenset({"t5", "mt5"})

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .backbone import Backbone, Candidates, Losses, Text, each_row, sent
+from ..devices import sent
+from .backbone import Backbone, Candidates, Losses, Text, each_row
 from .memory import Memory, Reading
 
 ROOM = 2**32

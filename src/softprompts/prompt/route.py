@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from ..devices import sent
 from ..errors import UserError
 
 
@@ -124,7 +125,7 @@ class Stochastic(Route):
         if not self.training:
             return prompts.mean(0).expand(len(text), -1, -1)
         drawn = noise if noise is not None else torch.randint(len(prompts), (len(text),), generator=rng)
-        return blend(nn.functional.one_hot(drawn.to(prompts.device), len(prompts)).to(prompts.dtype), prompts)
+        return blend(nn.functional.one_hot(sent(drawn, prompts.device), len(prompts)).to(prompts.dtype), prompts)
 
     def level(self) -> float:
         return 1.0
@@ -161,4 +162,4 @@ def blend(weights: Tensor, prompts: Tensor) -> Tensor:
 
 def _draw(given: Tensor | None, sample: Callable[[], Tensor], like: Tensor) -> Tensor:
     """Noise that was passed in, or fresh noise; drawn on the CPU, so that a seed means the same on every device."""
-    return (sample() if given is None else given).to(like)
+    return sent(sample() if given is None else given, like.device).to(like.dtype)

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ..devices import sent
 from ..errors import UserError
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -208,7 +209,7 @@ def _dropout(tensor: Tensor, rate: float, rng: torch.Generator | None) -> Tensor
     if not rate or rng is None:
         return tensor
     keep = torch.rand(tensor.shape, generator=rng) >= rate
-    return tensor * keep.to(tensor.device) / (1 - rate)
+    return tensor * sent(keep, tensor.device) / (1 - rate)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ def load_checkpoint(run: "Run", folder: Path) -> None:
     try:
         tensors, note = read_tensors(folder / CHECKPOINT)
     except UserError as error:
-        raise UserError(f"{error} Or start the run anew with --overwrite.") from None
+        raise UserError(f"{error} Or start that run anew: remove {folder}, or give --overwrite for all.") from None
     if not isinstance(note, dict) or note.get("config") != run.config.plain():
         raise UserError(f"{folder} holds a run with other settings; choose another --output, or start it anew with --overwrite.")
     changed = [what for what, digest in run.origin.items() if note.get("origin", {}).get(what) != digest]
@@ -45,11 +45,14 @@ def load_checkpoint(run: "Run", folder: Path) -> None:
         _load_optimizer(run.optimizer, _under(tensors, "optimizer/"))
         for name in PLACE:
             setattr(run, name, note[name])
+        if not all(bool(value.isfinite().all()) for name, value in tensors.items() if name.startswith(("state/", "best/"))):
+            raise ValueError("it holds numbers that are none")
         scores = [entry[run.metric] for entry in run.history]
         if not 0 < run.step <= run.steps or (scores and run.best is None) or not run.optimizer.state_dict()["state"]:
             raise ValueError("parts of it are missing")
     except (KeyError, IndexError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{folder / CHECKPOINT} is damaged or of another version ({error}); start anew with --overwrite.") from None
+        wrong = f"{folder / CHECKPOINT} is damaged or of another version ({error})"
+        raise UserError(f"{wrong}; start that run anew: remove {folder}, or give --overwrite for all.") from None
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

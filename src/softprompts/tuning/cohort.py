@@ -95,7 +95,7 @@ class Cohort:
 
     def _evaluate(self, due: Sequence[Run]) -> None:
         """The rows of all that are due share batches; several processes share out each run's own."""
-        if len(due) > 1 and due[0].team.size == 1:
+        if due and due[0].team.size == 1:
             answers = self._answers(due)
         else:
             answers = [run.answers(lambda rows, run=run: self.watcher.evaluating(run, rows)) for run in due]  # type: ignore[misc]
@@ -105,7 +105,7 @@ class Cohort:
 
     def _answers(self, due: Sequence[Run]) -> list[list[str]]:
         jobs = [(run.predictor(), run.held_out) for run in due]
-        left = {run: len(run.held_out) for run in due}
+        left: dict[Run, int] = {}
 
         def tick(rows: int) -> None:
             """Rows come in any order; the runs are told of them one after another."""
@@ -117,6 +117,7 @@ class Cohort:
                     self.watcher.evaluating(run, own)
 
         while True:
+            left |= {run: len(run.held_out) for run in due}
             try:
                 return answer_all(jobs, tick, self.together)
             except torch.OutOfMemoryError:

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..backbone import Backbone, Text
-from ..backbone.backbone import Place, sent
+from ..backbone.backbone import Place
 from ..backbone.memory import Memory
+from ..devices import sent
 from ..errors import UserError
 from ..prompt import Prompt
 from .batches import by_length
@@ -75,6 +76,8 @@ class Predictor:
 
     def probabilities(self, texts: Sequence[str]) -> list[dict[str, float]]:
         """How likely each label word is, among the label words, for every text."""
+        if not self.labels:
+            raise UserError("This prompt writes freely and has no labels to choose among; ask it for an answer.")
         rows = self.backbone.tokenise(texts, self.budget) if texts else []
         return self._alone.probabilities([(0, row) for row in rows], self.batch_size)
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ..backbone import Backbone
-from ..backbone.backbone import Text, sent
+from ..backbone.backbone import Text
 from ..backbone.masked import Headed, Heads
+from ..devices import sent
 from ..errors import UserError
 from .batches import FEW
 
@@ -81,7 +82,7 @@ def _learn_alike(lessons: Sequence[Lesson], room: Room) -> list[Tensor]:
         mine = team.share(range(len(lesson.inputs)))
         weight = 1.0 / lesson.tokens if mine else 0.0  # a process without a row goes through the motions: the others may wait for it
         batch += [_Row(run, begin + row, lesson.targets[row], weight, seed + row) for row in mine or [0]]
-    text = text._replace(at=_at(lessons, spans, text), given=_lengths(vectors))
+    text = text._replace(at=_at(lessons), given=_lengths(vectors))
     nll, gradient = _passes(batch, _stacked([part.detach() for part in vectors]), text, room)
     torch.autograd.backward(vectors, [gradient[span, : part.shape[1]] for span, part in zip(spans, vectors, strict=True)])
     return [nll[span].sum() / lesson.tokens for span, lesson in zip(spans, lessons, strict=True)]
@@ -100,16 +101,15 @@ def _lengths(vectors: Sequence[Tensor]) -> Tensor | None:
     return torch.cat([torch.full((len(part),), part.shape[1]) for part in vectors])
 
 
-def _at(lessons: Sequence[Lesson], spans: Sequence[slice], text: Text) -> Tensor | None:
+def _at(lessons: Sequence[Lesson]) -> Tensor | None:
     """Where each row's prompt goes in; None: before all."""
     if all(lesson.run.config.prompt.place == "prefix" for lesson in lessons):
         return None
-    assert text.ids is not None
-    ids, mask = text.ids.cpu(), text.mask.cpu()
     found = []
-    for lesson, span in zip(lessons, spans, strict=True):
-        at = lesson.run.speaker.at(ids[span], mask[span], lesson.run.config.prompt.place)
-        found.append(torch.zeros_like(mask[span, 0]) if at is None else at)
+    for lesson in lessons:
+        ids, mask = lesson.run.backbone.collate(lesson.inputs)
+        at = lesson.run.speaker.at(ids, mask, lesson.run.config.prompt.place)
+        found.append(torch.zeros_like(mask[:, 0]) if at is None else at)
     return torch.cat(found)
 
 
@@ -153,7 +153,8 @@ def _sizes(rows: Sequence[_Row], vectors: Tensor, text: Text) -> list[int]:
     """The tokens of each row, prompt included."""
     assert text.sizes is not None
     total = text.sizes + (vectors.shape[1] if text.given is None else text.given)
-    return [int(total[row.place]) for row in rows]
+    sizes: list[int] = total.tolist()
+    return [sizes[row.place] for row in rows]
 
 
 def _groups(batch: Sequence[_Row], vectors: Tensor, text: Text, room: Room) -> list[list[_Row]]:

@@ -7,11 +7,12 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import math
+import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..choice import Choice, coerce, options_of
@@ -23,6 +24,8 @@ from .config import RunConfig, merge, run_config
 ONE_FOR_ALL = ("model", "dtype", "device", "trust_remote_code")
 """What the runs of a cohort share."""
 
+MOST = 10_000
+"""Runs of one command."""
 LONGEST = 120
 """Characters of a folder's name."""
 
@@ -44,10 +47,13 @@ def run_configs(*layers: Mapping[str, Any]) -> list[Member]:
     for layer in layers:
         given = merge(given, layer)
     for name in ONE_FOR_ALL:
-        if _listed(given.get(name)) and not (name == "model" and Path(str(given[name])).exists()):
+        if _listed(given.get(name)) and not (name == "model" and os.path.exists(str(given[name]))):
             shared = "but all runs of a command share one frozen model"
             raise UserError(f"{name} is {given[name]!r}, {shared}; give one {name}, and another command for another.")
     lists = {path: _values(".".join(path), value, hint) for path, hint in _places().items() if _listed(value := _at(given, path))}
+    many = math.prod(map(len, lists.values()))
+    if many > MOST:
+        raise UserError(f"These lists make {many:,} runs, and one command takes {MOST:,} at most; give shorter lists.")
     picks = list(itertools.product(*lists.values()))
     configs = [run_config(functools.reduce(_with, zip(lists, pick, strict=True), given)) for pick in picks]
     if len(configs) > 1 and any(config.tuning.trains == "model" for config in configs):
@@ -138,12 +144,14 @@ def _plain(value: Any) -> Any:
 def _names(aparts: Sequence[Mapping[str, Any]]) -> list[str]:
     """A folder's name for each, all different: `task=helpdesk-intent_lr=0.1_seed=0`. No commas, which lists of folders are split at."""
     names: list[str] = []
+    taken: set[str] = set()
     for apart in aparts:
         name = "_".join(_folded(setting.replace("_", "-"), said(value)) for setting, value in apart.items())
         if len(name) > LONGEST:
             name = f"{name[: LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
         others = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-        names.append(next(other for other in others if other.lower() not in map(str.lower, names)))
+        names.append(next(other for other in others if other.lower() not in taken))
+        taken.add(names[-1].lower())
     return names
 
 
