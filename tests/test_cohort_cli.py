@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from softprompts.api import Tuned, tune_cohort
 from softprompts.backbone import Backbone
 from softprompts.cli import main
 from softprompts.errors import UserError
-from softprompts.files import read_tensors
+from softprompts.files import read_tensors, sweep, write_tensors
 from softprompts.progress import CohortWatcher
 from softprompts.tuning import Run
 from softprompts.tuning.lists import Member, run_configs
@@ -364,3 +365,54 @@ def test_no_terminal_sees_nothing(t5: Backbone, toy_csv: Path, capsys: pytest.Ca
     with CohortWatcher([member.apart for member in members]) as watcher:
         tune_cohort(members, None, watcher=watcher, backbone=t5, began=watcher.began)
     assert capsys.readouterr() == ("", "")
+
+
+# -- nothing is lost ---------------------------------------------------------------------------------------------------------
+
+
+def test_overwriting_removes_nothing_before_every_folder_was_looked_at(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
+    tune_cohort(small(toy_csv, seed=[0, 1]), tmp_path, backbone=t5)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    last = sorted(folder for folder in tmp_path.iterdir() if folder.is_dir())[-1]
+    (last / "config.yaml").write_text("somebody: else\n")
+    with pytest.raises(UserError, match="not one of ours"):
+        tune_cohort(small(toy_csv, seed=[0, 1]), tmp_path, overwrite=True, backbone=t5)
+    (last / "config.yaml").write_bytes(before[last / "config.yaml"])
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_checkpoint_with_numbers_that_are_none_replaces_no_prompt(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
+    tune_cohort(small(toy_csv, seed=[0, 1]), tmp_path, backbone=t5)
+    folder = sorted(folder for folder in tmp_path.iterdir() if folder.is_dir())[0]
+    tensors, note = read_tensors(folder / "checkpoint.safetensors")
+    good = (folder / "prompt.safetensors").read_bytes()
+    ruined = {name: value * float("nan") if name.startswith("best/") else value for name, value in tensors.items()}
+    write_tensors(folder / "checkpoint.safetensors", ruined, note)
+    with pytest.raises(UserError, match=f"start that run anew: remove {re.escape(str(folder))}"):
+        tune_cohort(small(toy_csv, seed=[0, 1]), tmp_path, backbone=t5)
+    assert (folder / "prompt.safetensors").read_bytes() == good
+
+
+def test_a_file_that_another_process_is_writing_is_left_alone(tmp_path: Path) -> None:
+    alive = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        theirs, dead = tmp_path / f".checkpoint.{alive.pid}.safetensors", tmp_path / ".checkpoint.999999999.safetensors"
+        theirs.touch()
+        dead.touch()
+        sweep(tmp_path, ["checkpoint.safetensors"])
+        assert theirs.exists()
+        assert not dead.exists()
+    finally:
+        alive.kill()
+        alive.wait()
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be written"):
+        write_tensors(tmp_path / "file" / "x.safetensors", {"a": torch.zeros(2)})
+
+
+def test_too_many_runs_are_refused_before_any_is_made() -> None:
+    with pytest.raises(UserError, match="100,000 runs"):
+        run_configs({"seed": ",".join(map(str, range(1000))), "tuning": {"lr": [0.1 * (n + 1) for n in range(100)]}})

@@ -144,3 +144,15 @@ def test_what_follows_an_end_is_no_word() -> None:
     assert backbone.decode(torch.tensor([[backbone.pad]])) != [""]
     written = backbone.generate(prompts()[WHO], backbone.embed_rows(backbone.tokenise(TEXTS, 40)), [1, 4, 4, 4, 4])
     assert backbone.decode(written[:1, 1:]) == [""]
+
+
+def test_a_model_that_counts_columns_reads_its_prompts() -> None:
+    """Pads between a remembered prompt and a text would count in MPT's and GPT-Neo's distances."""
+    import transformers
+
+    config = transformers.GPTNeoConfig(
+        vocab_size=400, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=16,
+        max_position_embeddings=128,
+    )  # fmt: skip
+    backbone = Causal(transformers.GPTNeoForCausalLM(config), random_model("gpt2").tokenizer, "neo")
+    assert backbone.remember(prompts(), torch.tensor(LENGTHS)) is None
