@@ -156,3 +156,18 @@ def test_a_model_that_counts_columns_reads_its_prompts() -> None:
     )  # fmt: skip
     backbone = Causal(transformers.GPTNeoForCausalLM(config), random_model("gpt2").tokenizer, "neo")
     assert backbone.remember(prompts(), torch.tensor(LENGTHS)) is None
+
+
+@pytest.mark.parametrize("kind", CAUSALS)
+def test_steps_over_keys_and_values_that_stay_in_their_place_write_the_same(kind: str) -> None:
+    """What a GPU records and replays, taken step by step; several times, so that what the last answer left behind does no harm."""
+    backbone = random_causal(kind)
+    text = backbone.embed_rows(backbone.tokenise(TEXTS, 20))
+    for seed in range(3):
+        prompt = torch.randn(len(TEXTS), 4, 32, generator=torch.Generator().manual_seed(seed))
+        backbone.records = False
+        plain = backbone.generate(prompt, text, 12)
+        backbone.records = True
+        assert torch.equal(backbone.generate(prompt, text, 12), plain)
+    sliding = kind == "gemma2"
+    assert len(backbone.steps.kept) == (0 if sliding else 1)

@@ -7,7 +7,8 @@ slides over a row's own tokens. Positions are counted over each row's own tokens
 the same for all of them, is read once and remembered.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ..devices import sent
 from ..errors import UserError
 from .backbone import Losses, Text, only
 from .memory import Memory, Reading
+from .stepping import Steps
 from .writer import Writer
 
 REMEMBERS = frozenset(
@@ -26,6 +28,8 @@ REMEMBERS = frozenset(
     )
 )
 """Models that count positions as they are told. Others (MPT, GPT-Neo) count columns, and pads between a prompt and a text would count."""
+LONG = 8
+"""Tokens of an answer from which recording a step is worth its time."""
 TOGETHER = 64
 """Prompts that are read together to be remembered."""
 
@@ -109,6 +113,21 @@ class Causal(Writer):
         asked = {"attention_mask": reading.mask, "position_ids": positions, "past_key_values": reading.cache}
         logits: Tensor = self.model(input_ids=tokens, use_cache=True, **asked).logits
         return logits
+
+    records = False
+    """Whether the steps of long answers are recorded on a GPU and replayed. Off until it has been measured there."""
+
+    @cached_property
+    def steps(self) -> Steps:
+        return Steps(self.model)
+
+    def stepper(self, reading: Reading, more: int) -> Callable[[Tensor], Tensor]:
+        recorded = self.steps.after(reading, more) if self.records and more >= LONG else None
+        return recorded or super().stepper(reading, more)
+
+    def forget(self) -> None:
+        self.__dict__.pop("steps", None)
+        super().forget()
 
     @torch.no_grad()
     def remember(self, vectors: Tensor, given: Tensor) -> Memory | None:

@@ -1,7 +1,7 @@
 """Models that write. They read a row once; every candidate answer, or the greedy one, goes on from what was read."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -54,14 +54,18 @@ class Writer(Backbone):
         last, ends = (sent(torch.tensor(part), self.device) for part in (limits, sorted(self.ends)))
         open_rows = torch.ones(rows, dtype=torch.bool, device=self.device)
         written: list[Tensor] = []
-        logits = reading.logits
+        logits, step = reading.logits, self.stepper(reading, max(limits))
         while True:
             tokens = torch.where(open_rows, logits.argmax(-1), self.filler)
             written.append(tokens)
             open_rows = open_rows & ~torch.isin(tokens, ends) & (last > len(written))
             if len(written) == max(limits) or not bool(open_rows.any()):
                 return torch.stack(written, dim=1)
-            logits = self.go_on(reading, tokens[:, None])[:, -1]
+            logits = step(tokens[:, None])
+
+    def stepper(self, reading: Reading, more: int) -> Callable[[Tensor], Tensor]:
+        """What gives the logits [B, V] after one more token [B, 1], up to `more` times."""
+        return lambda tokens: self.go_on(reading, tokens)[:, -1]
 
     @property
     def filler(self) -> int:

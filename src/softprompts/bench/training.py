@@ -100,9 +100,12 @@ class Timed(NamedTuple):
     compile_s: float
     peak_gib: float | None
     losses: list[list[float]]
+    model_gib: float | None = None
+    """Of the peak, what was there before: the frozen model."""
 
     def record(self, about: str, runs: int) -> dict[str, Any]:
-        return {"about": about, "runs": runs, "seconds": spread(self.seconds), "compile_s": self.compile_s, "peak_gib": self.peak_gib}
+        memory = {"peak_gib": self.peak_gib, "model_gib": self.model_gib}
+        return {"about": about, "runs": runs, "seconds": spread(self.seconds), "compile_s": self.compile_s, **memory}
 
 
 class Found(NamedTuple):
@@ -242,6 +245,7 @@ def time_all(subjects: Sequence[Subject], backbone: Backbone, warmup: int, steps
 
 
 def _round(subjects: Sequence[Subject], device: torch.device, warmup: int, steps: int, say: Say) -> dict[str, Timed]:
+    held = round(torch.cuda.memory_allocated(device) / 2**30, 3) if device.type == "cuda" else None
     learners = [(subject.name, learner) for subject in subjects for learner in subject.make()]
     clocks = [Clock(device) for _ in learners]
     before = {subject.name: 0.0 for subject in subjects}
@@ -263,7 +267,7 @@ def _round(subjects: Sequence[Subject], device: torch.device, warmup: int, steps
         typical = sum(median(seconds) for _, seconds in own)
         losses = [run for learner, _ in own for run in learner.losses()]
         compile_s = round(max(0.0, before[subject.name] - warmup * typical), 2)
-        found[subject.name] = Timed(seconds, compile_s, peak_gib(device), losses)
+        found[subject.name] = Timed(seconds, compile_s, peak_gib(device), losses, held)
         say(f"{subject.name}: {1000 * median(seconds):.2f} ms for a step of one run, warm-up {before[subject.name]:.1f} s")
     return found
 

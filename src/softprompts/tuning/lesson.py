@@ -91,7 +91,12 @@ def _learn_alike(lessons: Sequence[Lesson], room: Room) -> list[Tensor]:
 def _stacked(vectors: Sequence[Tensor]) -> Tensor:
     """Prompts of several lengths as one tensor: [B, P, H]."""
     most = max(part.shape[1] for part in vectors)
-    return torch.cat([nn.functional.pad(part, (0, 0, 0, most - part.shape[1])) for part in vectors])
+    return torch.cat([_wide(part, most) for part in vectors])
+
+
+def _wide(vectors: Tensor, most: int) -> Tensor:
+    """[B, P, H] with zeros up to `most` vectors."""
+    return vectors if vectors.shape[1] == most else nn.functional.pad(vectors, (0, 0, 0, most - vectors.shape[1]))
 
 
 def _lengths(vectors: Sequence[Tensor]) -> Tensor | None:
@@ -121,7 +126,7 @@ def _passes(batch: Sequence[_Row], vectors: Tensor, text: Text, room: Room) -> t
     todo = [list(batch)] if once else _groups(batch, vectors, text, room)
     while todo:
         rows = todo.pop()
-        heads = {head: None if head.grad is None else head.grad.clone() for row in rows for head in row.run.prompt.groups()["head"]}
+        kept = _heads(rows)
         try:
             found = _pass(rows, vectors, text)
         except RuntimeError as error:
@@ -137,12 +142,18 @@ def _passes(batch: Sequence[_Row], vectors: Tensor, text: Text, room: Room) -> t
             continue
         if len(rows) == 1:
             raise UserError("One row alone does not fit into memory; lower --max-length, or keep fewer activations with --recompute.")
-        for head, before in heads.items():
+        for head, before in kept.items():
             head.grad = before
         backbone.forget()
         room.tokens = min(room.tokens, sum(_sizes(rows, vectors, text)) / 2)
         todo += [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
     return nll, gradient
+
+
+def _heads(rows: Sequence[_Row]) -> dict[nn.Parameter, Tensor | None]:
+    """What the heads of these rows' runs have learned in this step so far: a pass adds to it, and may have to be taken back."""
+    heads = {id(row.run): row.run.prompt.head for row in rows}.values()
+    return {own: None if own.grad is None else own.grad.clone() for head in heads if head is not None for own in head.parameters()}
 
 
 def _is_memory(error: RuntimeError) -> bool:
@@ -193,7 +204,7 @@ def _pass(rows: Sequence[_Row], vectors: Tensor, text: Text) -> tuple[Tensor, Te
         targets = [row.target for row in rows]
         nll, gradient = _speaker(rows).gradients(vectors[:, :longest], text, targets, sent(weight, device), sent(z, device))
     nll = torch.where(sent(weight > 0, device), nll, 0)
-    return nll, nn.functional.pad(gradient, (0, 0, 0, length - longest))
+    return nll, _wide(gradient, length)
 
 
 def _speaker(rows: Sequence[_Row]) -> Backbone:
