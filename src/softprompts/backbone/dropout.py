@@ -100,7 +100,9 @@ def recomputed(blocks: Sequence[nn.Module], counted: Counted | None = None) -> I
             with counted:  # the backward pass has left it
                 return forward(*args, **kwargs)
 
-        return lambda *args, **kwargs: checkpoint(run, counted.calls if counted else 0, *args, use_reentrant=False, **kwargs)
+        return lambda *args, **kwargs: checkpoint(
+            run, counted.calls if counted else 0, *args, use_reentrant=False, preserve_rng_state=False, **kwargs
+        )
 
     for block in blocks:
         block.forward = again(block.forward)

@@ -39,14 +39,15 @@ class EncoderDecoder(Writer):
 
     def gradients(self, vectors: Tensor, text: Text, targets: Sequence[Sequence[int]], weight: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """Without a pad, where the model is a T5; dropout counts a row's columns, so with it rows keep them."""
-        if self.packed is None or self.model.training or not self.frozen:
+        if not self.packs or self.packed is None or self.model.training or not self.frozen:
             return super().gradients(vectors, text, targets, weight, z)
         ids, kept = (sent(part, self.device) for part in self.collate(targets))
         return self.packed.gradients(vectors, text, ids, kept, weight, z)
 
     @property
     def packs(self) -> bool:  # type: ignore[override]
-        return self.packed is not None
+        """A T5's, but not on a GPU before it is compiled: launching more kernels costs more there than pads do."""
+        return self.packed is not None and (self.packed.fast or self.device.type == "cpu")
 
     def expect(self, longest: int) -> None:
         if self.packed is not None:
