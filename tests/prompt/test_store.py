@@ -78,7 +78,7 @@ def test_a_write_that_fails_leaves_the_old_file(folder: Path, monkeypatch: pytes
         raise OSError("disk full")
 
     monkeypatch.setattr("safetensors.torch.save_file", broken)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(UserError, match="disk full"):
         save_prompt(folder, plain(torch.randn(1, 5, 8)), CARD)
     assert (folder / "prompt.safetensors").read_bytes() == before
     assert len(list(folder.iterdir())) == 2
