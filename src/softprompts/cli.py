@@ -391,6 +391,13 @@ def bench(argv: Sequence[str]) -> int:
     return measure(argv)
 
 
+def pretrain(argv: Sequence[str]) -> int:
+    """Train a T5 from raw text, or go on with one."""
+    from .pretraining.command import main as train
+
+    return train(argv)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "tune": tune,
     "evaluate": evaluate,
@@ -398,6 +405,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "prompts": prompts,
     "tasks": tasks,
     "bench": bench,
+    "pretrain": pretrain,
 }
 
 
@@ -421,7 +429,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"softprompts: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("softprompts: stopped; tune goes on from its last checkpoint when the same command is given again.", file=sys.stderr)
+        print("softprompts: stopped; tune and pretrain go on from their last checkpoint when the command is given again.", file=sys.stderr)
         return 130
     except BrokenPipeError:
         return 0

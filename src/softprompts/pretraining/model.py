@@ -1,0 +1,91 @@
+"""The T5 that learns: a new one of v1.1's kind, or an existing one to go on from; and the folder it ends in."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import UserError
+from ..files import read_json, write_json
+from .config import PretrainConfig
+
+FAMILY = ("t5", "mt5", "umt5")
+ROUND = 128
+"""A vocabulary is rounded up to a multiple of this, which matrix units like."""
+
+
+def new_model(config: PretrainConfig, words: int) -> Any:
+    """A T5 v1.1 (gated GELU) for a vocabulary of `words`, its weights drawn by the seed."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    settings = T5Config(
+        vocab_size=-(-words // ROUND) * ROUND, feed_forward_proj="gated-gelu", dropout_rate=config.dropout, tie_word_embeddings=config.tie,
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, **config.shape,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = T5ForConditionalGeneration._from_config(settings, attn_implementation=config.attention)
+        if not config.tie:  # transformers 5 ties whatever the config says
+            head = torch.nn.Parameter(torch.randn_like(model.shared.weight) * settings.d_model**-0.5)
+            model.lm_head.weight = head
+    return model
+
+
+def load_model(config: PretrainConfig, words: int) -> Any:
+    """The model of `config.from_model`, its weights as fp32."""
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+    from ..backbone.load import quiet
+
+    folder = str(config.from_model)
+    if not Path(folder).is_dir():
+        raise UserError(f"The model's folder {folder} does not exist.")
+    try:
+        settings = AutoConfig.from_pretrained(folder)
+        if settings.model_type not in FAMILY:
+            raise UserError(f"{folder} is a {settings.model_type} model; pretraining goes on from a T5.")
+        settings.dropout_rate = config.dropout
+        with quiet():
+            model = AutoModelForSeq2SeqLM.from_pretrained(
+                folder, config=settings, dtype=torch.float32, attn_implementation=config.attention
+            )
+    except (OSError, ValueError) as error:
+        raise UserError(f"The model in {folder} cannot be loaded ({' '.join(str(error).split())[:200]}).") from None
+    if model.get_input_embeddings().num_embeddings < words:
+        raise UserError(f"The tokenizer has {words} tokens, and the model in {folder} fewer; take the tokenizer that belongs to it.")
+    return model
+
+
+def write_model(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype) -> None:
+    """A Hugging Face folder; every file is moved in whole, the config last."""
+    from ..backbone.load import quiet
+
+    beside = folder / f".model.{os.getpid()}"
+    tied = model.lm_head.weight is model.get_input_embeddings().weight
+    try:
+        with quiet():
+            model.to(dtype).save_pretrained(beside)
+            tokenizer.save_pretrained(beside)
+        settings = read_json(beside / "config.json")
+        write_json(beside / "config.json", {**settings, "tie_word_embeddings": tied})
+        for file in sorted(beside.iterdir(), key=lambda file: file.name == "config.json"):
+            os.replace(file, folder / file.name)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror or error}); make room, and give the same command again.") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def write_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """The tokenizer's part of the folder, as soon as it is known: a run that goes on needs the same one."""
+    beside = folder / f".tokenizer.{os.getpid()}"
+    try:
+        tokenizer.save_pretrained(beside)
+        for file in sorted(beside.iterdir(), key=lambda file: file.name == "tokenizer.json"):
+            os.replace(file, folder / file.name)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror or error}); make room, or name another --output.") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
