@@ -25,7 +25,7 @@ def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto"
     """A backbone by the name of an embedded model, a folder, or a Hugging Face hub id."""
     import transformers
 
-    place = _device(device)
+    place = named_device(device)
     if dtype == "auto":
         dtype = default_dtype(place)
     if dtype not in DTYPES:
@@ -66,7 +66,8 @@ def default_dtype(device: torch.device) -> str:
     return "bf16" if device.type == "cuda" else "fp32"
 
 
-def _device(name: str) -> torch.device:
+def named_device(name: str) -> torch.device:
+    """cpu, cuda or another device that is here; auto: a GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..backbone.load import named_device
 from ..errors import UserError
 from ..files import read_tensors, sweep, write_json, write_tensors, write_text
 from .batches import Batches, Tokens, mixed
@@ -163,7 +164,7 @@ def pretrain(config: PretrainConfig, folder: Path, overwrite: bool = False, watc
         if given is not None and Path(given).resolve() == folder.resolve():
             raise UserError(f"{folder} is what the run begins from; name another --output.")
     _open(folder, overwrite)
-    device = _device(config)
+    device = named_device(config.device)
     definitions = read_definitions(config.definitions)
     for name in (*config.text, *config.tasks):
         file_digest(name)  # missing files are told before long work
@@ -239,16 +240,6 @@ def _open(folder: Path, overwrite: bool) -> None:
     if overwrite:
         for name in (CARD, CHECKPOINT):
             (folder / name).unlink(missing_ok=True)
-
-
-def _device(config: PretrainConfig) -> torch.device:
-    if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(1, device=config.device).item()
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise UserError(f"There is no device {config.device!r} here; choose cpu, or auto.") from None
-    return torch.device(config.device)
 
 
 def _tokenizer(config: PretrainConfig, folder: Path, watcher: Watcher) -> Any:
