@@ -149,7 +149,7 @@ def peft() -> Any:
         return importlib.import_module("peft")
     except ImportError:
         raise UserError(
-            "This benchmark runs beside Hugging Face PEFT, which is not here; install it: pip install 'softprompts[peft]', or pip install peft."
+            "This benchmark runs beside Hugging Face PEFT, which is not here; install it: pip install peft."
         ) from None
 
 
