@@ -148,9 +148,7 @@ def peft() -> Any:
     try:
         return importlib.import_module("peft")
     except ImportError:
-        raise UserError(
-            "This benchmark runs beside Hugging Face PEFT, which is not here; install it: pip install peft."
-        ) from None
+        raise UserError("This benchmark runs beside Hugging Face PEFT, which is not here; install it: pip install peft.") from None
 
 
 def surroundings(device: torch.device, dtype: str) -> dict[str, Any]:
