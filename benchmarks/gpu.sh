@@ -5,7 +5,7 @@ out=${1:?name a folder for the results}
 run() { name=$1; shift; echo "== $name"; python -u "benchmarks/$1.py" --output "$out/$name.json" $(shift; echo "$@") || echo "$name failed"; }
 run training-t5-base-1x8 training --model t5-base --prompt 100 --runs 8 --alone 1 --steps 20 --warmup 16 --peers eager
 run inference-t5-base inference --model t5-base --rounds 4
-run decoding-llama-135m decoding --model llama-135m --rounds 5 --record
+run decoding-llama-135m decoding --model llama-135m --rounds 5
 run smop-t5-large smop --model t5-large --warmup 24
 run training-t5-base-32 training --model t5-base --prompt 100 --runs 32 --alone 1 --steps 8 --warmup 4 --peers eager
 run training-t5-large-8 training --model t5-large --prompt 100 --runs 8 --alone 1 --steps 12 --warmup 12 --peers eager

@@ -61,7 +61,7 @@ class Case:
         return [out.detach().flatten(1), *(gradient[0] for gradient in gradients)]
 
     def check(self, attend=kernels.ragged_attention) -> None:
-        within = 2e-5 if self.gradient.dtype == torch.float32 else 0.02
+        within = 5e-5 if self.gradient.dtype == torch.float32 else 0.02
         for got, wanted in zip(self.seen(attend), self.plain(), strict=True):
             assert not got[sum(self.lengths) :].any(), "places of no row are not 0"
             begin = 0

@@ -114,15 +114,21 @@ class Causal(Writer):
         logits: Tensor = self.model(input_ids=tokens, use_cache=True, **asked).logits
         return logits
 
-    records = False
-    """Whether the steps of long answers are recorded on a GPU and replayed. Off until it has been measured there."""
+    records: bool | None = None
+    """Whether the steps of long answers are recorded and replayed; None: on a GPU."""
 
     @cached_property
     def steps(self) -> Steps:
         return Steps(self.model)
 
     def stepper(self, reading: Reading, more: int) -> Callable[[Tensor], Tensor]:
-        recorded = self.steps.after(reading, more) if self.records and more >= LONG else None
+        recorded = None
+        if more >= LONG and (self.device.type == "cuda" if self.records is None else self.records):
+            try:
+                recorded = self.steps.after(reading, more)
+            except RuntimeError:  # a model that asks the CPU something as it goes, or no memory for it
+                self.records = False
+                self.forget()
         return recorded or super().stepper(reading, more)
 
     def forget(self) -> None:

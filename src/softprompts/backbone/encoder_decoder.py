@@ -60,7 +60,7 @@ class EncoderDecoder(Writer):
 
     def forget(self) -> None:
         if self.packed is not None:
-            self.packed.graphs.clear()
+            self.packed.forget()
         super().forget()
 
     @cached_property

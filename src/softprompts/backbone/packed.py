@@ -78,6 +78,7 @@ class Packed:
         self.model, self.shifted = model, start
         self.encoder, self.decoder = model.get_encoder(), model.get_decoder()
         self.graphs: OrderedDict[tuple[int, ...], _Graph] = OrderedDict()
+        self.held = _Held()
         self.fast = False
         """Whether layers are compiled and steps recorded: on a GPU, when many steps are to come."""
 
@@ -200,6 +201,11 @@ class Packed:
         told: Tensor = self.decoder.final_layer_norm(hidden)
         return told
 
+    def forget(self) -> None:
+        """Recorded steps, and the memory they share."""
+        self.graphs.clear()
+        self.held = _Held()
+
     longest = 0
     """The columns that recorded steps have room for."""
 
@@ -213,7 +219,9 @@ class Packed:
         key = tuple(size for tensor in given for size in tensor.shape)
         if key not in self.graphs:
             pool = next(iter(self.graphs.values())).graph.pool() if self.graphs else None
-            self.graphs[key] = _Graph(lambda *held: self._run(_told(layout, held[len(asked) :]), *held[: len(asked)]), given, pool)
+            self.graphs[key] = _Graph(
+                lambda *held: self._run(_told(layout, held[len(asked) :]), *held[: len(asked)]), given, self.held, pool
+            )
         self.graphs.move_to_end(key)
         if len(self.graphs) > GRAPHS:
             self.graphs.popitem(last=False)
@@ -226,20 +234,40 @@ def _told(layout: Layout, held: Sequence[Tensor]) -> Layout:
     return layout._replace(padded=padded, inverse=inverse, masks=[mask], tiles=tiles)
 
 
+class _Held:
+    """Memory that recorded steps share, because one is replayed at a time: what they are given and what they made."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, int], Tensor] = {}
+
+    def like(self, what: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Room for such tensors; where more is needed than there is, twice as much is taken."""
+        return [self._room((what, place), tensor)[: tensor.numel()].view(tensor.shape) for place, tensor in enumerate(tensors)]
+
+    def _room(self, key: tuple[str, int], tensor: Tensor) -> Tensor:
+        if key not in self.kept or len(self.kept[key]) < tensor.numel():
+            self.kept[key] = tensor.new_empty(1 << (tensor.numel() - 1).bit_length())
+        return self.kept[key]
+
+
 class _Graph:
     """A step that was recorded once; to replay it, what it reads is copied in and what it made is copied out."""
 
-    def __init__(self, step: Callable[..., tuple[Tensor, Tensor]], given: Sequence[Tensor], pool: Any) -> None:
-        self.held = [tensor.clone() for tensor in given]
+    def __init__(self, step: Callable[..., tuple[Tensor, Tensor]], given: Sequence[Tensor], room: _Held, pool: Any) -> None:
+        self.held = room.like("given", given)
+        torch._foreach_copy_(self.held, list(given))
         beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
-            for _ in range(2):
-                step(*self.held)
+            for _ in range(2 if pool is None else 1):
+                made = step(*self.held)
         torch.cuda.current_stream().wait_stream(beside)
+        self.made = room.like("made", made)
+        del made
+        torch.cuda.empty_cache()  # what the steps before took; the recorded one has memory of its own
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, pool=pool):
-            self.made = step(*self.held)
+            torch._foreach_copy_(self.made, list(step(*self.held)))
 
     def __call__(self, given: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         torch._foreach_copy_(self.held, list(given))

@@ -41,11 +41,11 @@ class Stepping:
         for own, read in zip(self.cache.layers, reading.cache.layers, strict=True):
             own.cumulative_length.zero_()
             own.update(read.keys, read.values)
+        if self.tokens.is_cuda and self.graph is None:
+            self._record()
 
     def __call__(self, tokens: Tensor) -> Tensor:
         self.tokens.copy_(tokens)
-        if self.tokens.is_cuda and self.graph is None:
-            self._record()
         if self.graph is not None:
             self.graph.replay()
             return self.logits
@@ -93,10 +93,9 @@ class Steps:
             return None
         rows, width = reading.mask.shape
         key = rows, -(-(width + more) // COLUMNS) * COLUMNS
-        if key not in self.kept:
-            self.kept[key] = Stepping(self.model, *key, reading.cache.layers[0].keys.dtype)
-        self.kept.move_to_end(key)
+        stepping = self.kept.pop(key, None) or Stepping(self.model, *key, reading.cache.layers[0].keys.dtype)
+        stepping.begin(reading)
+        self.kept[key] = stepping
         while len(self.kept) > KEPT:
             self.kept.popitem(last=False)
-        self.kept[key].begin(reading)
-        return self.kept[key]
+        return stepping

@@ -47,9 +47,6 @@ class Settings(Common):
     warmup: int = 2
     """Times before them."""
 
-    record: bool = False
-    """Record our steps on a GPU and replay them."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         sizes = all(part.isdigit() and int(part) for part in self.batches.split(","))
@@ -105,7 +102,6 @@ def _timed(settings: Settings, backbone: Causal, peer: Any, start: Tensor, rows:
     def remembered() -> Tensor:
         return backbone.generate(memory.rows(first, len(start)), backbone.embed_rows(rows), settings.new_tokens)
 
-    backbone.records = settings.record
     clocks = {work: Clock(backbone.device) for work in (theirs, read, remembered)}
     progress = Progress(say, "round", settings.warmup + settings.rounds)
     for number in range(settings.warmup + settings.rounds):
