@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from softprompts.backbone import Backbone, EncoderDecoder, Text
 from softprompts.backbone import packed as module
-from softprompts.backbone.packed import Packed, bucket, group, lay
+from softprompts.backbone.packed import Packed, bucket, group, lay, lay_wide
 
 from ..models import random_model, random_t5
 
@@ -83,12 +83,34 @@ def test_the_registered_attention_is_the_models_own(backbone: EncoderDecoder) ->
     with torch.no_grad(), packed._apart():
         ours = module._read(block, joined, packed._sight(layout, joined))[0]
     begin = 0
-    for row in layout.rows:
+    for row in layout.rows.tolist():
         size = SIZES[row] + 1
         with torch.no_grad():
             alone = block(text.embeds[row : row + 1, :size])[0][0]
         torch.testing.assert_close(ours[begin : begin + size], alone, rtol=1e-5, atol=1e-5)
         begin += size
+
+
+@pytest.mark.parametrize("place", ["prefix", "suffix"])
+@pytest.mark.parametrize("given", [None, [1, 20, 5, 0, 20, 7, 19, 3]], ids=["one length", "lengths"])
+def test_the_layout_of_recorded_steps_puts_every_row_in_order(tiny: EncoderDecoder, place: Any, given: list[int] | None) -> None:
+    """What stands at each place, by going through the rows one by one."""
+    text = tiny.embed_rows(rows(tiny), place)._replace(given=None if given is None else torch.tensor(given))
+    room, width, batch = 192, text.mask.shape[1], len(SIZES)
+    layout = lay_wide(text, 20, room)
+    order, back, columns = [], [], []
+    for row, size in enumerate(SIZES):
+        own, at = 20 if given is None else given[row], 0 if text.at is None else int(text.at[row])
+        words = [batch * 20 + row * width + column for column in range(size + 1)]
+        begin = len(order)
+        order += [*words[:at], *(row * 20 + vector for vector in range(own)), *words[at:]]
+        back.append([begin + at + vector if vector < own else begin for vector in range(20)])
+        columns.append([min(begin + column, len(order) - 1) for column in range(room)])
+        assert layout.masks[0][row].sum() == len(order) - begin
+        assert layout.inverse[begin : len(order)].tolist() == [row * room + column for column in range(len(order) - begin)]
+    assert layout.order.tolist() == order + [0] * (bucket(len(order)) - len(order))
+    assert (layout.back.tolist(), layout.padded.view(batch, room).tolist()) == (back, columns)
+    assert layout.rows.tolist() == list(range(batch))
 
 
 def test_nothing_of_the_model_stays_changed(backbone: EncoderDecoder) -> None:

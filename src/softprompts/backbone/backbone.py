@@ -246,7 +246,9 @@ class Backbone(ABC):
     def embed(self, ids: Tensor, mask: Tensor, place: Place = "prefix") -> Text:
         """[B, T] -> embeddings; pads on the left or inside are moved to the end, so that rows are always [text; pad]."""
         order = mask.argsort(dim=1, descending=True, stable=True)
-        ids, mask = ids.gather(1, order), mask.gather(1, order)
+        return self._embedded(ids.gather(1, order), mask.gather(1, order), place)
+
+    def _embedded(self, ids: Tensor, mask: Tensor, place: Place) -> Text:
         at, sizes = self.at(ids, mask, place), mask.sum(1)
         ids, mask = sent(ids, self.device), sent(mask, self.device)
         with self.still():
@@ -269,7 +271,8 @@ class Backbone(ABC):
             self.__dict__.pop(name, None)
 
     def embed_rows(self, rows: Sequence[Sequence[int]], place: Place = "prefix") -> Text:
-        return self.embed(*self.collate(rows), place)
+        """The same of rows of ids."""
+        return self._embedded(*self.collate(rows), place)
 
     def at(self, ids: Tensor, mask: Tensor, place: Place) -> Tensor | None:
         """The column that a prompt at `place` begins at in each row of [text; pad] [B]; None: before all."""

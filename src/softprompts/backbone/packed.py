@@ -2,7 +2,7 @@
 
 The layers are transformers' own. What is ours: where rows stand, the attention function that keeps them apart (registered under `NAME`,
 called by the model's own attention), and the decoder's attention to the encoder. On a GPU layers are compiled once for all sizes, and a
-step of up to `GRAPHED` tokens is recorded once for its bucket of sizes and replayed.
+step of up to `GRAPHED` numbers is recorded once for its bucket of sizes and replayed.
 
 Shape letters: N tokens of all rows, L the longest row, G rows of a group, D of a head, M distances; the others as in `backbone.py`.
 """
@@ -29,8 +29,8 @@ LEAST = -1e30
 """What is added to a score that must not count; finite, so that nothing minus itself is no number."""
 WASTE = 1.15
 """The most that padding may add to a group of rows in the CPU's attention."""
-GRAPHED = 2**17
-"""Tokens of a step below which launching its kernels, one by one, could take longer than running them."""
+GRAPHED = 2**27
+"""Numbers in the states of a step (tokens times width) up to which launching its kernels, one by one, could take longer than running them."""
 GRAPHS = 24
 """Recorded steps that are kept."""
 RUINED = 1e15
@@ -46,8 +46,8 @@ class Layout(NamedTuple):
     """The place of each prompt vector: [B, P]; its row's first where it is not the row's own."""
     own: Tensor
     """Which prompt vectors are a row's own: [B, P]."""
-    rows: list[int]
-    """The row of each place in the batch: longest first where groups are made."""
+    rows: Tensor
+    """The batch's rows in their order, longest first where groups are made: [B]."""
     padded: Tensor
     """The place of each column of each group's rows, one group after another; beyond its end a row repeats its last token."""
     inverse: Tensor
@@ -99,13 +99,13 @@ class Packed:
         """Each row's summed negative log-likelihood [B], and the gradient of sum(weight * nll + z * squares) by the vectors [B, P, H]."""
         if self.fast:
             self.expect(text.mask.shape[1] + vectors.shape[1])
-        layout = lay(text, vectors.shape[1], self.longest if self.fast else None)
+        layout = lay_wide(text, vectors.shape[1], self.longest) if self.fast else lay(text, vectors.shape[1])
         good = (vectors.abs() < RUINED).all(2).all(1)
         vectors = torch.where(good[:, None, None], vectors, 0)
-        rows = sent(torch.tensor(layout.rows), vectors.device)
+        rows = layout.rows
         flat = torch.cat([vectors.to(text.embeds).flatten(0, 1), text.embeds.flatten(0, 1)])
         asked = [flat[layout.order][None], targets[rows], kept[rows], weight[rows], z[rows]]
-        run = self._recorded if self.fast and layout.order.shape[0] <= GRAPHED else self._run
+        run = self._recorded if self.fast and asked[0].numel() <= GRAPHED else self._run
         nll, gradient = run(layout, *asked)
         found = torch.empty_like(nll).index_copy_(0, rows, nll)
         by_vector = gradient[0][layout.back] * layout.own.unsqueeze(-1)
@@ -204,7 +204,7 @@ class Packed:
     def forget(self) -> None:
         """Recorded steps, and the memory they share."""
         self.graphs.clear()
-        self.held = _Held()
+        self.held.kept.clear()
 
     longest = 0
     """The columns that recorded steps have room for."""
@@ -240,6 +240,11 @@ class _Held:
     def __init__(self) -> None:
         self.kept: dict[tuple[str, int], Tensor] = {}
 
+    @cached_property
+    def beside(self) -> Any:
+        """The stream that steps are recorded in."""
+        return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
     def like(self, what: str, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Room for such tensors; where more is needed than there is, twice as much is taken."""
         return [self._room((what, place), tensor)[: tensor.numel()].view(tensor.shape) for place, tensor in enumerate(tensors)]
@@ -256,7 +261,7 @@ class _Graph:
     def __init__(self, step: Callable[..., tuple[Tensor, Tensor]], given: Sequence[Tensor], room: _Held, pool: Any) -> None:
         self.held = room.like("given", given)
         torch._foreach_copy_(self.held, list(given))
-        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        beside = room.beside  # one for all, because cuBLAS keeps memory for every stream
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
             for _ in range(2 if pool is None else 1):
@@ -266,7 +271,7 @@ class _Graph:
         del made
         torch.cuda.empty_cache()  # what the steps before took; the recorded one has memory of its own
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
+        with torch.cuda.graph(self.graph, pool=pool, stream=beside):
             torch._foreach_copy_(self.made, list(step(*self.held)))
 
     def __call__(self, given: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -276,15 +281,15 @@ class _Graph:
         return nll, gradient
 
 
-def lay(text: Text, length: int, room: int | None = None) -> Layout:
-    """The layout of a batch with `length` prompt vectors a row; with `room`, of one group with so many columns, in whole blocks."""
+def lay(text: Text, length: int) -> Layout:
+    """The layout of a batch with `length` prompt vectors a row."""
     assert text.sizes is not None
     device, (batch, width) = text.mask.device, text.mask.shape
     sizes = text.sizes.numpy().astype(np.int64)
     given = np.full(batch, length) if text.given is None else text.given.numpy()
     at = np.zeros(batch, np.int64) if text.at is None else text.at.cpu().numpy()
     total = sizes + given
-    rows = np.arange(batch) if room is not None else np.argsort(-total, kind="stable")
+    rows = np.argsort(-total, kind="stable")
     ends = total[rows].cumsum()
     starts, count = ends - total[rows], int(ends[-1])
     document = np.repeat(np.arange(batch), total[rows])
@@ -299,7 +304,7 @@ def lay(text: Text, length: int, room: int | None = None) -> Layout:
     own = np.arange(length) < given[:, None]
     back = np.where(own, (first + at)[:, None] + np.arange(length), first[:, None])
 
-    groups = [(batch, room)] if room is not None else group(total[rows])
+    groups = group(total[rows])
     padded, inverse, masks, begin, base = [], [], [], 0, 0
     for many, columns in groups:
         own_rows, across = slice(begin, begin + many), np.arange(columns)
@@ -308,16 +313,41 @@ def lay(text: Text, length: int, room: int | None = None) -> Layout:
         inside_group = (document >= begin) & (document < begin + many)
         inverse.append(base + (document[inside_group] - begin) * columns + place[inside_group])
         begin, base = begin + many, base + many * columns
-
-    tiles, back_to = np.zeros((0, 3), np.int32), np.concatenate(inverse)
-    if room is not None:
-        places = bucket(count)
-        order, back_to = (np.pad(part, (0, places - count)) for part in (order, back_to))
-        tiles = kernels.tiles(total, kernels.TILE, kernels.room(places, batch))
-    tensors = [order, back, own, np.concatenate(padded), back_to, tiles, *masks]
+    tensors = [rows, order, back, own, np.concatenate(padded), np.concatenate(inverse), np.zeros((0, 3), np.int32), *masks]
     moved = [sent(torch.from_numpy(np.ascontiguousarray(array)), device) for array in tensors]
-    order_, back_, own_, padded_, inverse_, tiles_, *masks_ = moved
-    return Layout(order_, back_, own_, rows.tolist(), padded_, inverse_, groups, masks_, tiles_)
+    rows_, order_, back_, own_, padded_, inverse_, tiles_, *masks_ = moved
+    return Layout(order_, back_, own_, rows_, padded_, inverse_, groups, masks_, tiles_)
+
+
+def lay_wide(text: Text, length: int, room: int) -> Layout:
+    """The same of one group with `room` columns, in a bucket's number of places; worked out on the device, from the lengths alone."""
+    assert text.sizes is not None
+    device, (batch, width) = text.mask.device, text.mask.shape
+    lengths = text.sizes + (length if text.given is None else text.given)
+    count = int(lengths.sum())
+    places = bucket(count)
+    tiles = kernels.tiles(lengths.numpy(), kernels.TILE, kernels.room(places, batch))
+    given = torch.full((batch,), length) if text.given is None else text.given
+    at = torch.zeros(batch, dtype=torch.long) if text.at is None else text.at.cpu()
+    total, given, at = sent(torch.stack([lengths, given, at]), device)
+
+    ends = total.cumsum(0)
+    starts, at_place = ends - total, torch.arange(places, device=device)
+    used = at_place < count
+    row = torch.searchsorted(ends, at_place, right=True).clamp_(max=batch - 1)
+    place = at_place - starts[row]
+    inside, ours = place - at[row], given[row]
+    from_text = batch * length + row * width + torch.where(inside < 0, place, place - ours)
+    order = torch.where((inside >= 0) & (inside < ours), row * length + inside, from_text)
+
+    own = torch.arange(length, device=device) < given[:, None]
+    back = torch.where(own, (starts + at)[:, None] + torch.arange(length, device=device), starts[:, None])
+    across = torch.arange(room, device=device)
+    padded = (starts[:, None] + torch.minimum(across, total[:, None] - 1)).view(-1)
+    mask = across < total[:, None]
+    rows = torch.arange(batch, device=device)
+    moved = sent(torch.from_numpy(tiles), device)
+    return Layout(order * used, back, own, rows, padded, (row * room + place) * used, [(batch, room)], [mask], moved)
 
 
 def bucket(tokens: int) -> int:
