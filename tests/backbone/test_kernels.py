@@ -32,7 +32,7 @@ class Case:
         self.parts = [torch.randn(1, self.places, heads * size, generator=draw).to(device, dtype) for _ in range(3)]
         self.gradient = torch.randn(1, self.places, heads, size, generator=draw).to(device, dtype)
         self.heads, self.size = heads, size
-        self.narrow = torch.randn(heads, 2 * 128 + 1, generator=draw).to(device)
+        self.narrow = torch.randn(heads, 2 * 128 + 1, generator=draw).to(device, biased).float()
         self.table = kernels.widen(self.narrow, max(lengths)).to(biased)
         room = kernels.room(self.places, len(lengths))
         self.tiles = torch.from_numpy(kernels.tiles(np.array(lengths), kernels.TILE, room)).to(device)

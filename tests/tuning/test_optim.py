@@ -9,7 +9,7 @@ from softprompts.backbone import Backbone
 from softprompts.choice import Choice
 from softprompts.prompt import Material, PromptConfig, build
 from softprompts.tuning import TuningConfig
-from softprompts.tuning.optim import Adafactor, learning_rate, make_optimizer
+from softprompts.tuning.optim import Adafactor, AdamW, learning_rate, make_optimizer, step_all
 
 from ..conftest import golden
 
@@ -112,3 +112,31 @@ def test_table_shape_and_router_have_their_own_rates(t5: Backbone) -> None:
         for group in make_optimizer(prompt.groups(), TuningConfig(lr=0.3, shape_lr=None, route_lr=None, optimizer="adafactor")).param_groups
     ]
     assert rates == [0.3, 0.3, 0.3]
+
+
+def test_adamw_is_torchs_for_many_runs_at_once() -> None:
+    """To the bit, with rates that change, a run that joined later, one with another kind of optimiser, and a parameter without gradient."""
+    torch.manual_seed(0)
+    starts = [torch.randn(5, 3), torch.randn(2, 4, 8), torch.randn(7)]
+    settings = [{"lr": 0.3, "weight_decay": 1e-2}, {"lr": 1e-3, "weight_decay": 0.0}, {"lr": 0.05, "betas": (0.8, 0.99), "eps": 1e-6}]
+    ours = [torch.nn.Parameter(start.clone()) for start in starts]
+    theirs = [torch.nn.Parameter(start.clone()) for start in starts]
+    left, factored = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3, 2))
+    mine: list[torch.optim.Optimizer] = [AdamW([parameter], **own) for parameter, own in zip(ours, settings, strict=True)]
+    mine[0].add_param_group({"params": [left]})
+    peers = [torch.optim.AdamW([parameter], **own) for parameter, own in zip(theirs, settings, strict=True)]
+    for step in range(6):
+        active = [0, 1, 2] if step >= 2 else [0, 1]
+        for number in active:
+            ours[number].grad = theirs[number].grad = torch.randn_like(starts[number]) * 10.0 ** (step - 3)
+            mine[number].param_groups[0]["lr"] = peers[number].param_groups[0]["lr"] = settings[number]["lr"] / (step + 1)
+            peers[number].step()
+        factored.grad = torch.randn(3, 2)
+        step_all([*(mine[number] for number in active), Adafactor([factored])])
+        assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+    assert torch.equal(left, torch.ones(2))
+    assert not torch.equal(factored, torch.ones(3, 2))
+    for own, peer in zip(mine, peers, strict=True):
+        (state,), (like,) = ([*optimizer.state_dict()["state"].values()] for optimizer in (own, peer))
+        assert state.keys() == like.keys()
+        assert all(torch.equal(state[name], like[name]) for name in like)

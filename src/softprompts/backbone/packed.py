@@ -30,7 +30,7 @@ LEAST = -1e30
 WASTE = 1.15
 """The most that padding may add to a group of rows in the CPU's attention."""
 GRAPHED = 2**27
-"""Numbers in the states of a step (tokens times width) up to which launching its kernels, one by one, could take longer than running them."""
+"""Tokens times width of a step, up to which launching its kernels, one by one, could take longer than running them."""
 GRAPHS = 24
 """Recorded steps that are kept."""
 RUINED = 1e15

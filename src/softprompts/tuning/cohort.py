@@ -15,7 +15,8 @@ from ..files import write_text
 from .checkpoint import save_checkpoint
 from .evaluate import answer_all
 from .lesson import Room, learn
-from .run import Run
+from .optim import step_all
+from .run import Run, look_all
 
 MANY = 500
 """Steps to come, of all runs, from which compiling is worth its time."""
@@ -85,6 +86,10 @@ class Cohort:
                 losses[lesson.run].append(loss)
         for run, found in losses.items():
             run.take(found)
+        step_all(run.optimizer for run in plans)
+        for run in plans:
+            run.stepped()
+        look_all([run for run in plans if run.looks])
 
     def _after_step(self, members: Sequence[tuple[Run, Path | None]]) -> None:
         due = [run for run, _ in members if run.stopped is None and run.due(run.config.tuning.evaluate_every)]

@@ -1,7 +1,9 @@
-"""Optimisers and schedules. Adafactor is written here because no library's does what T5X does with the prompt-tuning settings."""
+"""Optimisers and schedules. Adafactor is written here because no library's does what T5X does with the prompt-tuning settings, AdamW
+because no library's steps for many runs at once.
+"""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,6 +73,62 @@ def _average(state: dict[str, Any], name: str, value: Tensor, beta2: float, mixi
     return average.mul_(beta2).add_(value, alpha=mixing)
 
 
+class AdamW(torch.optim.Optimizer):
+    """torch's AdamW to the bit, whose steps `step_all` takes for many runs together."""
+
+    def __init__(
+        self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.01
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        step_all([self])
+
+
+@torch.no_grad()
+def step_all(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """A step of each. Those of AdamW go as one list of tensors, each with its own run's numbers."""
+    together: list[tuple[Tensor, dict[str, Any], dict[str, Any]]] = []
+    for optimizer in optimizers:
+        if not isinstance(optimizer, AdamW):
+            optimizer.step()
+            continue
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    state = optimizer.state[parameter]
+                    if not state:
+                        state |= {
+                            "step": torch.zeros(()),
+                            "exp_avg": torch.zeros_like(parameter),
+                            "exp_avg_sq": torch.zeros_like(parameter),
+                        }
+                    together.append((parameter, state, group))
+    kinds: dict[tuple[Any, ...], list[tuple[Tensor, dict[str, Any], dict[str, Any]]]] = {}
+    for each in together:
+        kinds.setdefault((each[2]["betas"], each[2]["eps"], each[0].device), []).append(each)
+    for (betas, epsilon, _), alike in kinds.items():
+        _adamw(alike, betas, epsilon)
+
+
+def _adamw(alike: list[tuple[Tensor, dict[str, Any], dict[str, Any]]], betas: tuple[float, float], epsilon: float) -> None:
+    parameters, states, groups = (list(part) for part in zip(*alike, strict=True))
+    gradients = [parameter.grad for parameter in parameters]
+    means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
+    for state in states:
+        state["step"] += 1
+    steps = [float(state["step"]) for state in states]
+    torch._foreach_mul_(parameters, [1 - group["lr"] * group["weight_decay"] for group in groups])
+    torch._foreach_lerp_(means, gradients, 1 - betas[0])
+    torch._foreach_mul_(squares, betas[1])
+    torch._foreach_addcmul_(squares, gradients, gradients, 1 - betas[1])
+    scale = torch._foreach_sqrt(squares)
+    torch._foreach_div_(scale, [(1 - betas[1] ** step) ** 0.5 for step in steps])
+    torch._foreach_add_(scale, epsilon)
+    sizes = [-group["lr"] / (1 - betas[0] ** step) for group, step in zip(groups, steps, strict=True)]
+    torch._foreach_addcdiv_(parameters, means, scale, sizes)
+
+
 def make_optimizer(parts: Mapping[str, Sequence[torch.nn.Parameter]], config: TuningConfig) -> torch.optim.Optimizer:
     """One optimiser per run, one group per choice with its own learning rate (kept as `base_lr` for the schedule)."""
     own = {"shape": config.shape_lr, "route": config.route_lr, "head": config.head_lr}
@@ -78,7 +136,7 @@ def make_optimizer(parts: Mapping[str, Sequence[torch.nn.Parameter]], config: Tu
     groups = [{"params": list(params), "lr": rates[name], "base_lr": rates[name]} for name, params in parts.items() if params]
     if config.optimizer == "adafactor":
         return Adafactor(groups, weight_decay=config.weight_decay, start_step=config.start_step)
-    return torch.optim.AdamW(groups, weight_decay=config.weight_decay)
+    return AdamW(groups, weight_decay=config.weight_decay)
 
 
 def learning_rate(config: TuningConfig, step: int, steps: int) -> float:

@@ -144,32 +144,38 @@ class Run:
         return [Lesson(self, [self.inputs[row] for row in batch], [self.targets[row] for row in batch], count) for batch in batches]
 
     def take(self, losses: Sequence[Tensor]) -> None:
-        """The optimiser step, when the lessons' gradients are there."""
-        loss = torch.stack(list(losses)).sum()
+        """What comes before the optimiser's step, when the lessons' gradients are there."""
+        loss = losses[0] if len(losses) == 1 else torch.stack(list(losses)).sum()
         self.team.sum([loss, *(p.grad for p in self.parameters() if p.grad is not None)])
         if self.config.tuning.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters(), self.config.tuning.clip)
-        self.optimizer.step()
+        self._unseen.append(loss)
+
+    def stepped(self) -> None:
+        """What comes after it."""
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        self._unseen.append(loss)
-        if self.step % CHECK_EVERY == 0 or self.due(self.config.tuning.evaluate_every) or self.due(self.config.tuning.checkpoint_every):
-            self.look()
+
+    @property
+    def looks(self) -> bool:
+        """Whether it is time to look at the losses."""
+        tuning = self.config.tuning
+        return self.step % CHECK_EVERY == 0 or self.due(tuning.evaluate_every) or self.due(tuning.checkpoint_every)
 
     def due(self, every: int) -> bool:
         return self.step % every == 0 or self.step >= self.steps
 
     def look(self) -> None:
+        look_all([self])
+
+    def _seen(self, fresh: list[float], finite: bool) -> None:
         """Take in the losses since the last look; stop the run if they are not finite or have exploded."""
-        if not self._unseen:
-            return
-        fresh: list[float] = torch.stack(self._unseen).tolist()
         self.pending += fresh
         self._unseen = []
         mean = sum(fresh) / len(fresh)
         self.first = mean if self.first is None else self.first
         advice = f"lower --lr (now {self.config.tuning.lr:g}) or set --clip 1"
-        if not math.isfinite(mean) or not bool(torch.stack([p.detach().isfinite().all() for p in self.parameters()]).all()):
+        if not math.isfinite(mean) or not finite:
             self.fail(f"the loss was not finite at step {self.step}; {advice}")
         elif mean > 3 * max(self.first, math.log(self.backbone.vocabulary)):
             self.fail(f"the loss exploded to {mean:.1f} by step {self.step}; {advice}")
@@ -231,6 +237,23 @@ class Run:
         self.prompt.eval()
         if "model" in self.trained:
             self.backbone.settle()
+
+
+@torch.no_grad()
+def look_all(runs: Sequence[Run]) -> None:
+    """Every run takes in its losses since the last look; one wait for the GPU serves them all."""
+    runs = [run for run in runs if run._unseen]
+    if not runs:
+        return
+    parameters = [[parameter for parameter in run.parameters() if parameter.numel()] for run in runs]
+    largest = torch._foreach_norm([p for own in parameters for p in own], torch.inf)
+    told = torch.stack([*(loss for run in runs for loss in run._unseen), *(norm.float() for norm in largest)]).tolist()
+    losses, norms = told[: -len(largest)], told[-len(largest) :]
+    for run, own in zip(runs, parameters, strict=True):
+        many = len(run._unseen)
+        fresh, losses = losses[:many], losses[many:]
+        finite, norms = all(map(math.isfinite, norms[: len(own)])), norms[len(own) :]
+        run._seen(fresh, finite)
 
 
 def resolved(config: RunConfig, task: Task, backbone: Backbone) -> RunConfig:
