@@ -61,7 +61,7 @@ def _take_adapter(options: argparse.Namespace) -> int:
             (options.output / name).unlink(missing_ok=True)
         folder = tuned.save(options.output)
     else:
-        name = library.free(options.name or options.source.resolve().name, options.overwrite, exact=options.name is not None)
+        name = library.free(_name(options), options.overwrite)
         tuned = _adapter(options)
         with tempfile.TemporaryDirectory() as made:
             folder = library.add(tuned.save(Path(made) / name), name, options.overwrite).folder
@@ -81,9 +81,16 @@ def _adapter(options: argparse.Namespace) -> "Tuned":
     )  # fmt: skip
 
 
+def _name(options: argparse.Namespace) -> str:
+    """As it was given, or the folder's."""
+    from ..prompt.store import safe_name
+
+    return safe_name(options.source.resolve().name) if options.name is None else str(options.name)
+
+
 def _take_runs(options: argparse.Namespace) -> int:
     """A run, or the runs in the folders below: all names are looked at before the first is added."""
-    from ..prompt.store import CARD
+    from ..prompt.store import CARD, safe_name
     from .library import Library, say
 
     source, library = options.source, Library(options.library)
@@ -95,12 +102,9 @@ def _take_runs(options: argparse.Namespace) -> int:
         unfinished = [path for path in below if path not in runs]
     if not runs:
         raise UserError(f"{source} holds no prompt, no run that has finished, and no PEFT adapter; name a folder that tune or PEFT wrote.")
-    single = runs == [source]
-    first = options.name or source.resolve().name
-    names = [
-        library.free(first if single else f"{first}-{run.name}", options.overwrite, exact=single and options.name is not None)
-        for run in runs
-    ]
+    first = _name(options)
+    names = [first if run == source else f"{first}-{safe_name(run.name)}" for run in runs]
+    names = [library.free(name, options.overwrite) for name in names]
     entries = [library.add(run, name, options.overwrite) for run, name in zip(runs, names, strict=True)]
     for path in unfinished:
         say(f"{path} was left out: it holds no prompt, or its run has not finished.")

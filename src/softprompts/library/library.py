@@ -128,12 +128,11 @@ class Library:
                 _remove(made)
         return Entry.of(place)
 
-    def free(self, name: str, overwrite: bool = False, exact: bool = True) -> str:
-        """The name, if a prompt may go there; one that is not `exact` is made of characters that may be."""
-        place = self.place(name if exact else safe_name(name))
-        if place.exists() and not overwrite:
-            raise UserError(f"The library {self.folder} already holds {place.name}; give another --name, or replace it with --overwrite.")
-        return place.name
+    def free(self, name: str, overwrite: bool = False) -> str:
+        """The name, if a prompt may go there."""
+        if self.place(name).exists() and not overwrite:
+            raise UserError(f"The library {self.folder} already holds {name}; give another --name, or replace it with --overwrite.")
+        return name
 
     def place(self, name: str) -> Path:
         """The folder of a name, which must be one that stays in the library."""

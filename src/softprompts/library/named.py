@@ -28,14 +28,14 @@ def _folder(text: str) -> Path:
 
 def named_prompt(prompt: str, library: Path) -> "Entry":
     """A folder where there is one, else a name in the library."""
-    from ..prompt.store import CARD
+    from ..prompt.store import CARD, safe_name
     from .library import Entry, Library
 
     if not prompt.strip():
         raise UserError("The prompt has no name; give a folder, or a name in the library.")
     if (Path(prompt) / CARD).exists():
         return Entry.of(Path(prompt), Path(prompt).resolve().name)
-    if (Path(prompt)).is_dir() and not (library / prompt).is_dir():
+    if Path(prompt).is_dir() and prompt != safe_name(prompt):
         raise UserError(f"{prompt} holds no {CARD}: either it is no prompt, or its run has not finished (run the same command again).")
     try:
         return Library(library).entry(prompt)
