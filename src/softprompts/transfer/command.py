@@ -65,9 +65,7 @@ def _asked(argv: Sequence[str]) -> tuple[argparse.Namespace, Any]:
     members = run_configs(read_yaml(options.config) if options.config else {}, sections(settings))
     if members[0].apart:
         listed = ", ".join(members[0].apart)
-        raise UserError(
-            f"transfer serves one target with one value of each setting, but {listed} is a list; softprompts study takes lists."
-        )
+        raise UserError(f"transfer takes one value of each setting, but {listed} is a list; softprompts study run is for lists.")
     strategy: Strategy = "named" if options.source is not None else "all" if options.all else options.strategy
     return options, Request(
         members[0].config,
@@ -149,8 +147,8 @@ def choice(record: dict[str, Any]) -> str:
         steps = {row["step"] for row in record["ranked"]}
         lines.append(f"a probe of {probe['steps']} steps, compared by {record['request']['similarity']}")
         if steps != {probe["steps"]}:
-            taken = ", ".join(sorted(str(step or "the end") for step in steps))
-            lines.append(f"the sources were embedded at step {taken}: only embeddings of like steps compare well")
+            taken = ", ".join(str(step) if step else "unknown" for step in sorted(steps, key=lambda step: step or 0))
+            lines.append(f"the sources' embeddings are of step {taken}, and those of like steps compare best")
     table = [["rank", "source", "task", "similarity", *(["weight"] if weights else []), "chosen"]]
     for rank, row in enumerate(record["ranked"][: max(SHOWN, len(chosen))], 1):
         near = "-" if row["similarity"] is None else f"{row['similarity']:.4f}"
@@ -170,15 +168,13 @@ def _why(record: dict[str, Any]) -> str:
     strategy, chosen = record["request"]["strategy"], record["chosen"]
     many = f"the {len(chosen)} prompts" if len(chosen) > 1 else "the prompt"
     if strategy == "average":
-        return (
-            f"average: one run starts from the mean of {many} most similar to the probe, weighted by similarity (below zero counts as zero)"
-        )
+        return f"average: one run starts from the mean of {many} most similar to the probe; a similarity below zero weighs nothing"
     if strategy == "mixture":
         return f"mixture: one prompt learns {record['mixture']['task']} together, and starts the target's run"
     if strategy == "named":
         return f"from: the run starts from {chosen[0]}, as asked"
     start = f"a run starts from each of {many}" if len(chosen) > 1 else f"a run starts from {many}"
-    return f"all: {start}; the best on validation is kept" if strategy == "all" else f"best: {start} most similar to the probe"
+    return f"{strategy}: {start}{' most similar to the probe' if strategy == 'best' else ''}; the best on validation is kept"
 
 
 def outcome(record: dict[str, Any], output: Path) -> str:

@@ -18,7 +18,7 @@ from ..files import read_json, write_json, write_text
 from ..library.library import Entry, Found, Library
 from ..library.search import SIMILARITIES
 from ..progress import CohortWatcher
-from ..prompt.store import CARD, check_backbone, safe_name
+from ..prompt.store import CARD, check_backbone
 from ..tuning import Run, RunConfig, RunFailedError
 from ..tuning.lists import Member
 from ..tuning.team import make_team
@@ -149,7 +149,7 @@ def _planned(request: Request, taken: Sequence[Entry], found: Sequence[Found], r
 
 
 def _run(name: str, sources: Sequence[str], config: RunConfig) -> Record:
-    return {"name": safe_name(name), "sources": list(sources), "start": config.prompt.start.plain()}
+    return {"name": name, "sources": list(sources), "start": config.prompt.start.plain()}
 
 
 def _started(target: RunConfig, start: Mapping[str, Any]) -> RunConfig:
@@ -247,7 +247,7 @@ def _opened(request: Request, output: Path, overwrite: bool) -> tuple[Record, li
     if not isinstance(record, dict) or "request" not in record:
         raise UserError(f"{path} is not one of ours; name another folder with --output.")
     if overwrite:
-        return fresh, [PROBE, MIXTURE, BASELINE, *(safe_name(run["name"]) for run in record.get("runs", ()))]
+        return fresh, [PROBE, MIXTURE, BASELINE, *(Path(run["name"]).name for run in record.get("runs", ()))]
     if record["request"] != fresh["request"]:
         raise UserError(f"{output} holds a transfer with other settings; choose another --output, or start it anew with --overwrite.")
     return record, []
