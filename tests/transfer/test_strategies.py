@@ -131,10 +131,10 @@ def test_a_probe_is_the_start_of_the_run_and_of_all_its_steps_the_run_itself() -
 
 
 def test_a_probe_is_as_long_as_most_sources_were_when_they_were_embedded() -> None:
-    cards = [{"embedding": {"step": step}} for step in (100, 300, 300)] + [{"embedding": None}, {}]
-    assert probe_steps(cards, target(tuning={"steps": 1000})) == 300
-    assert probe_steps(cards, target(tuning={"steps": 200})) == 200
-    assert probe_steps(cards, target(tuning={"epochs": 1})) == 300
+    taken = [100, 300, 300, None, None, None]
+    assert probe_steps(taken, target(tuning={"steps": 1000})) == 300
+    assert probe_steps(taken, target(tuning={"steps": 200})) == 200
+    assert probe_steps(taken, target(tuning={"epochs": 1})) == 300
     assert probe_steps([], target(tuning={"steps": 200})) == 200
     assert probe_steps([], target(tuning={"steps": 20_000})) == 10_000
 

@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"softprompts: {failed}", file=sys.stderr)
         return 1
     print(json.dumps(record, ensure_ascii=False) if options.json else outcome(record, output))
-    return 1 if any(result["failed"] for result in record["results"]) else 0
+    return 1 if any(result["failed"] for result in (*record["results"], *filter(None, [record["baseline"]]))) else 0
 
 
 class _Parser(argparse.ArgumentParser):

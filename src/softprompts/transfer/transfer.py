@@ -108,20 +108,23 @@ def _chosen(request: Request, work: "_Work") -> Record:
     found: list[Found] = []
     if request.ranks:
         steps = work.record["probe"]["steps"] if work.record.get("probe") else request.probe_steps
-        steps = steps or strategies.probe_steps([entry.card for entry in sources], request.target)
+        steps = steps or strategies.probe_steps([entry.step for entry in sources], request.target)
         work.record["probe"] = {"steps": steps, "folder": f"{RUNS}/{PROBE}"}
         (probe,) = work.tune({PROBE: strategies.probe(request.target, steps)})
         if isinstance(probe, RunFailedError):
             raise probe
         like = Entry(PROBE, work.runs / PROBE, probe.card).vectors()
-        ranked = Library(request.library).search(like, work.backbone.fingerprint, request.similarity)
+        quiet = Library(request.library, lambda sentence: None)  # damaged prompts were told of already
+        ranked = quiet.search(like, work.backbone.fingerprint, request.similarity)
         fit = {entry.name for entry in sources}
         found = [one for one in ranked if one.entry.name in fit]
+        if not found:
+            raise UserError(f"No source in {request.library} could be compared with the probe; softprompts prompts list tells why.")
         sources = [one.entry for one in found]
     taken = sources[: request.k] if request.ranks else sources
     nearness: list[float | None] = [one.similarity for one in found] or [None] * len(sources)
     rows = [
-        {"name": entry.name, "task": entry.card["task"]["name"], "similarity": near, "step": strategies.embedded_at(entry.card)}
+        {"name": entry.name, "task": entry.card["task"]["name"], "similarity": near, "step": entry.step}
         for entry, near in zip(sources, nearness, strict=True)
     ]
     return {
@@ -181,7 +184,7 @@ def _sources(request: Request, backbone: Backbone) -> tuple[list[Entry], list[di
     name = strategies.target_name(target.task)
     whys = {
         entry.name: f"it is of another backbone than {backbone.name}"
-        if entry.card["backbone"]["fingerprint"] != backbone.fingerprint
+        if entry.fingerprint != backbone.fingerprint
         else unfit(entry, target, request.strategy, request.keep_same_task)
         for entry in everyone
     }
