@@ -16,6 +16,7 @@ from ..backbone import Backbone, load_backbone
 from ..errors import UserError
 from ..files import read_json, write_json, write_text
 from ..library.library import Entry, Found, Library
+from ..library.named import named_prompt
 from ..library.search import SIMILARITIES
 from ..progress import CohortWatcher
 from ..prompt.store import CARD, check_backbone
@@ -42,7 +43,7 @@ class Request:
     strategy: Strategy = "best"
     """Best of top-k, weighted average or mixture (Vu 2022 §3.2); one named source; or all of them, the oracle."""
     source: str | None = None
-    """The source of the strategy `named`."""
+    """The source of the strategy `named`: a name in the library, or a folder."""
     k: int = 3
     similarity: str = "per_token_average_cosine"
     probe_steps: int | None = None
@@ -170,7 +171,7 @@ def _sources(request: Request, backbone: Backbone) -> tuple[list[Entry], list[di
     """The prompts that can be sources, and why the others cannot."""
     library, target = Library(request.library), request.target
     if request.strategy == "named":
-        entry = library.entry(request.source or "")
+        entry = named_prompt(request.source or "", request.library)
         check_backbone(entry.folder, entry.card, backbone.fingerprint)
         why = unfit(entry, target, request.strategy, keep_same_task=True)
         if why is not None:
