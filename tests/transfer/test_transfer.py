@@ -302,6 +302,28 @@ def test_the_choice_is_told_with_its_reasons(library: Path, t5: Backbone, tmp_pa
     assert f"against the baseline: {record['gain']['points']:+.1f} points" in ended
 
 
+def test_a_run_that_fails_is_told_and_the_others_count() -> None:
+    good = {"name": "from-a", "folder": "runs/from-a", "metric": "accuracy", "score": 40.0, "majority": 30.0, "best_step": 4}
+    bad = dict.fromkeys(good) | {"name": "from-b", "failed": True, "stopped": "the loss was not finite"}
+    usual = good | {"name": "baseline", "folder": "runs/baseline", "score": 50.0, "failed": False, "stopped": None}
+    record = {"results": [good | {"failed": False, "stopped": None}, bad], "baseline": usual, "kept": "from-a"}
+    told = outcome(record | {"gain": {"points": -10.0, "error_reduction": -0.2}}, Path("out"))
+    assert "from-b failed: the loss was not finite" in told
+    assert "kept: from-a, accuracy 40.0" in told
+    assert "against the baseline: -10.0 points; relative error reduction -20.0 %" in told
+    assert f"the baseline is better; its prompt is in {Path('out/runs/baseline')}" in told
+
+
+def test_where_every_run_fails_there_is_no_prompt_and_exit_code_1(
+    library: Path, t5: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("softprompts.transfer.transfer.load_backbone", lambda *settings: t5)
+    flags = ["--to", "helpdesk/urgency", "--from", "area", "--preset", "prompt-tuning", "--steps", "3", "--lr", "1e30", "--shots", "2"]
+    assert main([*flags, "--library", str(library), "--output", str(tmp_path / "out")]) == 1
+    assert "No run from a source left a prompt; from-area: " in capsys.readouterr().err
+    assert not (tmp_path / "out/prompt.json").exists()
+
+
 BAD = [
     (["--to", "helpdesk/nothing"], "There is no task 'helpdesk/nothing'"),
     (["--to", "helpdesk/urgency", "--library", "{tmp}/nowhere"], "holds no prompt"),
