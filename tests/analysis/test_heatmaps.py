@@ -5,7 +5,7 @@ import json
 import random
 import re
 import sys
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from softprompts.analysis.transfer import Correlation, Point
 from softprompts.errors import UserError
 
 LONG = [f"some-benchmark/a-rather-long-task-{i}" for i in range(26)]
+SHORT = [f"t{i}" for i in range(26)]
 
 
 def drawn(figure: Figure) -> FigureCanvasAgg:
@@ -38,7 +39,7 @@ def ticks(axis: Any, limits: tuple[float, float]) -> list[Any]:
 
 
 def assert_legible(figure: Figure) -> None:
-    """No text is cut by the picture's edge or tiny, no two names of an axis overlap."""
+    """No text is cut by the picture's edge or tiny, no two names of an axis and no two titles overlap."""
     canvas = drawn(figure)
     renderer = canvas.get_renderer()
     whole = figure.bbox
@@ -54,6 +55,8 @@ def assert_legible(figure: Figure) -> None:
         for labels in names:
             boxes = [label.get_window_extent(renderer) for label in labels]
             assert not any(one.overlaps(other) for one, other in pairwise(boxes))
+    titles = [axes.title.get_window_extent(renderer) for axes in figure.axes if axes.get_visible() and axes.get_title()]
+    assert not any(one.overlaps(other) for one, other in combinations(titles, 2))
 
 
 def assert_numbers_fit(figure: Figure) -> None:
@@ -71,11 +74,12 @@ def blocks(count: int) -> list[list[float | None]]:
     return [[0.9 - 0.001 * abs(i - j) if i % 3 == j % 3 else 0.1 + 0.001 * (i + j) for j in range(count)] for i in range(count)]
 
 
-def test_26_by_26_error_reductions_are_legible_and_centred(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [LONG, SHORT], ids=["long", "short"])
+def test_26_by_26_error_reductions_are_legible_and_centred(tmp_path: Path, names: list[str]) -> None:
     chance = random.Random(0)
-    values: list[list[float | None]] = [[chance.gauss(0, 30) for _ in LONG] for _ in LONG]
+    values: list[list[float | None]] = [[chance.gauss(0, 30) for _ in names] for _ in names]
     values[3][4], values[0][0] = None, -999.4
-    figure = error_reductions(values, LONG, LONG, weak=LONG[5:6])
+    figure = error_reductions(values, names, names, weak=names[5:6])
     assert_legible(figure)
     assert_numbers_fit(figure)
     mesh = figure.axes[0].collections[0]
@@ -84,23 +88,24 @@ def test_26_by_26_error_reductions_are_legible_and_centred(tmp_path: Path) -> No
     assert len(figure.axes[0].texts) == 26 * 26 - 1
     save(figure, tmp_path, "heat")
     text = (tmp_path / "heat.svg").read_text()
-    assert all(name in text for name in LONG)
+    assert all(name in text for name in names)
     assert "-999" in text
-    assert LONG[5] + "†" in text
+    assert names[5] + "†" in text
     assert (tmp_path / "heat.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["heat.png", "heat.svg"]
 
 
-def test_26_clusters_are_legible_and_alike_tasks_stand_together() -> None:
+@pytest.mark.parametrize("names", [LONG, SHORT], ids=["long", "short"])
+def test_26_clusters_are_legible_and_alike_tasks_stand_together(names: list[str]) -> None:
     values = blocks(26)
     for i in range(26):
         values[i][i] = None
-    figure, order = clusters(values, LONG, "Similarity")
+    figure, order = clusters(values, names, "Similarity")
     assert_legible(figure)
     assert_numbers_fit(figure)
-    kinds = [LONG.index(task) % 3 for task in order]
+    kinds = [names.index(task) % 3 for task in order]
     assert sum(one != other for one, other in pairwise(kinds)) == 2
-    assert sorted(order) == sorted(LONG)
+    assert sorted(order) == sorted(names)
     labels = [label.get_text() for label in ticks(figure.axes[1].yaxis, (0, 26))]
     assert labels == order, "rows stand in the order of the tree"
 
