@@ -80,7 +80,7 @@ class TaskConfig:
     """Evaluate on so many held-out examples at most, drawn by --split-seed."""
 
     sentinel: bool = False
-    """T5's <extra_id_0> before every answer, for a model trained by span corruption alone (Lester 2021 §2.2); it is never judged or shown."""
+    """T5's <extra_id_0> before every answer, for a model trained by span corruption alone (Lester 2021 §2.2); never judged or shown."""
 
     metric: str | None = None
     """The metric that picks the best checkpoint; none: the task's first, or accuracy."""
