@@ -19,6 +19,7 @@ from softprompts.errors import UserError
 from softprompts.prompt import load_prompt
 from softprompts.prompt.prompt import Prompt, PromptConfig, plain, router_of
 from softprompts.transfer.recycle import Recycling, main, recycle, shared_words
+from softprompts.tuning import Predictor
 
 from ..models import random_t5
 
@@ -33,6 +34,19 @@ def turned(backbone: Backbone, scale: float = 3.0, tokenizer: Any = None) -> Bac
     table = model.get_input_embeddings().weight
     table.data.copy_(scale * table @ rotation(table.shape[1]))
     return EncoderDecoder(model, tokenizer or backbone.tokenizer, "turned")
+
+
+def same_in_other_coordinates(backbone: Backbone) -> Backbone:
+    """A T5 that computes the same: all that reads or writes the residual stream is rotated (its norms' gains are 1, as in a fresh T5)."""
+    model = turned(backbone, scale=1.0).model
+    turn = rotation(backbone.hidden)
+    for name, weight in model.named_parameters():
+        kind = name.split(".")[-2]
+        if kind in ("q", "k", "v", "wi_0", "wi_1"):
+            weight.data.copy_(weight @ turn)
+        elif kind in ("o", "wo"):
+            weight.data.copy_(turn.T @ weight)
+    return EncoderDecoder(model, backbone.tokenizer, "same")
 
 
 def other_order(backbone: Backbone, kept: int) -> tuple[Any, list[int]]:
@@ -63,6 +77,16 @@ def test_least_squares_is_exact_where_the_space_is_rotated_and_scaled(t5: Backbo
     made = recycle(prompt, t5, turned(t5))
     assert torch.allclose(made.table, 3 * prompt.table @ rotation(t5.hidden), atol=1e-3)
     assert (made.config.length, made.config.count) == (5, 1)
+
+
+def test_a_model_that_computes_the_same_answers_the_same(t5: Backbone) -> None:
+    other, labels, texts = same_in_other_coordinates(t5), ["negative", "positive"], ["what a lovely film", "never again"]
+    for prompt in (plain(some(1, t5.hidden)), mixture(some(3, t5.hidden))):
+        asked = Predictor(t5, prompt, labels).probabilities(texts)
+        told = Predictor(other, recycle(prompt, t5, other), labels).probabilities(texts)
+        unmapped = Predictor(other, prompt, labels).probabilities(texts)
+        assert told == [pytest.approx(row, rel=1e-3) for row in asked]
+        assert unmapped != [pytest.approx(row, rel=1e-3) for row in asked]
 
 
 def test_a_mixture_goes_with_its_router(t5: Backbone) -> None:
