@@ -34,7 +34,7 @@ FULL: dict[str, Any] = {
 """One H200: a few minutes for each model and each cohort."""
 SMOKE: dict[str, Any] = FULL | {
     "text": ",".join(map(str, sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]))), "tokens": 4e5, "extra_tokens": 1.2e5,
-    "steps": 30, "batch_size": 16, "length": 8, "cap_validation": 60, "tasks": "helpdesk/intent,helpdesk/sentiment",
+    "steps": 20, "batch_size": 8, "length": 8, "cap_validation": 60, "scoring": "labels", "tasks": "helpdesk/intent,helpdesk/sentiment",
 }  # fmt: skip
 SMALL: dict[str, Any] = {
     "vocabulary": 1500, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4,
@@ -135,7 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{name}: {cards[name]['tokens'] / 1e6:,.1f}M tokens in {cards[name]['seconds']:.0f} s", file=sys.stderr, flush=True)
         given = settings(
             options.tasks.split(","), [int(seed) for seed in options.seeds.split(",")], options.steps, batch_size=options.batch_size,
-            prompt={"length": options.length}, cap_validation=options.cap_validation, data_dir=options.data_dir, device=options.device,
+            prompt={"length": options.length}, cap_validation=options.cap_validation, scoring=options.scoring, data_dir=options.data_dir,
+            device=options.device,
         )  # fmt: skip
         records = {}
         for name, (model, more) in VARIANTS.items():
@@ -168,6 +169,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, help="rows of a step of prompt tuning")
     parser.add_argument("--length", type=int, help="prompt tokens")
     parser.add_argument("--cap-validation", type=int, help="judge by so many rows of a task at most")
+    parser.add_argument("--scoring", help="generate or labels, as softprompts tune has it")
     parser.add_argument("--data-dir", help="a folder with the tasks' rows (default: SOFTPROMPTS_DATA)")
     parser.add_argument("--device", default="auto")
     parser.set_defaults(**(SMOKE if "--smoke" in argv else FULL))
