@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from .models import random_model
@@ -41,3 +42,43 @@ def test_the_recorded_runs_are_those_of_the_grids() -> None:
         recorded = [json.loads(line)["settings"] for line in (BENCHMARKS / "results" / f"{name}-h200.jsonl").read_text().splitlines()]
         assert all(settings in recorded for settings in grid)
         assert all(settings in grid for settings in recorded)
+
+
+def test_backbones_are_measured_side_by_side_and_not_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sys.path.insert(0, str(BENCHMARKS))
+    import backbones
+
+    made = random_model("t5")
+    made.model.save_pretrained(tmp_path / "random")
+    made.tokenizer.save_pretrained(tmp_path / "random")
+    command = [
+        "old=t5-tiny", f"new={tmp_path / 'random'}", "--tasks", "helpdesk/urgency,helpdesk/sentiment", "--seeds", "0,1", "--steps", "4",
+        "--evaluate-every", "2", "--cap-validation", "20", "--batch-size", "4", "--device", "cpu", "--output", str(tmp_path / "out"),
+    ]  # fmt: skip
+    assert backbones.main(command) == 0
+    table = capsys.readouterr().out
+    found = json.loads((tmp_path / "out" / "backbones.json").read_text())
+    assert list(found) == ["old", "new"]
+    for record in found.values():
+        assert record["tasks"].keys() == {"helpdesk/urgency", "helpdesk/sentiment"}
+        best = [record["tasks"][task]["best"]["0"] for task in record["tasks"]]
+        assert record["mean"]["best"]["0"] == pytest.approx(sum(best) / 2)
+        assert all(scores["last"][seed] <= scores["best"][seed] for scores in record["tasks"].values() for seed in ("0", "1"))
+    assert f"{found['old']['tasks']['helpdesk/urgency']['majority']:.1f}" in table
+    assert table.count("±") == 2 * 2 * 3 + 1  # best and last, two backbones, two tasks and their mean; and the line that explains
+    began = (tmp_path / "out" / "old" / "scores.json").stat().st_mtime_ns
+    assert backbones.main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
+    assert (tmp_path / "out" / "old" / "scores.json").stat().st_mtime_ns == began
+    assert backbones.main([*command, "--steps", "5"]) == 2
+    assert "with other settings" in capsys.readouterr().err
+
+
+def test_the_mean_over_tasks_leaves_out_a_seed_that_failed_somewhere() -> None:
+    sys.path.insert(0, str(BENCHMARKS))
+    import backbones
+
+    tasks = {"a": {"best": {"0": 50.0, "1": 60.0}}, "b": {"best": {"1": 80.0}}}
+    assert backbones.over_tasks(tasks, "best") == {"1": 70.0}
+    assert backbones.spread({"0": 1.0, "1": 3.0}) == "2.0 ± 1.4"
+    assert backbones.spread({}) == "failed"

@@ -61,7 +61,8 @@ def load_mixture(config: TaskConfig) -> Mixture:
     words = {word: word for task in tasks for word in task.labels} if all(task.labels for task in tasks) else {}
     train, validation, test = ([e for task in tasks for e in getattr(task, part)] for part in ("train", "validation", "test"))
     metrics = (MEAN, *(f"{task.name}:{metric}" for task in tasks for metric in task.metrics))
-    return Mixture(config.task, Form("{text}", "label", words), train, validation, metrics, 0, test, tasks, config.mixture_limit)
+    form = Form("{text}", "label", words, sentinel=config.sentinel)
+    return Mixture(config.task, form, train, validation, metrics, 0, test, tasks, config.mixture_limit)
 
 
 def rates(sizes: Sequence[int], limit: int) -> list[float]:

@@ -79,6 +79,9 @@ class TaskConfig:
     cap_validation: int | None = None
     """Evaluate on so many held-out examples at most, drawn by --split-seed."""
 
+    sentinel: bool = False
+    """T5's <extra_id_0> before every answer, for a model trained by span corruption alone (Lester 2021 §2.2); never judged or shown."""
+
     metric: str | None = None
     """The metric that picks the best checkpoint; none: the task's first, or accuracy."""
 
@@ -110,6 +113,8 @@ class Form:
     before: str = ""
     after: str = ""
     """What stands around every text: a written prompt, solved examples."""
+    sentinel: bool = False
+    """Whether the model writes a sentinel before every answer (`sentinel.py`)."""
 
     @property
     def definition(self) -> Definition | None:
@@ -350,6 +355,7 @@ def _chosen(config: TaskConfig, task: Task) -> Task:
         train, validation, test = (form.designed(part) for part in (train, validation, test))
     if config.metric is not None:
         metrics = (config.metric, *(name for name in task.metrics if name != config.metric))
+    form = dataclasses.replace(form, sentinel=config.sentinel)
     return dataclasses.replace(task, form=form, train=train, validation=validation, test=test, metrics=metrics)
 
 
