@@ -65,7 +65,8 @@ class Tuned:
     def predictor(self, scoring: str | None = None) -> Predictor:
         length = int(self.card["config"]["tuning"]["max_length"])
         longest = self.card["task"].get("answer_length")
-        return Predictor(self.backbone, self.prompt, self.form.labels, scoring or self.card["scoring"], length, answer_length=longest)
+        form, scoring = self.form, scoring or self.card["scoring"]
+        return Predictor(self.backbone, self.prompt, form.labels, scoring, length, answer_length=longest, sentinel=form.sentinel)
 
     def inputs(self, rows: Sequence[str | Mapping[str, Any]]) -> list[str]:
         """Texts, or rows with the task's columns, as the model reads them."""

@@ -203,6 +203,13 @@ def prompts(argv: Sequence[str]) -> int:
     return act_on(argv)
 
 
+def _recycle(argv: Sequence[str]) -> int:
+    """A prompt of one model as a prompt of another, without training."""
+    from .transfer.recycle import main as recycle
+
+    return recycle(argv)
+
+
 def tasks(argv: Sequence[str]) -> int:
     """The named tasks: list them, show one, export a split, score predictions."""
     return act("tasks", {"list": _list_tasks, "show": _show_task, "export": _export_task, "score": _score_task}, argv)
@@ -327,6 +334,20 @@ def bench(argv: Sequence[str]) -> int:
     return measure(argv)
 
 
+def transfer(argv: Sequence[str]) -> int:
+    """Tune a prompt for a new task from prompts of tasks like it."""
+    from .transfer.command import main as start_from_others
+
+    return start_from_others(argv)
+
+
+def study(argv: Sequence[str]) -> int:
+    """Run a grid of transfers that resumes, and report it as the paper does."""
+    from .transfer.study_command import main as run_study
+
+    return run_study(argv)
+
+
 def pretrain(argv: Sequence[str]) -> int:
     """Train a T5 from raw text, or go on with one."""
     from .pretraining.command import main as train
@@ -339,6 +360,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "evaluate": evaluate,
     "predict": predict,
     "prompts": prompts,
+    "transfer": transfer,
+    "study": study,
     "tasks": tasks,
     "bench": bench,
     "pretrain": pretrain,
@@ -365,7 +388,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"softprompts: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("softprompts: stopped; tune and pretrain go on from their last checkpoint when the command is given again.", file=sys.stderr)
+        print("softprompts: stopped; tune, transfer, study and pretrain go on from their last checkpoint when the command is given again.", file=sys.stderr)
         return 130
     except BrokenPipeError:
         return 0

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """One of the actions on prompts."""
-    return act("prompts", {"list": _list, "show": _show, "search": _search, "import": take_in, "export": export}, argv)
+    actions = {"list": _list, "show": _show, "search": _search, "import": take_in, "export": export, "recycle": _recycle}
+    return act("prompts", actions, argv)
 
 
 SIMILAR = "per_token_average_cosine (default) or cosine_of_average_tokens"
@@ -36,6 +37,13 @@ def _list(argv: Sequence[str]) -> int:
     text = _table(rows) if entries else f"No prompt of the library {options.library} is of that task and backbone."
     tell(options, {"library": str(options.library), "prompts": [_record(entry) for entry in entries]}, text)
     return 0
+
+
+def _recycle(argv: Sequence[str]) -> int:
+    """A prompt of one backbone for another."""
+    from ..transfer.recycle import main as recycle
+
+    return recycle(argv)
 
 
 def _wanted(entry: "Entry", options: argparse.Namespace) -> bool:

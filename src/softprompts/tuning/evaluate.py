@@ -20,6 +20,7 @@ from ..backbone.memory import Memory
 from ..devices import sent
 from ..errors import UserError
 from ..prompt import Prompt
+from ..tasks.sentinel import opened
 from .batches import by_length
 
 WASTE = 1.25
@@ -50,6 +51,7 @@ class Predictor:
         max_length: int = 512,
         batch_size: int = 64,
         answer_length: int | None = None,
+        sentinel: bool = False,
     ) -> None:
         if scoring not in ("auto", "generate", "labels"):
             raise UserError(f"There is no scoring {scoring!r}; choose generate or labels.")
@@ -61,8 +63,9 @@ class Predictor:
         self.scoring = backbone.best_scoring if scoring == "auto" else scoring
         if not self.labels and self.scoring == "labels":
             raise UserError("This prompt knows no labels to choose among; name them with --labels when it is imported.")
-        self.candidates = backbone.tokenise_targets(self.labels)
-        self.answer_length = max([*map(len, self.candidates), answer_length or 0]) or FREE_LENGTH
+        plain = backbone.tokenise_targets(self.labels)
+        self.candidates = opened(plain, backbone.tokenizer, backbone.name, sentinel)
+        self.answer_length = (max([*map(len, plain), answer_length or 0]) or FREE_LENGTH) + sentinel
         self.budget = backbone.budget(prompt.config.length, max_length, self.answer_length)
         self.spelled = spellings(backbone, self.labels, self.candidates)
 

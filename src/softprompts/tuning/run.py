@@ -15,6 +15,7 @@ from ..errors import UserError
 from ..prompt import Material, Source, build, load_prompt
 from ..prompt.prompt import blank
 from ..tasks import Task
+from ..tasks.sentinel import opened
 from . import tokens
 from .batches import Batches
 from .config import RunConfig
@@ -69,7 +70,9 @@ class Run:
         whole = tokens.whole(self.speaker, [e.input for e in task.train])
         self.cut = sum(len(row) > budget for row in whole)
         self.inputs = [self.speaker.cut(row, budget) for row in whole]
-        spelled = dict(zip(words := list(dict.fromkeys(e.target for e in task.train)), self.speaker.tokenise_targets(words), strict=True))
+        words = list(dict.fromkeys(e.target for e in task.train))
+        answers = opened(self.speaker.tokenise_targets(words), backbone.tokenizer, backbone.name, task.form.sentinel)
+        spelled = dict(zip(words, answers, strict=True))
         self.targets = [spelled[e.target] for e in task.train]
         self.held_out = [self.speaker.cut(row, budget) for row in tokens.whole(self.speaker, [e.input for e in task.validation])]
         self.batches = Batches([len(ids) for ids in self.inputs], config.tuning.batch_size, config.seed, task.parts, task.limit)
@@ -194,8 +197,9 @@ class Run:
         tuning = self.config.tuning
         assert tuning.max_length is not None  # resolved
         return Predictor(
-            self.backbone, self.prompt.eval(), self.task.labels, tuning.scoring, tuning.max_length, answer_length=self.task.answer_length
-        )
+            self.backbone, self.prompt.eval(), self.task.labels, tuning.scoring, tuning.max_length, answer_length=self.task.answer_length,
+            sentinel=self.task.form.sentinel,
+        )  # fmt: skip
 
     def answers(self, tick: Callable[[int], object] = lambda rows: None) -> list[str]:
         """The prompt's answers to the held-out rows."""
