@@ -12,12 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ..api import CONFIG, MODEL, Tuned
+from ..api import CONFIG, MODEL, OURS, Tuned
 from ..errors import UserError
 from ..files import read_json, read_tensors, write_json
 from ..library.search import SIMILARITIES
 from ..prompt.store import TENSORS
 from ..tuning import RunConfig, RunFailedError, run_config
+from ..tuning.checkpoint import CHECKPOINT
 from ..tuning.config import read_yaml
 from .strategies import multi_task, shares, start_from
 from .study import Cell
@@ -75,8 +76,8 @@ def open_cell(cell: Cell, config: RunConfig, folder: Path) -> None:
         moved = (told.model, told.device, told.task, told.prompt.start) != (config.model, config.device, config.task, config.prompt.start)
         if moved:
             shutil.rmtree(own / MODEL, ignore_errors=True)
-            for path in own.glob("*.*"):
-                path.unlink(missing_ok=True)
+            for name in OURS:
+                (own / name).unlink(missing_ok=True)
     write_json(own / PLAN, cell.plain())
 
 
@@ -116,10 +117,11 @@ def embedding(run: Path) -> Tensor:
     return vectors.flatten(0, -2)
 
 
-def record(cell: Cell, chosen: Chosen, outcome: Tuned | RunFailedError, worker: str) -> dict[str, Any]:
+def record(cell: Cell, chosen: Chosen, outcome: Tuned | RunFailedError, worker: str, begun: float) -> dict[str, Any]:
     """What a cell came to: score, majority class, rows, its share of the cohort's seconds, and the config that gives it again."""
     own = {name: getattr(cell, name) for name in ("stage", "backbone", "variant", "source", "target", "seed", "k", "similarity")}
-    found: dict[str, Any] = {"cell": cell.name, **own, "chosen": chosen, "worker": worker, "finished": round(time.time(), 3)}
+    found: dict[str, Any] = {"cell": cell.name, **own, "chosen": chosen, "worker": worker}
+    found |= {"begun": round(begun, 3), "finished": round(time.time(), 3)}
     if isinstance(outcome, RunFailedError):
         return {**found, "score": None, "failed": str(outcome), "config": cell.plain()["config"]}
     card, cost = outcome.card, outcome.cost
@@ -142,7 +144,7 @@ def record(cell: Cell, chosen: Chosen, outcome: Tuned | RunFailedError, worker: 
 
 
 def commit(folder: Path, told: Mapping[str, Any]) -> bool:
-    """Write a cell's result unless there is one: whoever comes second changes nothing."""
+    """Write a cell's result unless there is one: whoever comes second changes nothing. No run goes on from its checkpoint then."""
     path = place(folder, told["cell"]) / RESULT
     beside = path.with_name(f".result.{uuid.uuid4().hex}.json")
     write_json(beside, told)
@@ -152,4 +154,5 @@ def commit(folder: Path, told: Mapping[str, Any]) -> bool:
         return False
     finally:
         beside.unlink(missing_ok=True)
+    path.with_name(CHECKPOINT).unlink(missing_ok=True)
     return True

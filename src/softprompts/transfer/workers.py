@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,14 +36,18 @@ class LostError(Exception):
 class State:
     """Where a study stands: cells with a result, cells whose result is a failure, cells that wait for a failed one in vain."""
 
-    done: set[str] = field(default_factory=set)
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     blocked: set[str] = field(default_factory=set)
+
+    @property
+    def done(self) -> Set[str]:
+        return self.results.keys()
 
     def look(self, cells: Sequence[Cell], folder: Path) -> "State":
         for cell in cells:
             if cell.name not in self.done and (told := on_disk.read_result(folder, cell.name)) is not None:
-                self.done.add(cell.name)
+                self.results[cell.name] = told
                 if told["score"] is None:
                     self.failed.add(cell.name)
             if not self.blocked.isdisjoint(cell.needs) or not self.failed.isdisjoint(cell.needs):
@@ -55,7 +59,7 @@ class State:
 
     def ready(self, cells: Sequence[Cell]) -> list[Cell]:
         """Cells that could run now, those of like length and of one task beside each other."""
-        found = [cell for cell in self.left(cells) if self.done.issuperset(cell.needs)]
+        found = [cell for cell in self.left(cells) if self.done >= set(cell.needs)]
         return sorted(found, key=lambda cell: (_model(cell), -_work(cell), str(cell.config.task.task), cell.name))
 
 
@@ -80,6 +84,16 @@ def cohort_of(ready: Sequence[Cell], most: int, take: Callable[[str], bool] = la
 
 
 # -- working -----------------------------------------------------------------------------------------------------------------
+
+
+class StudyWatcher(Nobody):
+    """Who is told how a study gets on; this one does not look."""
+
+    def looked(self, state: State) -> None:
+        """Before and after every cohort."""
+
+    def began(self, runs: Sequence[Run]) -> None:
+        """Before a cohort's first step."""
 
 
 class _Guard(Nobody):
@@ -115,35 +129,29 @@ def _backbone(cell: Cell, config: RunConfig) -> Backbone | None:
     return _kept[key]
 
 
-def run_cohort(claims: Claims, taken: Sequence[Cell], cells: Mapping[str, Cell], watcher: Watcher | None = None) -> None:
+def run_cohort(claims: Claims, taken: Sequence[Cell], cells: Mapping[str, Cell], watcher: StudyWatcher | None = None) -> None:
     """Tune claimed cells side by side, each from where it left off, and commit what they came to."""
-    folder = claims.folder
+    folder, begun, watcher = claims.folder, time.time(), watcher or StudyWatcher()
     settled: list[tuple[RunConfig, Chosen]] = [on_disk.settle(cell, cells, folder) for cell in taken]
     for cell, (config, _) in zip(taken, settled, strict=True):
         on_disk.open_cell(cell, config, folder)
     members = [Member(config, {"cell": cell.name}, cell.name) for cell, (config, _) in zip(taken, settled, strict=True)]
     home = folder / on_disk.CELLS
-    outcomes = tune_cohort(members, home, watcher=_Guard(claims, watcher or Nobody()), backbone=_backbone(taken[0], settled[0][0]))
+    backbone = _backbone(taken[0], settled[0][0])
+    outcomes = tune_cohort(members, home, watcher=_Guard(claims, watcher), backbone=backbone, began=watcher.began)
     (home / COHORT).unlink(missing_ok=True)  # a cohort is how cells were run, not what they are
     for cell, (_, chosen), outcome in zip(taken, settled, outcomes, strict=True):
-        on_disk.commit(folder, on_disk.record(cell, chosen, outcome, claims.worker))
+        on_disk.commit(folder, on_disk.record(cell, chosen, outcome, claims.worker, begun))
         claims.drop(cell.name)
 
 
-def work(
-    cells: Sequence[Cell],
-    folder: Path,
-    cohort: int,
-    watcher: Watcher | None = None,
-    looked: Callable[[State], object] = lambda state: None,
-    claims: Claims | None = None,
-) -> State:
+def work(cells: Sequence[Cell], folder: Path, cohort: int, watcher: StudyWatcher | None = None, claims: Claims | None = None) -> State:
     """Run what there is to run, until nothing is left; cells that others work on are waited for, or taken over."""
     by_name = {cell.name: cell for cell in cells}
-    state = State()
+    state, watcher = State(), watcher or StudyWatcher()
     with claims or Claims(folder) as own:
         while left := state.look(cells, folder).left(cells):
-            looked(state)
+            watcher.looked(state)
             taken = cohort_of(state.ready(left), cohort, own.take)
             if not taken:
                 time.sleep(POLL)
@@ -153,20 +161,19 @@ def work(
             except LostError:
                 own.held.clear()
                 own.lost.clear()
-    looked(state)
+    watcher.looked(state)
     return state
 
 
 # -- a Ray cluster -----------------------------------------------------------------------------------------------------------
 
 
-def work_on_ray(
-    cells: Sequence[Cell], folder: Path, cohort: int, address: str, looked: Callable[[State], object] = lambda state: None
-) -> State:
+def work_on_ray(cells: Sequence[Cell], folder: Path, cohort: int, address: str, watcher: StudyWatcher | None = None) -> State:
     """The same on a Ray cluster whose machines share the folder: a cohort on each GPU, or on each CPU where there are none.
 
     A cohort whose machine died is planned anew from what it left; results are in the folder, so that none is lost or counted twice.
     """
+    watcher = watcher or StudyWatcher()
     ray = _ray(address)
     by_name = {cell.name: cell for cell in cells}
     state, crashes = State(), 0
@@ -174,7 +181,7 @@ def work_on_ray(
     try:
         with Claims(folder) as own:
             while left := state.look(cells, folder).left(cells):
-                looked(state)
+                watcher.looked(state)
                 busy = {name for names in pending.values() for name in names}
                 ready = [cell for cell in state.ready(left) if cell.name not in busy and own.is_free(cell.name)]
                 slots, options = _slots(ray)
@@ -194,7 +201,7 @@ def work_on_ray(
                 crashes = 0 if len(state.look(cells, folder).done) > before else crashes
                 if crashes > CRASHES:
                     raise UserError(f"{crashes} workers of the Ray cluster died without finishing a cell; look at their logs and memory.")
-        looked(state)
+        watcher.looked(state)
     finally:
         ray.shutdown()
     return state
