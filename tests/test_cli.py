@@ -55,7 +55,7 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
 
 def test_the_result_is_a_folder_that_explains_itself(tuned: Path) -> None:
     assert {path.name for path in tuned.iterdir()} == {
-        "prompt.safetensors", "prompt.json", "metrics.jsonl", "curve.png", "config.yaml", "checkpoint.safetensors",
+        "prompt.safetensors", "prompt.json", "embedding.safetensors", "metrics.jsonl", "curve.png", "config.yaml", "checkpoint.safetensors",
     }  # fmt: skip
     card = json.loads((tuned / "prompt.json").read_text())
     assert card["method"] == "mixture"
@@ -64,6 +64,7 @@ def test_the_result_is_a_folder_that_explains_itself(tuned: Path) -> None:
     assert card["task"]["name"] == "helpdesk/register"
     assert set(card["metrics"]) == set(card["majority"]) == {"accuracy", "macro_f1"}
     assert card["scoring"] == "generate"
+    assert card["embedding"] == {"step": 4}
     assert card["seed"] == 0
     assert card["version"]
     lines = [json.loads(line) for line in (tuned / "metrics.jsonl").read_text().splitlines()]

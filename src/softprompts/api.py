@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from . import __version__
 from .analysis.plots import learning_curve
 from .backbone import Backbone, load_backbone
 from .backbone.load import quiet
 from .errors import UserError
 from .files import read_json, sweep, write_text
+from .library.embedding import EMBEDDING, read_embedding, write_embedding
 from .prompt import Prompt, load_prompt, save_prompt
 from .prompt.peft import read_adapter, write_adapter
 from .prompt.prompt import plain
@@ -34,7 +37,7 @@ MODEL = "model"
 """Where a run that tuned the whole model keeps it."""
 COHORT = "cohort.csv"
 """What the runs of a cohort came to, beside their folders."""
-OURS = (CARD, TENSORS, CHECKPOINT, METRICS, CURVE, CONFIG)
+OURS = (CARD, TENSORS, EMBEDDING, CHECKPOINT, METRICS, CURVE, CONFIG)
 """The files of a run, the card first: without it a folder holds no prompt."""
 
 
@@ -48,6 +51,8 @@ class Tuned:
     folder: Path | None = None
     cost: dict[str, Any] | None = None
     """Seconds and memory of its training, shared with the runs beside it, where it was trained just now."""
+    embedding: Tensor | None = None
+    """What stands for its task when tasks are compared [K, P, H]; None: the prompt itself."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -89,6 +94,7 @@ class Tuned:
 
     def save(self, folder: str | Path) -> Path:
         """Write the prompt and its card; a few kilobytes."""
+        write_embedding(Path(folder), self.embedding)
         save_prompt(Path(folder), self.prompt, {name: value for name, value in self.card.items() if name != "prompt"})
         return Path(folder)
 
@@ -129,7 +135,7 @@ def load(
         head is not None and head != (len(Form(**card["task"]["form"]).labels), backbone.features)
     ):
         raise UserError(f"The vectors in {folder} are not of {backbone.name}'s width; take a whole copy of the prompt.")
-    return Tuned(prompt.to(backbone.device), backbone, card, folder)
+    return Tuned(prompt.to(backbone.device), backbone, card, folder, embedding=read_embedding(folder))
 
 
 def import_peft(
@@ -330,7 +336,8 @@ def _finish(run: Run, folder: Path | None) -> Tuned | RunFailedError:
     except RunFailedError as failed:
         return failed
     card = make_card(run)
-    tuned = Tuned(run.prompt.fold().to(run.backbone.device), run.backbone, card, folder, run.cost)
+    embedding = None if run.embedding is None else run.embedding[1]
+    tuned = Tuned(run.prompt.fold().to(run.backbone.device), run.backbone, card, folder, run.cost, embedding)
     if folder is not None and run.team.writes:
         title = f"{run.task.name} on {run.backbone.name}: {run.config.method}, seed {run.config.seed}"
         learning_curve(run.history, run.metric, card["majority"][run.metric], title, folder / CURVE)
@@ -364,6 +371,7 @@ def make_card(run: Run) -> dict[str, Any]:
         "test": _tested(run),
         "scoring": run.config.tuning.scoring,
         "best_step": best["step"],
+        "embedding": None if run.embedding is None else {"step": run.embedding[0]},
         "steps": run.step,
         "stopped": run.stopped,
         "failed": run.failed,

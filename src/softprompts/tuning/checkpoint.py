@@ -1,4 +1,5 @@
-"""A run's training state in one file, written whole or not at all: unfolded prompt, optimiser, best prompt, random state, history."""
+"""A run's training state in one file, written whole or not at all: unfolded prompt, optimiser, best prompt, task embedding, random
+state, history."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ def save_checkpoint(run: "Run", folder: Path) -> None:
     tensors: dict[str, Tensor] = {"rng": run.rng.get_state()}
     tensors |= {f"state/{name}": value for name, value in run.state().items()}
     tensors |= {f"best/{name}": value for name, value in (run.best or {}).items()}
+    if run.embedding is not None:
+        tensors["embedding"] = run.embedding[1]
     for index, state in run.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{index}/{name}": value for name, value in state.items()}
     note = {"config": run.config.plain(), "origin": run.origin, **{name: getattr(run, name) for name in PLACE}}
@@ -41,14 +44,18 @@ def load_checkpoint(run: "Run", folder: Path) -> None:
     try:
         run.load_state(_under(tensors, "state/"))
         run.best = _under(tensors, "best/") or None
+        run.embedding = (run.config.tuning.embed_at, tensors["embedding"]) if "embedding" in tensors else None
         run.rng.set_state(tensors["rng"])
         _load_optimizer(run.optimizer, _under(tensors, "optimizer/"))
         for name in PLACE:
             setattr(run, name, note[name])
-        if not all(bool(value.isfinite().all()) for name, value in tensors.items() if name.startswith(("state/", "best/"))):
+        told = ("state/", "best/", "embedding")
+        if not all(bool(value.isfinite().all()) for name, value in tensors.items() if name.startswith(told)):
             raise ValueError("it holds numbers that are none")
         scores = [entry[run.metric] for entry in run.history]
-        if not 0 < run.step <= run.steps or (scores and run.best is None) or not run.optimizer.state_dict()["state"]:
+        embedded = run.config.prompt.length > 0 and run.step >= run.config.tuning.embed_at
+        missing = (scores and run.best is None) or embedded != (run.embedding is not None) or not run.optimizer.state_dict()["state"]
+        if not 0 < run.step <= run.steps or missing:
             raise ValueError("parts of it are missing")
     except (KeyError, IndexError, RuntimeError, TypeError, ValueError, AttributeError) as error:
         wrong = f"{folder / CHECKPOINT} is damaged or of another version ({error})"

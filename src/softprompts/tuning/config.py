@@ -93,11 +93,14 @@ class TuningConfig:
     patience: int | None = None
     """Stop after so many evaluations without a better score."""
 
+    embed_at: int = 10_000
+    """The step whose prompt stands for the task when tasks are compared (SPoT: 10,000); a shorter run's last step."""
+
     scoring: Literal["auto", "generate", "labels"] = "auto"
     """Evaluate by greedy generation, or by the label of highest log-probability; auto: generate where the model can write."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "accumulate", "evaluate_every", "checkpoint_every", "patience", "max_length"):
+        for name in ("steps", "batch_size", "accumulate", "evaluate_every", "checkpoint_every", "embed_at", "patience", "max_length"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         for name in ("lr", "shape_lr", "route_lr", "head_lr", "epochs", "clip"):

@@ -88,6 +88,8 @@ class Run:
         """The mean loss of the first steps, which an explosion is measured against."""
         self._unseen: list[Tensor] = []
         self.best: dict[str, Tensor] | None = None
+        self.embedding: tuple[int, Tensor] | None = None
+        """The task embedding: the step that `embed_at` names, once it was taken, and its folded prompt [K, P, H]."""
         self.stopped: str | None = None
         """Why the run ended before its last step, if it did."""
         self.failed = False
@@ -153,6 +155,8 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self._unseen.append(loss)
+        if self.step == self.config.tuning.embed_at:
+            self.embedding = self._embedded(self.step)
         if self.step % CHECK_EVERY == 0 or self.due(self.config.tuning.evaluate_every) or self.due(self.config.tuning.checkpoint_every):
             self.look()
 
@@ -223,12 +227,20 @@ class Run:
         """The first entry of the highest score."""
         return max(self.history, key=lambda entry: entry[self.metric])
 
+    def _embedded(self, step: int) -> tuple[int, Tensor] | None:
+        """The prompt as it is now, to stand for the task; None where it has no tokens."""
+        return (step, self.prompt.fold().table.detach().cpu().clone()) if self.config.prompt.length else None
+
     def restore_best(self) -> None:
-        """The prompt as it scored best."""
+        """The prompt as it scored best. A run that ended before `embed_at` is embedded by its last step, a ruined one by its best."""
         if self.best is None:
             raise RunFailedError(f"Nothing was learned that could be kept: {self.stopped}.")
+        if self.embedding is None and not self.failed:
+            self.embedding = self._embedded(self.step)
         self.load_state(self.best)
         self.prompt.eval()
+        if self.embedding is None or not bool(self.embedding[1].isfinite().all()):
+            self.embedding = self._embedded(self.best_entry["step"])
         if "model" in self.trained:
             self.backbone.settle()
 
