@@ -1,0 +1,164 @@
+"""Pictures of a transfer study (Vu 2022, Fig. 3, 4, 5). They need matplotlib and scipy (`pip install 'softprompts[plots]'`)."""
+
+import math
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import UserError
+from ..files import write_atomically
+from .transfer import Correlation
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Values = Sequence[Sequence[float | None]]
+WEAK = "†"  # marks a target that is too weak for a verdict
+CELL = 0.46  # inches: a number of five characters at 8 points
+
+
+def check() -> None:
+    """Refuse early where the libraries for pictures are missing."""
+    try:
+        import matplotlib.figure  # noqa: F401
+        import scipy.cluster.hierarchy  # noqa: F401
+    except ImportError:
+        raise UserError("The report's pictures need matplotlib and scipy; install them with pip install 'softprompts[plots]'.") from None
+
+
+def save(figure: "Figure", folder: Path, name: str) -> list[str]:
+    """Write the picture as PNG and SVG; the names of the files."""
+    from matplotlib import rc_context
+
+    png, svg = f"{name}.png", f"{name}.svg"
+    write_atomically(folder / png, lambda place: figure.savefig(place, format="png", dpi=150))
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):  # text stays text, and the same numbers give the same file
+        write_atomically(folder / svg, lambda place: figure.savefig(place, format="svg", metadata={"Date": None}))
+    return [png, svg]
+
+
+def error_reductions(values: Values, sources: Sequence[str], targets: Sequence[str], weak: Collection[str] = ()) -> "Figure":
+    """Relative error reduction in percent, sources x targets: blue is better than the baseline, red is worse, empty is not finished."""
+    from matplotlib.figure import Figure
+
+    known = np.array([abs(value) for row in values for value in row if value is not None])
+    # One cell that fell apart must not take the colour from all others, so the scale ends at most cells' size.
+    limit = max(float(np.percentile(known, 90)), 1.0) if known.size else 1.0
+    width, height = _inches(sources, targets)
+    figure = Figure(figsize=(max(width + 1.2, 5.5), height + (0.7 if weak else 0.4)), layout="constrained")
+    axes = figure.add_subplot()
+    labels = [name + WEAK if name in weak else name for name in targets]
+    _cells(axes, values, sources, labels, ("RdBu", -limit, limit), "{:z.0f}" if limit >= 10 else "{:z.1f}", "relative error reduction (%)")
+    axes.set(xlabel="target", ylabel="source")
+    figure.suptitle("Relative error reduction (%) against the target's baseline", fontsize=10, x=0.01, ha="left")
+    if weak:
+        figure.supxlabel(f"{WEAK} baseline within two standard errors of the majority class", fontsize=8, color="0.35", x=0.01, ha="left")
+    return figure
+
+
+def clusters(values: Values, tasks: Sequence[str], title: str) -> "tuple[Figure, list[str]]":
+    """Similarities of task embeddings, clustered (average linkage of 1 - similarity), with the tree; and the tasks in the tree's order."""
+    from matplotlib.figure import Figure
+    from scipy.cluster.hierarchy import dendrogram, linkage
+    from scipy.spatial.distance import squareform
+
+    apart = np.array([[1 - value if value is not None and i != j else 0.0 for j, value in enumerate(row)] for i, row in enumerate(values)])
+    tree = linkage(squareform((apart + apart.T) / 2, checks=False), "average", optimal_ordering=True)
+    leaves = dendrogram(tree, no_plot=True)
+    order = leaves["leaves"]
+    width, height = _inches(tasks, tasks)
+    figure = Figure(figsize=(max(width + 2.2, 5.5), height + 0.4), layout="constrained")
+    branches, axes = figure.subplots(1, 2, width_ratios=[1.3, width], sharey=True)
+    for depth, place in zip(leaves["dcoord"], leaves["icoord"], strict=True):
+        branches.plot(depth, np.array(place) / 10, color="0.3", linewidth=1)
+    branches.invert_xaxis()
+    branches.spines[["top", "left", "right"]].set_visible(False)
+    branches.tick_params(axis="y", length=0, labelleft=False)
+    branches.tick_params(axis="x", labelsize=7)
+    branches.set_xlabel("1 - similarity", fontsize=8)
+    off = [value for i, row in enumerate(values) for j, value in enumerate(row) if value is not None and i != j]
+    names = [tasks[i] for i in order]
+    _cells(axes, [[values[i][j] for j in order] for i in order], names, names, ("cividis", min(off), max(off)), "{:z.2f}", "similarity")
+    axes.yaxis.set_label_position("right")
+    axes.tick_params(axis="y", labelleft=False, labelright=True)
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    return figure, names
+
+
+def scatters(correlations: Sequence[Correlation], title: str, weak: Collection[str] = ()) -> "Figure":
+    """A small picture per target: similarity of each source prompt against what starting from it gave, with r and p."""
+    from matplotlib.figure import Figure
+
+    columns = min(6, max(1, math.ceil(math.sqrt(len(correlations) * 2.5))), max(1, len(correlations)))
+    rows = max(1, math.ceil(len(correlations) / columns))
+    figure = Figure(figsize=(2.7 * columns + 0.4, 2.5 * rows + 0.6), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes, found in zip(grid, correlations, strict=False):
+        _scatter(axes, found, found.target in weak)
+    for axes in grid[len(correlations) :]:
+        axes.set_visible(False)
+    figure.suptitle(title, fontsize=10)
+    figure.supxlabel("similarity of source prompt and target", fontsize=9)
+    figure.supylabel("relative error reduction (%)", fontsize=9)
+    return figure
+
+
+def _scatter(axes: "Axes", found: Correlation, weak: bool) -> None:
+    x, y = np.array([point.similarity for point in found.points]), np.array([point.reduction for point in found.points])
+    colour = "0.55" if weak else "#0072B2"
+    axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
+    axes.scatter(x, y, s=12, color=colour, alpha=0.75, linewidths=0)
+    told = "too few points"
+    if found.pearson is not None and found.pearson_p is not None:
+        slope, offset = np.polyfit(x, y, 1)
+        ends = np.array([x.min(), x.max()])
+        axes.plot(ends, slope * ends + offset, color="#D55E00", linewidth=1.2)
+        told = f"r = {found.pearson:.2f}, " + (f"p = {found.pearson_p:.3f}" if found.pearson_p >= 0.001 else "p < 0.001")
+    axes.set_title(f"{found.target}{WEAK + ' (too weak)' if weak else ''}\n{told}", fontsize=8)
+    if len(y):
+        best = int(y.argmax())
+        side = "right" if x[best] > (x.min() + x.max()) / 2 else "left"
+        axes.annotate(found.points[best].source, (x[best], y[best]), (0, 4), textcoords="offset points", fontsize=6, ha=side, color="0.25")
+    axes.tick_params(labelsize=7)
+    axes.margins(0.08, 0.12)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _inches(rows: Sequence[str], columns: Sequence[str]) -> tuple[float, float]:
+    """Room for the cells and for the longest names beside and below them."""
+    beside, below = (max((len(name) for name in names), default=0) * 0.075 for names in (rows, columns))
+    return max(CELL * len(columns), 2.0) + beside + 0.5, max(CELL * 0.75 * len(rows), 1.5) + below + 0.5
+
+
+def _cells(
+    axes: "Axes", values: Values, rows: Sequence[str], columns: Sequence[str], colours: tuple[str, float, float], form: str, about: str
+) -> None:
+    """A coloured table with its numbers in it; an empty cell has none."""
+    from matplotlib import colormaps
+    from matplotlib.colors import Normalize
+
+    name, low, high = colours
+    scale, shades = Normalize(low, max(high, low + 1e-6), clip=True), colormaps[name]
+    numbers = np.array([[math.nan if value is None else value for value in row] for row in values], dtype=float).reshape(
+        len(rows), len(columns)
+    )
+    extend = ("neither", "min", "max", "both")[
+        int(np.nanmin(numbers, initial=low) < low) + 2 * int(np.nanmax(numbers, initial=high) > high)
+    ]
+    mesh = axes.pcolormesh(np.ma.masked_invalid(numbers), cmap=name, norm=scale, edgecolors="white", linewidth=0.6)
+    for (row, column), value in np.ndenumerate(numbers):
+        if not math.isnan(value):
+            red, green, blue, _ = shades(scale(value))
+            dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
+            axes.text(column + 0.5, row + 0.5, form.format(value), ha="center", va="center", fontsize=7.5, color="w" if dark else "k")
+    axes.patch.set(facecolor="0.97", edgecolor="0.8", hatch="////", linewidth=0)  # seen through the empty cells, not to be taken for a 0
+    axes.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=90, fontsize=8)
+    axes.set_yticks(np.arange(len(rows)) + 0.5, rows, fontsize=8)
+    axes.tick_params(length=0)
+    axes.set_ylim(len(rows), 0)
+    bar = axes.figure.colorbar(mesh, ax=axes, extend=extend, fraction=0.04, pad=0.02, aspect=30)
+    bar.set_label(about, fontsize=8)
+    bar.ax.tick_params(labelsize=7)
