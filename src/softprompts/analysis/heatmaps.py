@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Values = Sequence[Sequence[float | None]]
 WEAK = "†"  # marks a target that is too weak for a verdict
-CELL = 0.46  # inches: a number of five characters at 8 points
+CELL = 0.38  # inches across: five characters of 7.5 points, with some air
 
 
 def check() -> None:
@@ -130,7 +130,7 @@ def _scatter(axes: "Axes", found: Correlation, weak: bool) -> None:
 def _inches(rows: Sequence[str], columns: Sequence[str]) -> tuple[float, float]:
     """Room for the cells and for the longest names beside and below them."""
     beside, below = (max((len(name) for name in names), default=0) * 0.075 for names in (rows, columns))
-    return max(CELL * len(columns), 2.0) + beside + 0.5, max(CELL * 0.75 * len(rows), 1.5) + below + 0.5
+    return max(CELL * len(columns), 2.0) + beside + 0.5, max(CELL * 0.8 * len(rows), 1.5) + below + 0.5
 
 
 def _cells(

@@ -163,6 +163,8 @@ class Similarities:
         vectors: dict[Run, Tensor] = {}
         for embedding in embeddings:
             vectors.setdefault((embedding["task"], embedding["seed"]), embedding["vectors"].detach().double().flatten(0, -2))
+        if len({tokens.shape[1] for tokens in vectors.values()}) > 1:
+            raise UserError("Task embeddings of different widths cannot be compared; report on one backbone at a time.")
         self.name = name
         self.tasks = list(dict.fromkeys(task for task, _ in vectors))
         self.runs = sorted(vectors, key=lambda run: (self.tasks.index(run[0]), run[1]))
@@ -286,12 +288,13 @@ def retrieval_table(
             best = {target: best_of_top(scores, similarity, target, k) for target in targets}
             missing = sum(missing for _, missing in best.values())
             table.append(_method(scores, "best of top-k", similarity.name, k, {name: seeds for name, (seeds, _) in best.items()}, missing))
+    # What is the same for every seed of the target is told without a spread, as if of one seed.
     cells = {target: found for target in targets if (found := _others(scores, target))}
     for k in ks:
-        drawn = {target: dict.fromkeys(scores.seeds, expected_best(found, k)) for target, found in cells.items() if len(found) >= k}
+        drawn = {target: {0: expected_best(found, k)} for target, found in cells.items() if len(found) >= k}
         table.append(_method(scores, "best of k at random", None, k, drawn))
     table += [_method(scores, *key, found) for key, found in _tuned(retrieval, targets).items()]
-    oracle = {target: dict.fromkeys(scores.seeds, max(found)) for target, found in cells.items()}
+    oracle = {target: {0: max(found)} for target, found in cells.items()}
     missing = sum(_prompts(scores, target) - len(cells.get(target, ())) for target in targets)
     return [*table, _method(scores, "oracle", None, None, oracle, missing)]
 

@@ -1,0 +1,222 @@
+"""The report of a transfer study: pictures that can be read, files that hold the numbers."""
+
+import csv
+import json
+import random
+import re
+import sys
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from scipy.cluster.hierarchy import cophenet, linkage
+from scipy.spatial.distance import squareform
+
+from softprompts.analysis.heatmaps import clusters, error_reductions, save, scatters
+from softprompts.analysis.report import write_report
+from softprompts.analysis.transfer import Correlation, Point
+from softprompts.errors import UserError
+
+LONG = [f"some-benchmark/a-rather-long-task-{i}" for i in range(26)]
+SHORT = [f"t{i}" for i in range(26)]
+
+
+def drawn(figure: Figure) -> FigureCanvasAgg:
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return canvas
+
+
+def ticks(axis: Any, limits: tuple[float, float]) -> list[Any]:
+    """The tick labels that are seen."""
+    low, high = sorted(limits)
+    labels = [label for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high for label in (tick.label1, tick.label2)]
+    return [label for label in labels if label.get_visible() and label.get_text()]
+
+
+def assert_legible(figure: Figure) -> None:
+    """No text is cut by the picture's edge or tiny, no two names of an axis and no two titles overlap."""
+    canvas = drawn(figure)
+    renderer = canvas.get_renderer()
+    whole = figure.bbox
+    for axes in figure.axes:
+        if not axes.get_visible():
+            continue
+        names = [ticks(axes.xaxis, axes.get_xlim()), ticks(axes.yaxis, axes.get_ylim())]
+        for text in [*axes.texts, *names[0], *names[1], *([axes.title] if axes.get_title() else [])]:
+            box = text.get_window_extent(renderer)
+            assert text.get_fontsize() >= 6
+            assert whole.x0 <= box.x0 <= box.x1 <= whole.x1, text.get_text()
+            assert whole.y0 <= box.y0 <= box.y1 <= whole.y1, text.get_text()
+        for labels in names:
+            boxes = [label.get_window_extent(renderer) for label in labels]
+            assert not any(one.overlaps(other) for one, other in pairwise(boxes))
+    titles = [axes.title.get_window_extent(renderer) for axes in figure.axes if axes.get_visible() and axes.get_title()]
+    assert not any(one.overlaps(other) for one, other in combinations(titles, 2))
+
+
+def assert_numbers_fit(figure: Figure) -> None:
+    canvas = drawn(figure)
+    (axes,) = [axes for axes in figure.axes if axes.texts]
+    (left, top), (right, bottom) = axes.transData.transform([(0, 0), (1, 1)])
+    for text in axes.texts:
+        box = text.get_window_extent(canvas.get_renderer())
+        assert box.width < 0.95 * (right - left)
+        assert box.height < 0.95 * (top - bottom)
+
+
+def blocks(count: int) -> list[list[float | None]]:
+    """Similarities of tasks of which every third is alike."""
+    return [[0.9 - 0.001 * abs(i - j) if i % 3 == j % 3 else 0.1 + 0.001 * (i + j) for j in range(count)] for i in range(count)]
+
+
+@pytest.mark.parametrize("names", [LONG, SHORT], ids=["long", "short"])
+def test_26_by_26_error_reductions_are_legible_and_centred(tmp_path: Path, names: list[str]) -> None:
+    chance = random.Random(0)
+    values: list[list[float | None]] = [[chance.gauss(0, 30) for _ in names] for _ in names]
+    values[3][4], values[0][0] = None, -999.4
+    figure = error_reductions(values, names, names, weak=names[5:6])
+    assert_legible(figure)
+    assert_numbers_fit(figure)
+    mesh = figure.axes[0].collections[0]
+    assert mesh.norm.vmin == -mesh.norm.vmax, "no change has the neutral colour"
+    assert mesh.norm.vmax < 100, "one cell that fell apart does not take the colour from the others"
+    assert len(figure.axes[0].texts) == 26 * 26 - 1
+    save(figure, tmp_path, "heat")
+    text = (tmp_path / "heat.svg").read_text()
+    assert all(name in text for name in names)
+    assert "-999" in text
+    assert names[5] + "†" in text
+    assert (tmp_path / "heat.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["heat.png", "heat.svg"]
+
+
+@pytest.mark.parametrize("names", [LONG, SHORT], ids=["long", "short"])
+def test_26_clusters_are_legible_and_alike_tasks_stand_together(names: list[str]) -> None:
+    values = blocks(26)
+    for i in range(26):
+        values[i][i] = None
+    figure, order = clusters(values, names, "Similarity")
+    assert_legible(figure)
+    assert_numbers_fit(figure)
+    kinds = [names.index(task) % 3 for task in order]
+    assert sum(one != other for one, other in pairwise(kinds)) == 2
+    assert sorted(order) == sorted(names)
+    labels = [label.get_text() for label in ticks(figure.axes[1].yaxis, (0, 26))]
+    assert labels == order, "rows stand in the order of the tree"
+
+
+def test_the_tree_is_scipys_and_its_branches_meet_their_rows() -> None:
+    values: list[list[float | None]] = [[None, 0.2, 0.8], [0.2, None, 0.3], [0.8, 0.3, None]]
+    figure, order = clusters(values, ["a", "b", "c"], "Similarity")
+    assert order in (["a", "c", "b"], ["c", "a", "b"], ["b", "a", "c"], ["b", "c", "a"])
+    depths = sorted({round(float(x), 9) for line in figure.axes[0].lines for x in line.get_xdata()})
+    expected = cophenet(linkage(squareform([[0, 0.8, 0.2], [0.8, 0, 0.7], [0.2, 0.7, 0]]), "average"))
+    assert depths == pytest.approx(sorted({0.0, *expected})), "a and c join at 0.2, b joins them at the mean of 0.8 and 0.7"
+    leaves = sorted(float(y) for line in figure.axes[0].lines for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True) if x == 0)
+    assert leaves == pytest.approx([0.5, 1.5, 2.5])
+
+
+def points(count: int, source: str = "a-rather-long-source-name") -> tuple[Point, ...]:
+    return tuple(Point(source, seed, seed / count, float((7 * seed) % 11)) for seed in range(count))
+
+
+def test_26_scatters_are_legible_and_tell_r_and_p() -> None:
+    found = [Correlation(name, points(48), 0.314, 0.0299, 0.2, 0.1) for name in LONG[:24]]
+    found += [Correlation(LONG[24], points(48), -0.9, 1e-9, -0.9, 1e-9), Correlation(LONG[25], (), None, None, None, None)]
+    figure = scatters(found, "Similarity against transfer", weak=LONG[1:2])
+    assert_legible(figure)
+    titles = [axes.get_title() for axes in figure.axes if axes.get_visible()]
+    assert titles[0] == f"{LONG[0]}\nr = 0.31, p = 0.030"
+    assert "too weak" in titles[1]
+    assert titles[24:] == [f"{LONG[24]}\nr = -0.90, p < 0.001", f"{LONG[25]}\ntoo few points"]
+
+
+def made(sources: int = 3, targets: int = 2, seeds: int = 2) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+    """A study in which source 0 helps most and the last target is not over chance."""
+    chance, vectors = random.Random(3), torch.Generator().manual_seed(3)
+    records, tuned = [], []
+    names = [f"source-{i}" for i in range(sources)], [f"target-{i}" for i in range(targets)]
+    for place, target in enumerate(names[1]):
+        level = 51.0 if place == targets - 1 else 70.0
+        for seed in range(seeds):
+            for source in (None, *names[0]):
+                gain = 0 if source is None else 10 - 5 * names[0].index(source)
+                score = level + gain + chance.uniform(-1, 1)
+                records.append({"source": source, "target": target, "seed": seed, "score": score, "majority": 50.0, "rows": 1000})
+            for method in ("average", "mixture"):
+                own = {"method": method, "similarity": "per_token_average_cosine", "k": 2, "score": level + 4}
+                tuned.append({**own, "target": target, "seed": seed})
+    every = [(task, seed) for task in [*names[0], *names[1]] for seed in range(seeds)]
+    embeddings = [{"task": task, "seed": seed, "vectors": torch.randn(2, 3, 8, generator=vectors)} for task, seed in every]
+    return records, embeddings, tuned
+
+
+def strict(path: Path) -> Any:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+def test_a_report_holds_every_number_and_can_be_made_again(tmp_path: Path) -> None:
+    summary = write_report(*made(), tmp_path / "one", ks=(1, 2))
+    folder = tmp_path / "one"
+    assert sorted([*summary["files"], "report.md", "report.json"]) == sorted(path.name for path in folder.iterdir())
+    for path in folder.glob("*.json"):
+        strict(path)
+    told = strict(folder / "report.json")
+    assert {**told, "markdown": (folder / "report.md").read_text()} == summary
+    for name in re.findall(r"\]\((.*?)\)", summary["markdown"]):
+        assert (folder / name).exists()
+    with (folder / "transfer.csv").open() as file:
+        cells = {(row["source"], row["target"]): row for row in csv.DictReader(file)}
+    assert len(cells) == 6
+    best = cells["source-0", "target-0"]
+    baseline = next(row["baseline"] for row in told["targets"] if row["target"] == "target-0")
+    assert float(best["relative_error_reduction"]) == pytest.approx(100 * (float(best["score"]) - baseline) / (100 - baseline), rel=1e-4)
+    assert [row["weak"] for row in told["targets"]] == [False, True]
+    assert "Too weak, and left out: target-1." in summary["verdicts"][0]
+    assert {row["targets"] for row in told["retrieval"]} == {1}
+    assert {row["targets"] for row in told["retrieval_of_all_targets"]} == {2}
+    assert "| weighted average of top-k | per token average cosine | 2 | 74.0 ± 0.0 |" in summary["markdown"]
+    write_report(*made(), tmp_path / "two", ks=(1, 2))
+    for path in folder.glob("*.*"):
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+def test_an_unfinished_study_is_told_and_its_cells_left_empty(tmp_path: Path) -> None:
+    records, embeddings, _ = made(targets=3)
+    kept = [record for record in records if (record["source"], record["target"]) != ("source-1", "target-0")]
+    kept = [record for record in kept if (record["source"], record["target"], record["seed"]) != (None, "target-1", 1)]
+    summary = write_report(kept, embeddings[:-2], [], tmp_path)
+    assert summary["missing"] == {"baselines": 1, "cells": 2}
+    assert "21 of 24 baselines and cells are finished; 3 are missing and left empty." in summary["markdown"]
+    assert re.search(r"^\| source-1 \|  \| -?\d", summary["markdown"], re.MULTILINE)
+    empty = [(row["source"], row["target"]) for row in strict(tmp_path / "transfer.json") if row["relative_error_reduction"] is None]
+    assert empty == [("source-1", "target-0")]
+
+
+def test_a_study_may_have_baselines_only(tmp_path: Path) -> None:
+    summary = write_report([record for record in made()[0] if record["source"] is None], [], [], tmp_path)
+    assert "transfer.png" not in summary["files"]
+    assert "| target-0 | 70." in summary["markdown"] or "| target-0 | 69." in summary["markdown"]
+
+
+def test_bad_input_is_one_sentence_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records, embeddings, tuned = made()
+    with pytest.raises(UserError, match="told twice"):
+        write_report([*records, records[0]], embeddings, tuned, tmp_path / "out")
+    with pytest.raises(UserError, match="no records of this study yet"):
+        write_report([], embeddings, tuned, tmp_path / "out")
+    other = {"task": "other", "seed": 0, "vectors": torch.zeros(3, 5)}
+    with pytest.raises(UserError, match="one backbone at a time"):
+        write_report(records, [*embeddings, other], tuned, tmp_path / "out")
+    monkeypatch.setitem(sys.modules, "scipy.cluster.hierarchy", None)
+    with pytest.raises(UserError, match=r"pip install 'softprompts\[plots\]'"):
+        write_report(records, embeddings, tuned, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
