@@ -12,13 +12,13 @@ from ..files import write_json, write_text
 from ..prompt.store import safe_name
 from . import cells as on_disk
 from .claims import WORKERS, claimed, is_alive
-from .study import Cell
+from .study import Cell, Study
 from .workers import State
 
 RECENT = 100
 """Results that tell the pace."""
-METHODS = {"average": "weighted average", "mixture": "mixture"}
-"""Stages of retrieval, as the report calls them."""
+METHODS = ("average", "mixture")
+"""Stages that are ways to use what was retrieved."""
 Record = dict[str, Any]
 
 
@@ -66,12 +66,12 @@ def pace(left: Sequence[Cell], state: State) -> dict[str, float | None]:
 def records(cells: Sequence[Cell], state: State) -> list[Record]:
     """One for each planned cell, its score None where there is none yet."""
     names = ("stage", "backbone", "variant", "source", "target", "seed", "k", "similarity")
-    empty = {name: None for name in ("score", "metric", "majority", "rows", "best_step", "steps", "seconds", "cohort", "failed")}
+    results = ("score", "metric", "majority", "rows", "best_step", "steps", "seconds", "cohort", "failed")
     found = []
     for cell in cells:
         told = state.results.get(cell.name, {})
         own = {name: getattr(cell, name) for name in names}
-        found.append({"cell": cell.name, **own, **{name: told.get(name) for name in empty}, "chosen": told.get("chosen", [])})
+        found.append({"cell": cell.name, **own, **{name: told.get(name) for name in results}, "chosen": told.get("chosen", [])})
     return found
 
 
@@ -98,11 +98,14 @@ def lines(found: Sequence[Record]) -> list[Record]:
         line: Record = {"backbone": backbone, "variant": variant, "source": source}
         line["targets"] = {target: _spread(list(scores.values())) for target, scores in targets.items()}
         seeds = sorted({seed for scores in targets.values() for seed in scores})
-        whole = [[scores.get(seed) for scores in targets.values()] for seed in seeds]
-        means = [fmean(row) for row in whole if None not in row]  # type: ignore[type-var]
-        line["mean"] = _spread(means if len(means) == len(seeds) else [None])
+        line["mean"] = _spread([_mean([scores.get(seed) for scores in targets.values()]) for seed in seeds])
         table.append(line)
     return table
+
+
+def _mean(scores: Sequence[float | None]) -> float | None:
+    there = [score for score in scores if score is not None]
+    return fmean(there) if there and len(there) == len(scores) else None
 
 
 def _spread(scores: Sequence[float | None]) -> Record | None:
@@ -133,9 +136,10 @@ def _said(spread: Record | None) -> str:
 # -- the report --------------------------------------------------------------------------------------------------------------
 
 
-def write_study_report(cells: Sequence[Cell], folder: Path, output: Path) -> Record:
+def write_study_report(study: Study, cells: Sequence[Cell], folder: Path, output: Path) -> Record:
     """All records, the table of scores, and for each backbone and variant the figures and tables of its transfers."""
-    from ..analysis import transfer as analysis
+    from ..analysis.report import write_report
+    from ..analysis.transfer import KS
 
     state = State().look(cells, folder)
     found = records(cells, state)
@@ -144,6 +148,7 @@ def write_study_report(cells: Sequence[Cell], folder: Path, output: Path) -> Rec
     write_text(output / "records.csv", as_csv(found, [name for name in found[0] if name != "chosen"]))
     write_json(output / "scores.json", table)
     write_text(output / "scores.md", markdown(table))
+    ks = {variant: grid.retrieval.best for variant, grid in study.grids()}
     groups = list(dict.fromkeys((cell.variant, cell.backbone) for cell in cells))
     parts: Record = {}
     for variant, backbone in groups:
@@ -152,7 +157,7 @@ def write_study_report(cells: Sequence[Cell], folder: Path, output: Path) -> Rec
         place = output / name if len(groups) > 1 else output
         if any(cell.stage == "transfer" and not cell.whole_model for cell in own):
             told = [record for record in found if (record["variant"], record["backbone"]) == (variant, backbone)]
-            parts[name] = analysis.write_report(*_analysed(told, own, state, folder), place)
+            parts[name] = write_report(*_analysed(told, own, state, folder), place, ks[variant] or KS)
     return {"output": str(output), "done": len(state.done), "total": len(cells), "scores": table, "analyses": parts}
 
 
@@ -168,7 +173,7 @@ def _analysed(
         if cell.stage in ("source", "baseline") and cell.name in state.done and cell.name not in state.failed
     ]
     retrieval = [
-        {"method": METHODS[told["stage"]], **{name: told[name] for name in ("similarity", "k", "target", "seed", "score")}}
+        {"method": told["stage"], **{name: told[name] for name in ("similarity", "k", "target", "seed", "score")}}
         for told in found
         if told["stage"] in METHODS
     ]

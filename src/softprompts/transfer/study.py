@@ -63,7 +63,7 @@ class Grid:
 
     backbones: list[str] = field(default_factory=lambda: [DEFAULT])
     sources: list[Any] = field(default_factory=list)
-    """Tasks, mixtures (a+b) or benchmarks, each learned by one prompt; or mappings with a name and task settings."""
+    """Tasks, mixtures (a+b) or benchmarks, each learned by one prompt; or mappings with a name and task settings, such as own data's."""
     targets: list[Any] = field(default_factory=list)
     """Tasks; a benchmark stands for each of its tasks."""
     seeds: list[int] = field(default_factory=lambda: [0])
@@ -152,10 +152,6 @@ class Subject:
 
     name: str
     task: dict[str, Any]
-
-    @property
-    def tasks(self) -> list[str]:
-        return str(self.task["task"]).split("+")
 
 
 def plan(study: Study, device: str | None = None, data_dir: str | None = None) -> list[Cell]:
@@ -252,9 +248,9 @@ class _Planner:
             raise UserError("retrieval needs prompts, and model tuning has none; leave retrieval out of that variant.")
         if retrieval.average and prompt.count > 1:
             raise UserError("Prompts of several each cannot be averaged; choose a preset with one prompt, or leave retrieval.average out.")
-        odd = [s.name for s in self.sources if retrieval.mixture and set(s.task) != {"task"}]
+        odd = [subject.name for subject in (*self.sources, *self.targets) if retrieval.mixture and set(subject.task) != {"task"}]
         if odd:
-            raise UserError(f"The source {odd[0]} has settings of its own, so it cannot be mixed; leave retrieval.mixture out.")
+            raise UserError(f"{odd[0]} has task settings of its own, so it cannot be mixed; leave retrieval.mixture out.")
 
 
 def _each(entry: Any) -> Sequence[Any]:
@@ -263,17 +259,18 @@ def _each(entry: Any) -> Sequence[Any]:
 
 
 def _subject(entry: Any) -> Subject:
-    """`glue/mnli`, `a+b`, a benchmark's name, or `{name: c4, task: prefix-lm, train: c4.txt}`; task may be a list."""
+    """`glue/mnli`, `a+b`, a benchmark's name, `{name: c4, task: prefix-lm, train: c4.txt}`, or own data; task may be a list."""
     given = dict(entry) if isinstance(entry, Mapping) else {"task": entry}
-    task = given.get("task")
-    parts = task.split("+") if isinstance(task, str) else task
-    if not isinstance(parts, Sequence) or not parts or not all(isinstance(part, str) and part.strip() for part in parts):
-        raise UserError(f"{entry!r} names no task; write a task's name, or a mapping such as {{name: mixed, task: [glue, superglue]}}.")
-    tasks = [_known(name) for part in parts for name in BENCHMARKS.get(part.strip(), (part.strip(),))]
-    name = given.pop("name", None) or (_known(task) if isinstance(task, str) and len(tasks) == 1 else "+".join(parts))
-    if not isinstance(name, str):
+    name, task = given.pop("name", None), given.pop("task", None)
+    if name is not None and not isinstance(name, str):
         raise UserError(f"{entry!r} has a name that is no text; put quotes around it.")
-    return Subject(name, {**given, "task": "+".join(dict.fromkeys(tasks))})
+    if task is None and name is not None and "train" in given:
+        return Subject(name, given)
+    parts = [part.strip() for part in task.split("+")] if isinstance(task, str) else task
+    if not isinstance(parts, Sequence) or not parts or not all(isinstance(part, str) and part for part in parts):
+        raise UserError(f"{entry!r} names no task; write a task's name, or a mapping such as {{name: mixed, task: [glue, superglue]}}.")
+    tasks = list(dict.fromkeys(_known(one) for part in parts for one in BENCHMARKS.get(part, (part,))))
+    return Subject(name or (tasks[0] if len(tasks) == 1 else "+".join(parts)), {**given, "task": "+".join(tasks)})
 
 
 def _known(name: str) -> str:

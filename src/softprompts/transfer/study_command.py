@@ -61,11 +61,12 @@ def run(argv: Sequence[str]) -> int:
     _check_output(folder)
     check_unchanged(cells, folder)
     _keep(study, folder)
-    chosen = _only(cells, options.only)
+    stages = _stages(cells, folder, options.only)
     cohort = options.cohort or study.cohort
     begun = time.monotonic()
-    with StudyBars(chosen, options.quiet) as bars:
-        state = work_on_ray(chosen, folder, cohort, options.ray, bars) if options.ray else work(chosen, folder, cohort, bars)
+    with StudyBars(cells, options.quiet) as bars:
+        asked = (cells, folder, cohort, bars, stages)
+        state = work_on_ray(*asked, options.ray) if options.ray else work(*asked)
     told = {**where(cells, folder, state), "seconds": round(time.monotonic() - begun, 1)}
     _tell(options, told, f"{_where(told)}\nthe cells are in {folder}; softprompts study report {folder} writes their tables and figures")
     return 1 if told["failed"] or told["blocked"] else 0
@@ -73,7 +74,7 @@ def run(argv: Sequence[str]) -> int:
 
 def status(argv: Sequence[str]) -> int:
     """What is done, what runs, what is missing."""
-    options, cells, folder = _looked_at("status", status.__doc__, argv)
+    options, _, folder, cells = _looked_at("status", status.__doc__, argv)
 
     from .records import status as where
 
@@ -84,11 +85,11 @@ def status(argv: Sequence[str]) -> int:
 
 def report(argv: Sequence[str]) -> int:
     """Write records, tables and figures of what is done."""
-    options, cells, folder = _looked_at("report", report.__doc__, argv)
+    options, study, folder, cells = _looked_at("report", report.__doc__, argv)
 
     from .records import markdown, write_study_report
 
-    told = write_study_report(cells, folder, options.output or folder / "report")
+    told = write_study_report(study, cells, folder, options.output or folder / "report")
     missing = told["total"] - told["done"]
     ended = f"{missing} of {told['total']} cells are missing; " if missing else ""
     _tell(options, told, f"{markdown(told['scores'])}\n{ended}records, tables and figures are in {told['output']}")
@@ -109,15 +110,14 @@ def _planned(options: argparse.Namespace) -> "tuple[Study, Path, list[Cell]]":
     return study, folder, plan(study, getattr(options, "device", None), getattr(options, "data_dir", None))
 
 
-def _looked_at(action: str, about: str | None, argv: Sequence[str]) -> "tuple[argparse.Namespace, list[Cell], Path]":
+def _looked_at(action: str, about: str | None, argv: Sequence[str]) -> "tuple[argparse.Namespace, Study, Path, list[Cell]]":
     parser = _parser(action, about)
     where = "where the report goes (default FOLDER/report)" if action == "report" else argparse.SUPPRESS
     parser.add_argument("--output", metavar="FOLDER", type=Path, help=where)
     options = parser.parse_args(argv)
     if not (options.study / STUDY).exists():
         raise UserError(f"{options.study} is no folder of a study; name the one that softprompts study run wrote.")
-    _, folder, cells = _planned(options)
-    return options, cells, folder
+    return options, *_planned(options)
 
 
 def _check_output(folder: Path) -> None:
@@ -139,15 +139,22 @@ def _keep(study: "Study", folder: Path) -> None:
     write_text(folder / STUDY, yaml.safe_dump(dataclasses.asdict(study), sort_keys=False, allow_unicode=True))
 
 
-def _only(cells: "Sequence[Cell]", stages: str | None) -> "list[Cell]":
-    if stages is None:
-        return list(cells)
+def _stages(cells: "Sequence[Cell]", folder: Path, asked: str | None) -> list[str]:
+    """The stages to run now; all that they start from must be done, or run too."""
+    from .cells import is_done
+
     there = list(dict.fromkeys(cell.stage for cell in cells))
-    asked = [stage.strip() for stage in stages.split(",")]
-    unknown = [stage for stage in asked if stage not in there]
+    if asked is None:
+        return there
+    stages = [stage.strip() for stage in asked.split(",")]
+    unknown = [stage for stage in stages if stage not in there]
     if unknown:
         raise UserError(f"The study has no stage {unknown[0]!r}; choose of {', '.join(there)}.")
-    return [cell for cell in cells if cell.stage in asked]
+    stage_of = {cell.name: cell.stage for cell in cells}
+    for name in dict.fromkeys(name for cell in cells if cell.stage in stages for name in cell.needs):
+        if stage_of[name] not in stages and not is_done(folder, name):
+            raise UserError(f"{name} is not done, and other cells start from it; add {stage_of[name]} to --only.")
+    return stages
 
 
 # -- words -------------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,10 @@ class State:
                 self.blocked.add(cell.name)
         return self
 
-    def left(self, cells: Sequence[Cell]) -> list[Cell]:
-        return [cell for cell in cells if cell.name not in self.done and cell.name not in self.blocked]
+    def left(self, cells: Sequence[Cell], stages: Collection[str] | None = None) -> list[Cell]:
+        """Cells (of these stages) that have no result and may still get one."""
+        asked = [cell for cell in cells if stages is None or cell.stage in stages]
+        return [cell for cell in asked if cell.name not in self.done and cell.name not in self.blocked]
 
     def ready(self, cells: Sequence[Cell]) -> list[Cell]:
         """Cells that could run now, those of like length and of one task beside each other."""
@@ -145,12 +147,19 @@ def run_cohort(claims: Claims, taken: Sequence[Cell], cells: Mapping[str, Cell],
         claims.drop(cell.name)
 
 
-def work(cells: Sequence[Cell], folder: Path, cohort: int, watcher: StudyWatcher | None = None, claims: Claims | None = None) -> State:
+def work(
+    cells: Sequence[Cell],
+    folder: Path,
+    cohort: int,
+    watcher: StudyWatcher | None = None,
+    stages: Collection[str] | None = None,
+    claims: Claims | None = None,
+) -> State:
     """Run what there is to run, until nothing is left; cells that others work on are waited for, or taken over."""
     by_name = {cell.name: cell for cell in cells}
     state, watcher = State(), watcher or StudyWatcher()
     with claims or Claims(folder) as own:
-        while left := state.look(cells, folder).left(cells):
+        while left := state.look(cells, folder).left(cells, stages):
             watcher.looked(state)
             taken = cohort_of(state.ready(left), cohort, own.take)
             if not taken:
@@ -168,7 +177,14 @@ def work(cells: Sequence[Cell], folder: Path, cohort: int, watcher: StudyWatcher
 # -- a Ray cluster -----------------------------------------------------------------------------------------------------------
 
 
-def work_on_ray(cells: Sequence[Cell], folder: Path, cohort: int, address: str, watcher: StudyWatcher | None = None) -> State:
+def work_on_ray(
+    cells: Sequence[Cell],
+    folder: Path,
+    cohort: int,
+    watcher: StudyWatcher | None = None,
+    stages: Collection[str] | None = None,
+    address: str = "auto",
+) -> State:
     """The same on a Ray cluster whose machines share the folder: a cohort on each GPU, or on each CPU where there are none.
 
     A cohort whose machine died is planned anew from what it left; results are in the folder, so that none is lost or counted twice.
@@ -180,7 +196,7 @@ def work_on_ray(cells: Sequence[Cell], folder: Path, cohort: int, address: str, 
     pending: dict[Any, list[str]] = {}
     try:
         with Claims(folder) as own:
-            while left := state.look(cells, folder).left(cells):
+            while left := state.look(cells, folder).left(cells, stages):
                 watcher.looked(state)
                 busy = {name for names in pending.values() for name in names}
                 ready = [cell for cell in state.ready(left) if cell.name not in busy and own.is_free(cell.name)]
