@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from softprompts.library.search import SIMILARITIES
+from softprompts.library.search import SIMILARITIES, summary
 
 from .conftest import golden
 
@@ -20,6 +20,12 @@ def test_similarities_match(name: str) -> None:
     found = [SIMILARITIES[name](target, prompt) for prompt in prompts]
     assert found == pytest.approx(SPOT["retrieval"][name]["similarity_to_target"], abs=1e-12)
     assert sorted(range(len(found)), key=lambda i: -found[i]) == SPOT["retrieval"][name]["ranking"]
+
+
+def test_dot_products_of_summaries_match() -> None:
+    rows = torch.stack([summary(torch.tensor(prompt, dtype=torch.float64)) for prompt in SPOT["prompts"]], 1)
+    for name, one in zip(SIMILARITIES, rows, strict=True):
+        assert (one @ one.T).tolist() == [pytest.approx(row, abs=1e-12) for row in SPOT[name]]
 
 
 def test_lengths_may_differ() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
+from .command import Parser, act, add_model, make_parser, output_folder, tell
 from .errors import UserError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def tune(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--output",
         metavar="FOLDER",
-        type=_path,
+        type=output_folder,
         help="where the result goes (default runs/TASK-PRESET-seedN); an unfinished run in it goes on; of lists, a folder for each run",
     )
     parser.add_argument("--overwrite", action="store_true", help="start anew even if the folder holds a run")
@@ -67,7 +68,7 @@ def tune(argv: Sequence[str]) -> int:
     finally:
         leave_team()
     if _speaks():
-        _tell(options, tuned.card | {"cost": tuned.cost}, _summary(tuned))
+        tell(options, tuned.card | {"cost": tuned.cost}, _summary(tuned))
     return _ended(tuned.card["failed"])
 
 
@@ -81,7 +82,7 @@ def _tune_cohort(members: "Sequence[Member]", options: argparse.Namespace, track
         results = tune_cohort(members, folder, options.overwrite, watcher, trackers=trackers, began=watcher.began)
     runs = records(members, results, folder)
     if _speaks():
-        _tell(options, {"runs": runs, "summary": over_seeds(runs)}, table(runs, folder))
+        tell(options, {"runs": runs, "summary": over_seeds(runs)}, table(runs, folder))
     return _ended(any(run["failed"] for run in runs))
 
 
@@ -122,7 +123,7 @@ def evaluate(argv: Sequence[str]) -> int:
         "majority": settled(score(names, examples, [commonest] * len(examples), labels)),
         "invalid": sum(p not in labels for p in predictions) if labels else 0,
     }
-    _tell(options, result, f"{_scores(result)} on {len(examples)} rows")
+    tell(options, result, f"{_scores(result)} on {len(examples)} rows")
     return 0
 
 
@@ -196,80 +197,15 @@ def predict(argv: Sequence[str]) -> int:
 
 
 def prompts(argv: Sequence[str]) -> int:
-    """Bring prompts in from Hugging Face PEFT, and take them there."""
-    return _act("prompts", {"import": _import, "export": _export}, argv)
+    """A library of prompts: list, show, search; bring runs and PEFT adapters in, take prompts out."""
+    from .library.command import main as act_on
 
-
-def _act(command: str, actions: dict[str, Callable[[Sequence[str]], int]], argv: Sequence[str]) -> int:
-    """One of a command's actions."""
-    if not argv or argv[0] in ("-h", "--help"):
-        rows = "\n".join(f"  {name:<8} {function.__doc__}" for name, function in actions.items())
-        print(f"usage: softprompts {command} ACTION [options]     (softprompts {command} ACTION --help tells the options)\n\n{rows}")
-        return 0
-    if argv[0] not in actions:
-        raise UserError(f"There is no action {argv[0]!r}; choose one of {', '.join(actions)}.")
-    return actions[argv[0]](argv[1:])
-
-
-def _import(argv: Sequence[str]) -> int:
-    """A PEFT prompt-tuning or P-tuning adapter as a prompt of ours."""
-    parser = _parser(
-        "prompts import",
-        "softprompts prompts import adapter/ --model google/flan-t5-base --output runs/imported\n"
-        "  softprompts prompts import adapter/ --text sentence --labels negative,positive --output runs/sst2",
-        _import.__doc__,
-    )
-    parser.add_argument("adapter", metavar="ADAPTER", type=Path, help="the folder that PEFT's save_pretrained wrote")
-    parser.add_argument("--output", metavar="FOLDER", type=_path, required=True, help="where the prompt goes")
-    parser.add_argument("--text", metavar="COLUMN", default="text", help="the column that holds the text (default text)")
-    parser.add_argument("--template", help="several columns as one text, instead of --text")
-    parser.add_argument("--label", metavar="COLUMN", default="label", help="the column that holds the label (default label)")
-    parser.add_argument("--labels", metavar="WORDS", help="the words it answers with, such as negative,positive; without, it writes freely")
-    parser.add_argument("--overwrite", action="store_true", help="replace a prompt in the folder")
-    _model_arguments(parser, "the base model (default: the one the adapter names)")
-    options = parser.parse_args(argv)
-
-    from .api import OURS, import_peft
-    from .choice import coerce
-
-    _free(options.output, OURS, options.overwrite)
-    words = coerce("labels", options.labels, dict[str, str] if "=" in options.labels else list[str]) if options.labels else []
-    tuned = import_peft(
-        options.adapter, options.model, template=options.template or f"{{{options.text}}}", label=options.label, labels=words,
-        dtype=options.dtype, device=options.device, trust_remote_code=options.trust_remote_code,
-    )  # fmt: skip
-    _clear(options.output, OURS)
-    tuned.save(options.output)
-    said = f"{tuned.prompt.config.length} prompt vectors for {tuned.backbone.name} are in {options.output}"
-    _tell(options, tuned.card | {"folder": str(options.output)}, said)
-    return 0
-
-
-def _export(argv: Sequence[str]) -> int:
-    """A prompt of ours as a PEFT adapter."""
-    parser = _parser("prompts export", "softprompts prompts export runs/stars --output adapter/", _export.__doc__)
-    parser.add_argument("prompt", metavar="PROMPT", type=Path, help="the folder that tune or import wrote")
-    parser.add_argument("--output", metavar="FOLDER", type=_path, required=True, help="where the adapter goes")
-    parser.add_argument("--overwrite", action="store_true", help="replace an adapter in the folder")
-    options = parser.parse_args(argv)
-
-    from .prompt import load_prompt
-    from .prompt.peft import ADAPTER, TASK_TYPES, WEIGHTS, write_adapter
-
-    _free(options.output, (ADAPTER, WEIGHTS), options.overwrite)
-    prompt, card = load_prompt(options.prompt)
-    backbone = card.get("backbone", {})
-    if backbone.get("family") not in TASK_TYPES:
-        raise UserError(f"The card of {options.prompt} does not tell its backbone's family; tune the prompt again.")
-    write_adapter(options.output, prompt, backbone["family"], str(backbone.get("name")))
-    told = f"PeftModel.from_pretrained(model, {str(options.output)!r}) loads it on {backbone.get('name')}"
-    _tell(options, {"prompt": str(options.prompt), "adapter": str(options.output), "task_type": TASK_TYPES[backbone["family"]]}, told)
-    return 0
+    return act_on(argv)
 
 
 def tasks(argv: Sequence[str]) -> int:
     """The named tasks: list them, show one, export a split, score predictions."""
-    return _act("tasks", {"list": _list_tasks, "show": _show_task, "export": _export_task, "score": _score_task}, argv)
+    return act("tasks", {"list": _list_tasks, "show": _show_task, "export": _export_task, "score": _score_task}, argv)
 
 
 def _list_tasks(argv: Sequence[str]) -> int:
@@ -287,7 +223,7 @@ def _list_tasks(argv: Sequence[str]) -> int:
     rows += [f"{name:<30} {', '.join(task.metrics):<36} {task.hub}" for name, task in known.items()]
     rows += [f"{PREFIX_LM:<30} raw text, with --train FILE", "", "benchmarks (of a + b + c, each may be one):"]
     rows += [f"{name:<30} {', '.join(names)}" for name, names in BENCHMARKS.items()]
-    _tell(options, result, "\n".join(rows))
+    tell(options, result, "\n".join(rows))
     return 0
 
 
@@ -316,7 +252,7 @@ def _show_task(argv: Sequence[str]) -> int:
         result["first"] = [{"input": e.input, "target": e.target} for e in examples[:3]]
     lines = [f"{name}: {', '.join(value) if isinstance(value, list) else value}" for name, value in result.items() if name != "first"]
     lines += [f"  {e['input']}\n  -> {e['target']}" for e in result.get("first", [])]
-    _tell(options, result, "\n".join(lines))
+    tell(options, result, "\n".join(lines))
     return 0
 
 
@@ -339,7 +275,7 @@ def _export_task(argv: Sequence[str]) -> int:
         sys.stdout.write("".join(f"{line}\n" for line in lines))
     else:
         write_text(options.output, "".join(f"{line}\n" for line in lines))
-        _tell(
+        tell(
             options,
             {"task": options.task, "examples": len(lines), "file": str(options.output)},
             f"{len(lines)} examples in {options.output}",
@@ -452,22 +388,8 @@ def _help() -> str:
     )
 
 
-def _parser(name: str, examples: str, about: str | None = None) -> argparse.ArgumentParser:
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> Any:
-            raise UserError(f"{message[0].upper()}{message[1:]}; see softprompts {name} --help.")
-
-    parser = Parser(
-        prog=f"softprompts {name}",
-        description=about or COMMANDS[name].__doc__,
-        epilog=f"examples:\n  {examples}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return parser
+def _parser(name: str, examples: str, about: str | None = None) -> Parser:
+    return make_parser(name, examples, about or COMMANDS[name].__doc__)
 
 
 def _prompt_arguments(parser: argparse.ArgumentParser) -> None:
@@ -475,37 +397,7 @@ def _prompt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scoring", choices=["generate", "labels"], help="greedy generation, or the likeliest label word (default: as tuned)"
     )
-    _model_arguments(parser, "the backbone's place, when it is not where the card says")
-
-
-def _model_arguments(parser: argparse.ArgumentParser, model: str) -> None:
-    parser.add_argument("--model", help=model)
-    parser.add_argument("--dtype", default="auto", help="fp32, bf16 or auto")
-    parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run code that a hub model brings along")
-
-
-def _path(text: str) -> Path:
-    if not text.strip():
-        raise UserError("The output folder has no name; give one with --output.")
-    return Path(text)
-
-
-def _free(folder: Path, names: Sequence[str], overwrite: bool) -> None:
-    """Nobody's work is overwritten unasked, or half of it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"The output {folder} cannot be a folder ({error.strerror}); name another with --output.") from None
-    there = [name for name in names if (folder / name).exists()]
-    if there and not overwrite:
-        raise UserError(f"{folder} already holds {there[0]}; choose another --output, or replace it with --overwrite.")
-
-
-def _clear(folder: Path, names: Sequence[str]) -> None:
-    """Just before something new is written in their place."""
-    for name in names:
-        (folder / name).unlink(missing_ok=True)
+    add_model(parser, "the backbone's place, when it is not where the card says")
 
 
 def _load(options: argparse.Namespace) -> "Tuned":
@@ -554,10 +446,6 @@ def _speaks() -> bool:
 def _ended(failed: bool) -> int:
     """The exit code, from the process that speaks: a launcher ends all as soon as one fails, and this one may still be writing."""
     return 1 if failed and _speaks() else 0
-
-
-def _tell(options: argparse.Namespace, result: dict[str, Any], text: str) -> None:
-    print(json.dumps(result, ensure_ascii=False) if options.json else text)
 
 
 if __name__ == "__main__":

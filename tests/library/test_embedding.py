@@ -119,5 +119,5 @@ def test_it_goes_where_the_prompt_goes(t5: Backbone, toy_csv: Path, tmp_path: Pa
 def test_an_embedding_that_is_none_is_one_sentence(tmp_path: Path) -> None:
     for wrong in ({"vectors": torch.zeros(3, 4)}, {"other": torch.zeros(1, 3, 4)}, {"vectors": torch.full((1, 2, 3), float("nan"))}):
         write_tensors(tmp_path / "embedding.safetensors", wrong)
-        with pytest.raises(UserError, match="holds no task embedding"):
+        with pytest.raises(UserError, match="holds no prompt vectors"):
             read_embedding(tmp_path)

@@ -1,0 +1,60 @@
+"""What commands share: a parser whose errors are sentences, a command's actions, and a result told to people or to machines."""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """One whose errors are sentences."""
+
+    def error(self, message: str) -> Any:
+        raise UserError(f"{message[0].upper()}{message[1:]}; see {self.prog} --help.")
+
+
+def make_parser(name: str, examples: str, about: str | None) -> Parser:
+    """The parser of `softprompts NAME`, with the flags that every command has."""
+    parser = Parser(
+        prog=f"softprompts {name}",
+        description=about,
+        epilog=f"examples:\n  {examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def add_model(parser: argparse.ArgumentParser, model: str) -> None:
+    """The flags of a command that loads a backbone."""
+    parser.add_argument("--model", help=model)
+    parser.add_argument("--dtype", default="auto", help="fp32, bf16 or auto")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code that a hub model brings along")
+
+
+def output_folder(text: str) -> Path:
+    if not text.strip():
+        raise UserError("The output folder has no name; give one with --output.")
+    return Path(text)
+
+
+def act(command: str, actions: Mapping[str, Callable[[Sequence[str]], int]], argv: Sequence[str]) -> int:
+    """One of a command's actions."""
+    if not argv or argv[0] in ("-h", "--help"):
+        rows = "\n".join(f"  {name:<8} {function.__doc__}" for name, function in actions.items())
+        print(f"usage: softprompts {command} ACTION [options]     (softprompts {command} ACTION --help tells the options)\n\n{rows}")
+        return 0
+    if argv[0] not in actions:
+        raise UserError(f"There is no action {argv[0]!r}; choose one of {', '.join(actions)}.")
+    return actions[argv[0]](argv[1:])
+
+
+def tell(options: argparse.Namespace, result: Mapping[str, Any], text: str) -> None:
+    print(json.dumps(result, ensure_ascii=False) if options.json else text)

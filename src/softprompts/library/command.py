@@ -1,0 +1,157 @@
+"""The command `softprompts prompts`: look through a library, bring prompts in, take them out."""
+
+import argparse
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from ..command import act, make_parser, tell
+from ..errors import UserError
+from .exchange import export, take_in
+from .named import add_library, add_prompt, named_prompt
+
+if TYPE_CHECKING:
+    from .library import Entry, Library
+
+
+def main(argv: Sequence[str]) -> int:
+    """One of the actions on prompts."""
+    return act("prompts", {"list": _list, "show": _show, "search": _search, "import": take_in, "export": export}, argv)
+
+
+SIMILAR = "per_token_average_cosine (default) or cosine_of_average_tokens"
+
+
+def _list(argv: Sequence[str]) -> int:
+    """The prompts of a library, all or of one task or backbone."""
+    examples = "softprompts prompts list\n  softprompts prompts list --task 'helpdesk/*' --backbone t5-tiny --json"
+    parser = make_parser("prompts list", examples, _list.__doc__)
+    add_library(parser)
+    parser.add_argument("--task", metavar="NAME", default="*", help="only prompts of this task; * stands for anything")
+    parser.add_argument("--backbone", metavar="NAME", default="*", help="only prompts of this backbone, by name or fingerprint")
+    options = parser.parse_args(argv)
+    entries = [entry for entry in _there(options).entries() if _wanted(entry, options)]
+    rows = [("name", "task", "score", "backbone", "method", "prompt", "embedded at")]
+    rows += [(e.name, e.card["task"]["name"], _score(e), _backbone(e), str(e.told("method")), _size(e), _step(e)) for e in entries]
+    text = _table(rows) if entries else f"No prompt of the library {options.library} is of that task and backbone."
+    tell(options, {"library": str(options.library), "prompts": [_record(entry) for entry in entries]}, text)
+    return 0
+
+
+def _wanted(entry: "Entry", options: argparse.Namespace) -> bool:
+    backbone = (entry.card["backbone"]["name"], entry.fingerprint)
+    return fnmatchcase(entry.card["task"]["name"], options.task) and any(fnmatchcase(name, options.backbone) for name in backbone)
+
+
+def _show(argv: Sequence[str]) -> int:
+    """A prompt's card: task, backbone, scores, how it was made and what it started from."""
+    parser = make_parser("prompts show", "softprompts prompts show intent\n  softprompts prompts show runs/intent --json", _show.__doc__)
+    add_library(parser)
+    add_prompt(parser)
+    options = parser.parse_args(argv)
+    entry = named_prompt(options.prompt, options.library)
+    lineage = {"started_from": entry.started_from, "weights": entry.told("config", "prompt", "start", "weights")}
+    tell(options, {"name": entry.name, "folder": str(entry.folder), "lineage": lineage, "card": entry.card}, _told(entry))
+    return 0
+
+
+def _told(entry: "Entry") -> str:
+    card, start = entry.card, entry.told("config", "prompt", "start") or {}
+    begun = f"{start.get('kind', 'unknown')}"
+    if entry.started_from:
+        weights = f", weighted {', '.join(map(str, start['weights']))}" if start.get("weights") else ""
+        begun = f"{', '.join(entry.started_from)}{weights}"
+    rows = [
+        ("name", entry.name),
+        ("folder", str(entry.folder)),
+        ("task", card["task"]["name"]),
+        ("backbone", f"{_backbone(entry)}, fingerprint {entry.fingerprint}"),
+        ("method", f"{card.get('method')}, seed {card.get('seed')}"),
+        ("prompt", f"{_size(entry)} vectors"),
+        ("started from", begun),
+        ("embedded at", _step(entry)),
+        ("steps", f"{card.get('steps')}, best at {card.get('best_step')}"),
+    ]
+    scores = card.get("metrics") or {}
+    rows += [(name, f"{value:.1f} (majority class {(card.get('majority') or {}).get(name, 0):.1f})") for name, value in scores.items()]
+    rows += [(f"test {name}", f"{value:.1f}") for name, value in (card.get("test") or {}).items()]
+    rows += [("stopped", card["stopped"])] if card.get("stopped") else []
+    return _table(rows)
+
+
+def _search(argv: Sequence[str]) -> int:
+    """The prompts that are most like one, among those of its backbone."""
+    examples = "softprompts prompts search intent\n  softprompts prompts search runs/new-task --by cosine_of_average_tokens --top 3 --json"
+    parser = make_parser("prompts search", examples, _search.__doc__)
+    add_library(parser)
+    add_prompt(parser)
+    parser.add_argument("--by", metavar="SIMILARITY", default="per_token_average_cosine", help=SIMILAR)
+    parser.add_argument("--top", metavar="K", type=int, default=10, help="how many to tell, the most similar first (default 10)")
+    options = parser.parse_args(argv)
+    library, asked = _there(options), named_prompt(options.prompt, options.library)
+    own = [asked.name] if asked.folder.resolve().parent == library.folder.resolve() else []
+    found = library.search(asked.vectors(), asked.fingerprint, options.by, options.top, own)
+    result = {
+        "prompt": asked.name,
+        "similarity": options.by,
+        "backbone": asked.card["backbone"]["name"],
+        "fingerprint": asked.fingerprint,
+        "step": asked.step,
+        "found": [{"similarity": one.similarity, **_record(one.entry)} for one in found],
+    }
+    rows = [("similarity", "name", "task", "score", "embedded at")]
+    rows += [(f"{o.similarity:.4f}", o.entry.name, o.entry.card["task"]["name"], _score(o.entry), _step(o.entry)) for o in found]
+    lines = [f"most like {asked.name} (embedded at {_step(asked)}) by {options.by}, on {_backbone(asked)}:", _table(rows)]
+    if any(one.entry.step != asked.step for one in found):
+        lines.append("the embeddings are of different steps, which makes similarities less sure; tune with the same --embed-at")
+    tell(options, result, "\n".join(lines) if found else f"{options.library} holds no other prompt of {_backbone(asked)} to compare with.")
+    return 0
+
+
+def _there(options: argparse.Namespace) -> "Library":
+    from .library import Library
+
+    if not options.library.is_dir():
+        raise UserError(
+            f"There is no library at {options.library}; name one with --library, or bring prompts in with `softprompts prompts import`."
+        )
+    return Library(options.library)
+
+
+def _record(entry: "Entry") -> dict[str, Any]:
+    """An entry for machines."""
+    card = entry.card
+    return {
+        "name": entry.name,
+        "folder": str(entry.folder),
+        "task": card["task"]["name"],
+        "backbone": card["backbone"]["name"],
+        "fingerprint": entry.fingerprint,
+        "method": card.get("method"),
+        "metrics": card.get("metrics"),
+        "length": card["prompt"]["length"],
+        "count": card["prompt"].get("count", 1),
+        "step": entry.step,
+    }
+
+
+def _score(entry: "Entry") -> str:
+    return next((f"{name} {value:.1f}" for name, value in (entry.told("metrics") or {}).items()), "-")
+
+
+def _backbone(entry: "Entry") -> str:
+    return str(entry.card["backbone"]["name"])
+
+
+def _size(entry: "Entry") -> str:
+    form = entry.card["prompt"]
+    return f"{form.get('count', 1)} x {form['length']}"
+
+
+def _step(entry: "Entry") -> str:
+    return "unknown step" if entry.step is None else f"step {entry.step}"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)

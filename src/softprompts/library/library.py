@@ -1,0 +1,317 @@
+"""Library: a folder of prompts, each a folder of its own with a card, and an index to search them by.
+
+Several processes may add at once. A prompt is made in a hidden folder and moved in whole. Whoever holds the library's lock may move
+folders; the lock goes when its process does, so hidden folders that a holder finds are what the dead left, and are put right.
+"""
+
+import contextlib
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import UserError
+from ..files import read_json, write_atomically
+from ..prompt import load_prompt
+from ..prompt.store import CARD, TENSORS, safe_name
+from .embedding import EMBEDDING, read_embedding, read_vectors
+from .index import Index, Told
+from .search import SIMILARITIES, summary
+
+KEPT = (CARD, TENSORS, EMBEDDING, "config.yaml", "metrics.jsonl", "curve.png")
+"""What a library takes of a run's folder: not the training state."""
+NEW, OLD = ".new-", ".old-"
+LOCK, INDEX = ".lock", ".index"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A prompt of a library, or any other that lies in a folder."""
+
+    name: str
+    folder: Path
+    card: dict[str, Any]
+
+    @classmethod
+    def of(cls, folder: Path, name: str | None = None) -> "Entry":
+        """The prompt in a folder, by its card."""
+        path = folder / CARD
+        try:
+            card = read_json(path)
+        except UserError:
+            if os.path.exists(path):
+                raise
+            raise UserError(f"{folder} holds no {CARD}, so it is no prompt, or its run has not finished.") from None
+        try:
+            told = card["backbone"]["fingerprint"], card["backbone"]["name"], card["task"]["name"]
+            whole = all(isinstance(text, str) and text for text in told) and int(card["prompt"]["length"]) > 0
+            scores = [value for part in ("metrics", "majority", "test") for value in dict(card.get(part) or {}).values()]
+            whole = whole and all(isinstance(value, int | float) for value in scores)
+        except (KeyError, TypeError, ValueError):
+            whole = False
+        if not whole:
+            raise UserError(f"{path} does not tell a prompt's task, backbone and length; take a whole copy, or remove the folder.")
+        return cls(name or folder.name, folder, card)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the backbone, the only one that the prompt means something to."""
+        return str(self.card["backbone"]["fingerprint"])
+
+    @property
+    def step(self) -> int | None:
+        """The step that the task embedding was taken at, where the card tells."""
+        step = self.told("embedding", "step") if self.told("embedding") else self.told("best_step")
+        return step if isinstance(step, int) else None
+
+    @property
+    def started_from(self) -> list[str]:
+        """The prompts that this one began as, by their folders."""
+        sources = self.told("config", "prompt", "start", "sources")
+        return list(map(str, sources)) if isinstance(sources, list) else []
+
+    def told(self, *path: str) -> Any:
+        """What the card says there; None where it does not."""
+        value: Any = self.card
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
+
+    def vectors(self) -> Tensor:
+        """The task embedding [K, P, H]: the prompt after a fixed number of steps where it was kept, else the final prompt."""
+        kept = read_embedding(self.folder)
+        return read_vectors(self.folder / TENSORS) if kept is None else kept
+
+
+@dataclass(frozen=True)
+class Found:
+    """A prompt, and how like another it is."""
+
+    entry: Entry
+    similarity: float
+
+
+def say(sentence: str) -> None:
+    print(f"softprompts: {sentence}", file=sys.stderr)
+
+
+class Library:
+    """Prompts by name. `tell` hears of each folder that is no prompt, in a sentence; the others are there all the same."""
+
+    def __init__(self, folder: Path, tell: Callable[[str], object] = say) -> None:
+        self.folder, self.tell = Path(folder), tell
+
+    # -- adding --------------------------------------------------------------------------------------------------------------
+
+    def add(self, run: Path, name: str | None = None, overwrite: bool = False) -> Entry:
+        """Take in the prompt of a folder that tune or import wrote, under its folder's name or another."""
+        run = Path(run)
+        name = safe_name(run.resolve().name) if name is None else name
+        place = self.place(name)
+        self._check(run)
+        with self._locked(write=True):
+            self.free(name, overwrite)
+            made = self.folder / f"{NEW}{uuid.uuid4().hex}"
+            try:
+                for part in KEPT:
+                    if (run / part).exists():
+                        write_atomically(made / part, lambda beside, part=part: shutil.copyfile(run / part, beside))  # type: ignore[misc]
+                self._check(made)  # the run's own folder may have changed meanwhile
+                self._move_in(made, place)
+            finally:
+                _remove(made)
+        return Entry.of(place)
+
+    def free(self, name: str, overwrite: bool = False) -> str:
+        """The name, if a prompt may go there."""
+        if self.place(name).exists() and not overwrite:
+            raise UserError(f"The library {self.folder} already holds {name}; give another --name, or replace it with --overwrite.")
+        return name
+
+    def place(self, name: str) -> Path:
+        """The folder of a name, which must be one that stays in the library."""
+        if not name or name != safe_name(name) or len(name) > 200:
+            raise UserError(f"{name!r} cannot be a prompt's name; use up to 200 letters, digits, dots, dashes and underscores.")
+        return self.folder / name
+
+    @staticmethod
+    def _check(folder: Path) -> None:
+        prompt, _ = load_prompt(folder)
+        if prompt.config.length == 0:
+            raise UserError(f"{folder} has no prompt vectors (its model was tuned, or nothing was); a library keeps prompts.")
+        vectors = Entry.of(folder).vectors()
+        if vectors.shape[-1] != prompt.table.shape[-1]:
+            raise UserError(f"{folder / EMBEDDING} is of another width than its prompt; take a whole copy of the folder.")
+
+    def _move_in(self, made: Path, place: Path) -> None:
+        """Instead of an old one, where there is one: it is put aside first, and put back by the next holder if this one dies now."""
+        aside = self.folder / f"{OLD}{place.name}"
+        try:
+            if place.exists():
+                place.rename(aside)
+            made.rename(place)
+            if aside.exists():
+                aside.rename(made)  # half of it must never come back
+        except OSError as error:
+            raise UserError(f"{place} cannot be written ({error.strerror}); make room, or name another place.") from None
+
+    # -- the lock ------------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _locked(self, write: bool = False) -> Iterator[None]:
+        """Alone in the library, with nothing half done in it. Who may not write may look without."""
+        try:
+            if write:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            lock = (self.folder / LOCK).open("a")
+        except OSError as error:
+            if write:
+                raise UserError(f"The library {self.folder} cannot be written ({error.strerror}); name another with --library.") from None
+            yield
+            return
+        with lock:
+            _wait_for(lock.fileno())
+            self._settle()
+            yield
+
+    def _settle(self) -> None:
+        """Put right what a writer left that died: half a prompt goes, one that was put aside comes back."""
+        for left in [Path(found) for found in os.scandir(self.folder) if found.name.startswith((NEW, OLD))]:
+            place = self.folder / left.name.removeprefix(OLD)
+            if left.name.startswith(OLD) and not place.exists():
+                left.rename(place)
+            else:
+                _remove(left)
+
+    # -- looking -------------------------------------------------------------------------------------------------------------
+
+    def entry(self, name: str) -> Entry:
+        place = self.place(name)
+        if self.folder.is_dir():
+            with self._locked():
+                if place.is_dir():
+                    return Entry.of(place)
+        raise UserError(f"There is no prompt {name} in the library {self.folder}; softprompts prompts list tells which there are.")
+
+    def entries(self, fingerprint: str | None = None) -> list[Entry]:
+        """All prompts, or those of one backbone, by name."""
+        found = []
+        for name in self._names():
+            try:
+                entry = self._read(name)
+            except UserError as error:
+                self.tell(str(error))
+                continue
+            if fingerprint in (None, entry.fingerprint):
+                found.append(entry)
+        return found
+
+    def _read(self, name: str) -> Entry:
+        place = self.place(name)
+        try:
+            return Entry.of(place)
+        except UserError:
+            with self._locked():  # it may just be being replaced
+                return Entry.of(place)
+
+    def _names(self) -> list[str]:
+        """Every folder that should be a prompt."""
+        if not self.folder.is_dir():
+            return []
+        with self._locked():
+            return sorted(found.name for found in os.scandir(self.folder) if not found.name.startswith(".") and found.is_dir())
+
+    def _stamp(self, name: str) -> str:
+        """Changes when a folder's prompt does: time, size and inode of the card and of the vectors that are compared."""
+        found = []
+        for parts in ((CARD,), (EMBEDDING, TENSORS)):
+            for part in parts:
+                try:
+                    file = os.stat(f"{self.folder}/{name}/{part}")
+                except OSError:
+                    continue
+                found.append(f"{part} {file.st_mtime_ns} {file.st_size} {file.st_ino}")
+                break
+        return ", ".join(found)
+
+    def search(
+        self,
+        like: Tensor,
+        fingerprint: str,
+        similarity: str = "per_token_average_cosine",
+        k: int | None = None,
+        without: Collection[str] = (),
+    ) -> list[Found]:
+        """The prompts of a backbone that are most like the vectors [..., H], best first: k of them, or all."""
+        if similarity not in SIMILARITIES:
+            raise UserError(f"There is no similarity {similarity!r}; choose one of {', '.join(SIMILARITIES)}.")
+        if k is not None and k < 1:
+            raise UserError(f"{k} prompts cannot be found; ask for at least 1.")
+        index = self._index(fingerprint)
+        which = list(SIMILARITIES).index(similarity)
+        rows = index.rows[which]
+        if len(rows) == 0:
+            return []
+        if like.numel() == 0 or like.shape[-1] != rows.shape[1]:
+            raise UserError(f"Vectors of shape {list(like.shape)} cannot be compared with prompts of width {rows.shape[1]}.")
+        asked = summary(like.detach().cpu().float())[which]
+        scores = rows @ asked
+        found: list[Found] = []
+        for row in scores.argsort(descending=True, stable=True).tolist():
+            if len(found) == k:
+                break
+            if index.names[row] not in without:
+                with contextlib.suppress(UserError):  # one that went meanwhile
+                    found.append(Found(self._read(index.names[row]), float(scores[row])))
+        return found
+
+    def _index(self, fingerprint: str) -> Index:
+        """The index of a backbone's prompts, brought up to date."""
+        path = self.folder / INDEX / f"{safe_name(fingerprint)}.safetensors"
+        stamps = {name: self._stamp(name) for name in self._names()}
+        kept = Index.read(path, fingerprint)
+        index = kept.updated(stamps, lambda name: self._summed(name, fingerprint))
+        if index is not kept:
+            with contextlib.suppress(UserError):  # where nothing can be written, it is made anew each time
+                index.write(path)
+        for sentence in filter(None, (index.others[name][1] for name in sorted(index.others))):
+            self.tell(sentence)
+        return index
+
+    def _summed(self, name: str, fingerprint: str) -> tuple[str, Told]:
+        """A prompt's stamp and summaries, once both are of the same files: it may be replaced meanwhile."""
+        while True:
+            stamp = self._stamp(name)
+            told: Told
+            try:
+                entry = self._read(name)
+                told = summary(entry.vectors().float()) if entry.fingerprint == fingerprint else None
+            except UserError as error:
+                told = str(error)
+            if self._stamp(name) == stamp:
+                return stamp, told
+
+
+def _remove(folder: Path) -> None:
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_for(lock: int) -> None:
+    """Until this process alone holds the lock; the system takes it back from the dead."""
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system: one writer at a time is up to its user
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError as error:
+        raise UserError(f"The library cannot be locked ({error.strerror}); keep it on a disk whose files can be.") from None

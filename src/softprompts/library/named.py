@@ -1,0 +1,43 @@
+"""How commands name a library and a prompt: flags, and the prompt that is meant."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UserError
+from . import default_folder
+
+if TYPE_CHECKING:
+    from .library import Entry
+
+
+def add_library(parser: argparse.ArgumentParser) -> None:
+    where = "the library's folder (default library, or what SOFTPROMPTS_LIBRARY names)"
+    parser.add_argument("--library", metavar="FOLDER", type=_folder, default=default_folder(), help=where)
+
+
+def add_prompt(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", metavar="PROMPT", help="a folder that tune or import wrote, or a name in the library")
+
+
+def _folder(text: str) -> Path:
+    if not text.strip():
+        raise UserError("The library has no name; name its folder with --library.")
+    return Path(text)
+
+
+def named_prompt(prompt: str, library: Path) -> "Entry":
+    """A folder where there is one, else a name in the library."""
+    from ..prompt.store import CARD, safe_name
+    from .library import Entry, Library
+
+    if not prompt.strip():
+        raise UserError("The prompt has no name; give a folder, or a name in the library.")
+    if (Path(prompt) / CARD).exists():
+        return Entry.of(Path(prompt), Path(prompt).resolve().name)
+    if Path(prompt).is_dir() and prompt != safe_name(prompt):
+        raise UserError(f"{prompt} holds no {CARD}: either it is no prompt, or its run has not finished (run the same command again).")
+    try:
+        return Library(library).entry(prompt)
+    except UserError as error:
+        raise UserError(f"There is no prompt at {prompt}, nor by that name: {error}") from None
