@@ -1,16 +1,16 @@
 """The command `softprompts transfer`: its flags, and what it tells."""
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..command import make_parser, output_folder, tell
 from ..errors import UserError
+from ..library.named import add_library
 
-EXAMPLES = """examples:
-  softprompts transfer --to helpdesk/urgency --library prompts
+EXAMPLES = """softprompts transfer --to helpdesk/urgency --library prompts
   softprompts transfer --to superglue/cb --strategy average --k 3 --preset prompt-tuning --steps 1000 --baseline
   softprompts transfer --to superglue/cb --from mnli      # one source that was named
   softprompts transfer --to superglue/cb --all            # the oracle: every source is tried"""
@@ -39,15 +39,8 @@ def main(argv: Sequence[str]) -> int:
     except RunFailedError as failed:
         print(f"softprompts: {failed}", file=sys.stderr)
         return 1
-    print(json.dumps(record, ensure_ascii=False) if options.json else outcome(record, output))
-    return 1 if any(result["failed"] for result in record["results"]) else 0
-
-
-class _Parser(argparse.ArgumentParser):
-    """One whose errors are sentences."""
-
-    def error(self, message: str) -> Any:
-        raise UserError(f"{message[0].upper()}{message[1:]}; see {self.prog} --help.")
+    tell(options, record, outcome(record, output))
+    return 1 if any(result["failed"] for result in (*record["results"], *filter(None, [record["baseline"]]))) else 0
 
 
 def _asked(argv: Sequence[str]) -> tuple[argparse.Namespace, Any]:
@@ -62,12 +55,14 @@ def _asked(argv: Sequence[str]) -> tuple[argparse.Namespace, Any]:
         if settings.get("task") not in (None, options.to):
             raise UserError("Both --to and --task name the target; leave one out.")
         settings["task"] = options.to
-    members = run_configs(read_yaml(options.config) if options.config else {}, sections(settings))
+    file = read_yaml(options.config) if options.config else {}
+    for name in {"preset", "paper"} & settings.keys() & file.keys():
+        if settings[name] != file[name]:
+            raise UserError(f"{options.config} sets {name} to {file[name]} and the rest to match; leave --{name} out.")
+    members = run_configs(file, sections(settings))
     if members[0].apart:
         listed = ", ".join(members[0].apart)
-        raise UserError(
-            f"transfer serves one target with one value of each setting, but {listed} is a list; softprompts study takes lists."
-        )
+        raise UserError(f"transfer takes one value of each setting, but {listed} is a list; softprompts study run is for lists.")
     strategy: Strategy = "named" if options.source is not None else "all" if options.all else options.strategy
     return options, Request(
         members[0].config,
@@ -86,15 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     from .. import flags
     from ..library.search import SIMILARITIES
 
-    parser = _Parser(
-        prog="softprompts transfer",
-        description=f"{main.__doc__} All settings of tune are those of the target's run.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = make_parser("transfer", EXAMPLES, f"{main.__doc__} All settings of tune are those of the target's run.")
     parser.add_argument("--to", metavar="TASK", help="the target task by name, the same as --task; or your own data with --train")
-    parser.add_argument("--library", metavar="FOLDER", type=Path, default=Path("library"), help="where the source prompts are")
+    add_library(parser)
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
         "--strategy",
@@ -103,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         help="of the k prompts most similar to a probe of the target: tune from each and keep the best (best, the default); tune from "
         "their mean weighted by similarity (average); tune on their tasks and the target's first (mixture)",
     )
-    how.add_argument("--from", dest="source", metavar="NAME", help="tune from this prompt of the library, without a probe")
+    how.add_argument("--from", dest="source", metavar="NAME", help="tune from this prompt of the library (or folder), without a probe")
     how.add_argument("--all", action="store_true", help="tune from every prompt of the library and keep the best (the oracle)")
     parser.add_argument("--k", metavar="N", type=int, default=3, help="how many sources a strategy takes (default 3)")
     names = ", ".join(SIMILARITIES)
@@ -115,19 +104,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--baseline", action="store_true", help="tune from the usual start too, and tell what the sources brought")
     parser.add_argument("--config", metavar="FILE", type=Path, help="settings of the target's run from a YAML file; flags override it")
     where = "where the choice, the runs and the prompt go (default runs/transfer-TASK-STRATEGY-seedN); the same command in it goes on"
-    parser.add_argument("--output", metavar="FOLDER", type=_path, help=where)
+    parser.add_argument("--output", metavar="FOLDER", type=output_folder, help=where)
     parser.add_argument("--overwrite", action="store_true", help="start anew even if the folder holds a transfer")
-    parser.add_argument("--json", action="store_true", help="print the choice and the results as JSON")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     flags.add(parser)
     return parser
-
-
-def _path(text: str) -> Path:
-    if not text.strip():
-        raise UserError("The output folder has no name; give one with --output.")
-    return Path(text)
 
 
 def _folder(request: Any) -> Path:
@@ -149,8 +129,8 @@ def choice(record: dict[str, Any]) -> str:
         steps = {row["step"] for row in record["ranked"]}
         lines.append(f"a probe of {probe['steps']} steps, compared by {record['request']['similarity']}")
         if steps != {probe["steps"]}:
-            taken = ", ".join(sorted(str(step or "the end") for step in steps))
-            lines.append(f"the sources were embedded at step {taken}: only embeddings of like steps compare well")
+            taken = ", ".join(str(step) if step else "unknown" for step in sorted(steps, key=lambda step: step or 0))
+            lines.append(f"the sources' embeddings are of step {taken}, and those of like steps compare best")
     table = [["rank", "source", "task", "similarity", *(["weight"] if weights else []), "chosen"]]
     for rank, row in enumerate(record["ranked"][: max(SHOWN, len(chosen))], 1):
         near = "-" if row["similarity"] is None else f"{row['similarity']:.4f}"
@@ -170,15 +150,13 @@ def _why(record: dict[str, Any]) -> str:
     strategy, chosen = record["request"]["strategy"], record["chosen"]
     many = f"the {len(chosen)} prompts" if len(chosen) > 1 else "the prompt"
     if strategy == "average":
-        return (
-            f"average: one run starts from the mean of {many} most similar to the probe, weighted by similarity (below zero counts as zero)"
-        )
+        return f"average: one run starts from the mean of {many} most similar to the probe; a similarity below zero weighs nothing"
     if strategy == "mixture":
         return f"mixture: one prompt learns {record['mixture']['task']} together, and starts the target's run"
     if strategy == "named":
         return f"from: the run starts from {chosen[0]}, as asked"
     start = f"a run starts from each of {many}" if len(chosen) > 1 else f"a run starts from {many}"
-    return f"all: {start}; the best on validation is kept" if strategy == "all" else f"best: {start} most similar to the probe"
+    return f"{strategy}: {start}{' most similar to the probe' if strategy == 'best' else ''}; the best on validation is kept"
 
 
 def outcome(record: dict[str, Any], output: Path) -> str:

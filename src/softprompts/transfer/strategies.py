@@ -9,7 +9,7 @@ Nothing here reads or writes a file.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,18 +79,11 @@ def probe(target: RunConfig, steps: int) -> RunConfig:
     return dataclasses.replace(target, tuning=short)
 
 
-def probe_steps(cards: Sequence[Mapping[str, Any]], target: RunConfig) -> int:
-    """The step at which most sources were embedded, but no more than the target's own steps: only like steps are like embeddings."""
-    tuning = target.tuning
-    taken = Counter(step for card in cards if (step := embedded_at(card)) is not None)
-    steps = max(taken, key=lambda step: (taken[step], step)) if taken else tuning.embed_at
+def probe_steps(taken: Iterable[int | None], target: RunConfig) -> int:
+    """The step that most sources' embeddings were `taken` at, but no more than the target's own: only like steps are like embeddings."""
+    tuning, counts = target.tuning, Counter(step for step in taken if step)
+    steps = max(counts, key=lambda step: (counts[step], step)) if counts else tuning.embed_at
     return steps if tuning.epochs is not None else min(steps, tuning.steps)
-
-
-def embedded_at(card: Mapping[str, Any]) -> int | None:
-    """The step at which a prompt's task embedding was taken, where its card tells."""
-    step = (card.get("embedding") or {}).get("step")
-    return int(step) if step else None
 
 
 def unfit(entry: "Entry", target: RunConfig, strategy: str, keep_same_task: bool = False) -> str | None:
@@ -99,14 +92,14 @@ def unfit(entry: "Entry", target: RunConfig, strategy: str, keep_same_task: bool
     if not keep_same_task and set(task_names(name)) & set(task_names(entry.card["task"]["name"])):
         return "it was tuned on the target's own task; --keep-same-task keeps it"
     if strategy == "mixture":
-        named = entry.card["config"]["task"]["task"]
+        named = entry.told("config", "task", "task")
         return "its task is no named one, so that it cannot be mixed in" if named in (None, PREFIX_LM) else None
     return _ill_shaped(entry.card["prompt"], target, strategy)
 
 
 def _ill_shaped(form: Mapping[str, Any], target: RunConfig, strategy: str) -> str | None:
     """What `prompt.start.prompt` would refuse, told before anything is trained."""
-    ours, held, route = target.prompt, int(form["count"]), Choice.of(form["route"])
+    ours, held, route = target.prompt, int(form.get("count", 1)), Choice.of(form.get("route", "single"))
     if strategy == "average" and held > 1:
         return f"it is a mixture of {held} prompts, and mixtures cannot be averaged, because their routers differ"
     if strategy == "average" and form["length"] != ours.length:

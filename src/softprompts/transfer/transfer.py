@@ -16,9 +16,10 @@ from ..backbone import Backbone, load_backbone
 from ..errors import UserError
 from ..files import read_json, write_json, write_text
 from ..library.library import Entry, Found, Library
+from ..library.named import named_prompt
 from ..library.search import SIMILARITIES
 from ..progress import CohortWatcher
-from ..prompt.store import CARD, check_backbone, safe_name
+from ..prompt.store import CARD, check_backbone
 from ..tuning import Run, RunConfig, RunFailedError
 from ..tuning.lists import Member
 from ..tuning.team import make_team
@@ -42,7 +43,7 @@ class Request:
     strategy: Strategy = "best"
     """Best of top-k, weighted average or mixture (Vu 2022 §3.2); one named source; or all of them, the oracle."""
     source: str | None = None
-    """The source of the strategy `named`."""
+    """The source of the strategy `named`: a name in the library, or a folder."""
     k: int = 3
     similarity: str = "per_token_average_cosine"
     probe_steps: int | None = None
@@ -108,20 +109,23 @@ def _chosen(request: Request, work: "_Work") -> Record:
     found: list[Found] = []
     if request.ranks:
         steps = work.record["probe"]["steps"] if work.record.get("probe") else request.probe_steps
-        steps = steps or strategies.probe_steps([entry.card for entry in sources], request.target)
+        steps = steps or strategies.probe_steps([entry.step for entry in sources], request.target)
         work.record["probe"] = {"steps": steps, "folder": f"{RUNS}/{PROBE}"}
         (probe,) = work.tune({PROBE: strategies.probe(request.target, steps)})
         if isinstance(probe, RunFailedError):
             raise probe
         like = Entry(PROBE, work.runs / PROBE, probe.card).vectors()
-        ranked = Library(request.library).search(like, work.backbone.fingerprint, request.similarity)
+        quiet = Library(request.library, lambda sentence: None)  # damaged prompts were told of already
+        ranked = quiet.search(like, work.backbone.fingerprint, request.similarity)
         fit = {entry.name for entry in sources}
         found = [one for one in ranked if one.entry.name in fit]
+        if not found:
+            raise UserError(f"No source in {request.library} could be compared with the probe; softprompts prompts list tells why.")
         sources = [one.entry for one in found]
     taken = sources[: request.k] if request.ranks else sources
     nearness: list[float | None] = [one.similarity for one in found] or [None] * len(sources)
     rows = [
-        {"name": entry.name, "task": entry.card["task"]["name"], "similarity": near, "step": strategies.embedded_at(entry.card)}
+        {"name": entry.name, "task": entry.card["task"]["name"], "similarity": near, "step": entry.step}
         for entry, near in zip(sources, nearness, strict=True)
     ]
     return {
@@ -149,7 +153,7 @@ def _planned(request: Request, taken: Sequence[Entry], found: Sequence[Found], r
 
 
 def _run(name: str, sources: Sequence[str], config: RunConfig) -> Record:
-    return {"name": safe_name(name), "sources": list(sources), "start": config.prompt.start.plain()}
+    return {"name": name, "sources": list(sources), "start": config.prompt.start.plain()}
 
 
 def _started(target: RunConfig, start: Mapping[str, Any]) -> RunConfig:
@@ -167,7 +171,7 @@ def _sources(request: Request, backbone: Backbone) -> tuple[list[Entry], list[di
     """The prompts that can be sources, and why the others cannot."""
     library, target = Library(request.library), request.target
     if request.strategy == "named":
-        entry = library.entry(request.source or "")
+        entry = named_prompt(request.source or "", request.library)
         check_backbone(entry.folder, entry.card, backbone.fingerprint)
         why = unfit(entry, target, request.strategy, keep_same_task=True)
         if why is not None:
@@ -181,7 +185,7 @@ def _sources(request: Request, backbone: Backbone) -> tuple[list[Entry], list[di
     name = strategies.target_name(target.task)
     whys = {
         entry.name: f"it is of another backbone than {backbone.name}"
-        if entry.card["backbone"]["fingerprint"] != backbone.fingerprint
+        if entry.fingerprint != backbone.fingerprint
         else unfit(entry, target, request.strategy, request.keep_same_task)
         for entry in everyone
     }
@@ -247,7 +251,7 @@ def _opened(request: Request, output: Path, overwrite: bool) -> tuple[Record, li
     if not isinstance(record, dict) or "request" not in record:
         raise UserError(f"{path} is not one of ours; name another folder with --output.")
     if overwrite:
-        return fresh, [PROBE, MIXTURE, BASELINE, *(safe_name(run["name"]) for run in record.get("runs", ()))]
+        return fresh, [PROBE, MIXTURE, BASELINE, *(Path(run["name"]).name for run in record.get("runs", ()))]
     if record["request"] != fresh["request"]:
         raise UserError(f"{output} holds a transfer with other settings; choose another --output, or start it anew with --overwrite.")
     return record, []

@@ -1,0 +1,369 @@
+"""Transfer end to end: what is chosen and why, what is tuned, kept and told; going on after a kill; what is refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from softprompts.api import tune_cohort
+from softprompts.backbone import Backbone
+from softprompts.errors import UserError
+from softprompts.files import read_json, read_tensors
+from softprompts.library.library import Library
+from softprompts.library.search import SIMILARITIES
+from softprompts.prompt import load_prompt
+from softprompts.transfer.command import choice, main, outcome
+from softprompts.transfer.strategies import shares
+from softprompts.transfer.transfer import Request, transfer
+from softprompts.tuning import RunConfig, run_config
+from softprompts.tuning.lists import run_configs
+
+from ..models import random_t5
+
+SETTINGS: dict[str, Any] = {
+    "preset": "prompt-tuning",
+    "prompt": {"length": 3},
+    "tuning": {"steps": 4, "batch_size": 4, "evaluate_every": 2, "checkpoint_every": 1, "max_length": 32, "scoring": "labels"},
+}
+FEW = {"shots": 3, "cap_validation": 30}
+SOURCES = ("intent", "area", "register", "urgency")
+
+
+def target(task: str = "helpdesk/urgency", **layer: Any) -> RunConfig:
+    return run_config(SETTINGS, {"task": {"task": task, **FEW}}, layer)
+
+
+def model() -> Backbone:
+    """Weights so large that prompts tell in the scores, which those of the usual tiny model do not."""
+    return random_t5(initializer_factor=8.0)
+
+
+@pytest.fixture(scope="module")
+def t5() -> Backbone:
+    return model()
+
+
+@pytest.fixture(scope="module")
+def library(t5: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four prompts of helpdesk tasks on the tiny random model."""
+    runs, folder = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("library")
+    members = run_configs(SETTINGS, {"task": {"task": [f"helpdesk/{name}" for name in SOURCES], **FEW}, "tuning": {"lr": 3}})
+    tune_cohort(members, runs, backbone=t5)
+    for member, name in zip(members, SOURCES, strict=True):
+        Library(folder).add(runs / member.name, name)
+    return folder
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the runs that took a step, once for each step."""
+    taken: list[str] = []
+    from softprompts.progress import CohortWatcher
+
+    def stepped(self: CohortWatcher, run: Any) -> None:
+        start = run.config.prompt.start
+        taken.append("+".join(Path(name).name for name in start.options.get("sources", ())) or "usual")
+
+    monkeypatch.setattr(CohortWatcher, "stepped", stepped)
+    return taken
+
+
+def vectors(folder: Path, name: str = "prompt") -> torch.Tensor:
+    return read_tensors(folder / f"{name}.safetensors")[0]["vectors"]
+
+
+# -- choosing, tuning, keeping -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("similarity", list(SIMILARITIES))
+def test_best_tunes_from_the_nearest_and_keeps_the_best(
+    similarity: str, library: Path, t5: Backbone, tmp_path: Path, steps: list[str]
+) -> None:
+    record = transfer(Request(target(), library, k=2, similarity=similarity), tmp_path / "out", backbone=t5)
+    assert json.loads((tmp_path / "out" / "choice.json").read_text()) == record
+    probe = vectors(tmp_path / "out/runs/probe", "embedding")[0]
+    near = {name: SIMILARITIES[similarity](probe, Library(library).entry(name).vectors()[0]) for name in SOURCES[:3]}
+    assert [row["name"] for row in record["ranked"]] == sorted(near, key=lambda name: -near[name])
+    assert {row["name"]: row["similarity"] for row in record["ranked"]} == pytest.approx(near, abs=1e-5)
+    assert {row["step"] for row in record["ranked"]} == {4}
+    assert record["chosen"] == [row["name"] for row in record["ranked"]][:2]
+    assert sorted(steps) == sorted(["usual", *record["chosen"]] * 4), "the probe, which is the baseline too, and two runs"
+    best = max(record["results"], key=lambda result: result["score"])
+    assert record["kept"] == best["name"] == f"from-{record['runs'][record['results'].index(best)]['sources'][0]}"
+    torch.testing.assert_close(vectors(tmp_path / "out"), vectors(tmp_path / "out" / best["folder"]))
+    _, card = load_prompt(tmp_path / "out", t5.fingerprint)
+    assert card["metrics"]["accuracy"] == best["score"]
+    assert card["config"]["prompt"]["start"]["sources"] == [str(library / record["kept"].removeprefix("from-"))]
+
+
+def test_a_run_is_the_one_that_its_config_makes_alone(library: Path, t5: Backbone, tmp_path: Path) -> None:
+    transfer(Request(target(), library, k=2), tmp_path / "out", backbone=t5)
+    from softprompts.api import tune_config
+    from softprompts.tuning.config import read_yaml
+
+    tune_config(run_config(read_yaml(tmp_path / "out/config.yaml")), tmp_path / "alone", backbone=t5)
+    torch.testing.assert_close(vectors(tmp_path / "alone"), vectors(tmp_path / "out"), rtol=1e-3, atol=1e-3)
+
+
+def test_average_starts_from_the_weighted_mean(library: Path, t5: Backbone, tmp_path: Path, steps: list[str]) -> None:
+    record = transfer(Request(target(), library, "average", probe_steps=2), tmp_path / "out", baseline=True, backbone=t5)
+    alpha = shares([row["similarity"] for row in record["ranked"]])
+    assert record["weights"] == dict(zip(record["chosen"], alpha, strict=True))
+    assert record["runs"][0]["start"]["weights"] == alpha
+    assert len(steps) == 2 + 4 + 4, "a short probe is no baseline, so one was tuned beside the run"
+    assert [result["name"] for result in record["results"]] == ["average"]
+    assert record["baseline"]["folder"] == "runs/baseline"
+    own = read_json(tmp_path / "out/runs/baseline/prompt.json")["metrics"]["accuracy"]
+    points = record["results"][0]["score"] - own
+    assert record["gain"] == {"points": pytest.approx(points, abs=1e-3), "error_reduction": pytest.approx(points / (100 - own), abs=1e-3)}
+
+
+def test_mixture_learns_the_tasks_together_first(library: Path, t5: Backbone, tmp_path: Path) -> None:
+    record = transfer(Request(target(), library, "mixture", k=2, probe_steps=1, mixture_steps=3), tmp_path / "out", backbone=t5)
+    tasks = [row["task"] for row in record["ranked"][:2]]
+    assert record["mixture"]["task"] == "+".join(["helpdesk/urgency", *tasks])
+    mixed = read_json(tmp_path / "out/runs/mixture/prompt.json")
+    assert (mixed["task"]["name"], mixed["steps"], mixed["best_step"]) == (record["mixture"]["task"], 3, 3)
+    start = read_json(tmp_path / "out/prompt.json")["config"]["prompt"]["start"]
+    assert start == {"kind": "prompt", "sources": [str(tmp_path / "out/runs/mixture")]}
+    assert read_json(tmp_path / "out/prompt.json")["task"]["name"] == "helpdesk/urgency"
+    assert record["baseline"] is None
+
+
+def test_a_named_source_and_all_of_them_need_no_probe(library: Path, t5: Backbone, tmp_path: Path) -> None:
+    named = transfer(Request(target(), library, "named", source="area"), tmp_path / "named", baseline=True, backbone=t5)
+    every = transfer(Request(target(), library, "all"), tmp_path / "all", backbone=t5)
+    assert named["chosen"] == ["area"]
+    assert {path.name for path in (tmp_path / "named/runs").iterdir()} == {"from-area", "baseline", "cohort.csv"}
+    assert {result["name"] for result in every["results"]} == {"from-area", "from-intent", "from-register"}
+    scores = {result["name"]: result["score"] for result in every["results"]}
+    assert scores[every["kept"]] == max(scores.values()) > min(scores.values())
+    assert named["results"][0]["score"] == scores["from-area"]
+    torch.testing.assert_close(vectors(tmp_path / "all"), vectors(tmp_path / "all/runs" / every["kept"]))
+    own = transfer(Request(target(), library, "named", source="urgency"), tmp_path / "own", backbone=t5)
+    assert own["kept"] == "from-urgency", "what was named is taken, the target's own task too"
+
+
+def test_the_targets_own_task_is_left_out_unless_asked_for(library: Path, t5: Backbone, tmp_path: Path) -> None:
+    record = transfer(Request(target(), library, "all"), tmp_path / "without", backbone=t5)
+    assert [left["name"] for left in record["left_out"]] == ["urgency"]
+    assert "left out: urgency: it was tuned on the target's own task; --keep-same-task keeps it" in choice(record)
+    kept = transfer(Request(target(), library, "all", keep_same_task=True), tmp_path / "with", backbone=t5)
+    assert (kept["left_out"], len(kept["results"])) == ([], 4)
+
+
+def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(library: Path, t5: Backbone, tmp_path: Path) -> None:
+    mixed = target(prompt={"count": 2, "route": "soft"})
+    runs = tmp_path / "runs"
+    four = run_configs({**SETTINGS, "prompt": {"length": 3, "count": 4, "route": "soft"}, "task": {"task": ["helpdesk/sentiment"], **FEW}})
+    tune_cohort(four, runs, backbone=t5)
+    other = random_t5(d_model=40)
+    tune_cohort(run_configs(SETTINGS, {"task": {"task": ["helpdesk/area"], **FEW}}), runs, backbone=other)
+    own = tmp_path / "library"
+    Library(own).add(runs / "task=helpdesk-sentiment", "sentiment")
+    Library(own).add(runs / "task=helpdesk-area", "elsewhere")
+    with pytest.raises(UserError, match=r"No prompt of .* can be a source for helpdesk/urgency; .* \(and 1 more\)"):
+        transfer(Request(mixed, own, "all"), tmp_path / "none", backbone=t5)
+    Library(own).add(library / "intent", "intent")
+    record = transfer(Request(mixed, own, "all"), tmp_path / "out", backbone=t5)
+    assert record["chosen"] == ["intent"]
+    whys = {left["name"]: left["why"] for left in record["left_out"]}
+    assert whys["sentiment"] == "it is a mixture of 4 prompts and cannot start 2"
+    assert "another backbone" in whys["elsewhere"]
+    for name, said in (("sentiment", "cannot start 2"), ("elsewhere", "means nothing to another model")):
+        with pytest.raises(UserError, match=said):
+            transfer(Request(mixed, own, "named", source=name), tmp_path / "none", backbone=t5)
+    assert not (tmp_path / "none").exists()
+
+
+# -- going on ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_transfer_trains_nothing_and_a_baseline_can_be_added(
+    library: Path, t5: Backbone, tmp_path: Path, steps: list[str]
+) -> None:
+    request = Request(target(), library, k=1, probe_steps=1)
+    first = transfer(request, tmp_path / "out", backbone=t5)
+    assert first["gain"] is None
+    steps.clear()
+    assert transfer(request, tmp_path / "out", backbone=t5) == first
+    assert steps == []
+    again = transfer(request, tmp_path / "out", baseline=True, backbone=t5)
+    assert steps == ["usual"] * 4
+    assert again["baseline"]["score"] is not None
+    assert again["results"] == first["results"]
+
+
+def test_other_settings_are_refused_and_overwrite_starts_anew(library: Path, t5: Backbone, tmp_path: Path, steps: list[str]) -> None:
+    request = Request(target(), library, k=1)
+    first = transfer(request, tmp_path / "out", backbone=t5)
+    before = (tmp_path / "out/choice.json").read_bytes()
+    other = Request(target(seed=1), library, "named", source="register" if first["chosen"] != ["register"] else "area")
+    with pytest.raises(UserError, match="holds a transfer with other settings"):
+        transfer(other, tmp_path / "out", backbone=t5)
+    with pytest.raises(UserError, match="There is no prompt nobody in the library"):
+        transfer(Request(target(), library, "named", source="nobody"), tmp_path / "out", overwrite=True, backbone=t5)
+    assert (tmp_path / "out/choice.json").read_bytes() == before
+    steps.clear()
+    assert transfer(request, tmp_path / "out", overwrite=True, backbone=t5) == first
+    assert len(steps) == 4 + 4, "the probe, which is the baseline too, and the run"
+    steps.clear()
+    transfer(other, tmp_path / "out", overwrite=True, backbone=t5)
+    assert len(steps) == 4
+    assert {path.name for path in (tmp_path / "out/runs").iterdir()} == {f"from-{other.source}", "cohort.csv"}
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from softprompts import progress
+from tests.transfer.test_transfer import model, request
+from softprompts.transfer.transfer import transfer
+left = 6
+def stepped(self, run):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+progress.CohortWatcher.stepped = stepped
+transfer(request(Path(sys.argv[1])), Path(sys.argv[2]), backbone=model())
+"""
+
+
+def request(library: Path) -> Request:
+    return Request(target(), library, k=1)
+
+
+def test_a_killed_transfer_goes_on_and_ends_as_if_nothing_had_happened(
+    library: Path, t5: Backbone, tmp_path: Path, steps: list[str]
+) -> None:
+    """Four steps of the probe and two of the run are taken when it is killed."""
+    command = [sys.executable, "-c", KILLED, str(library), str(tmp_path / "out")]
+    killed = subprocess.run(command, capture_output=True, cwd=Path(__file__).parents[2], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    begun = read_json(tmp_path / "out/choice.json")
+    assert begun["chosen"]
+    assert "results" not in begun
+    assert not (tmp_path / "out/prompt.json").exists()
+    record = transfer(request(library), tmp_path / "out", backbone=t5)
+    assert set(steps) == set(record["chosen"]) == set(begun["chosen"]), "the probe was finished, and is not trained again"
+    assert 2 <= len(steps) <= 3, "a checkpoint after every step: at most the step at the kill is taken again"
+    whole = transfer(request(library), tmp_path / "whole", backbone=t5)
+    assert whole == record
+    torch.testing.assert_close(vectors(tmp_path / "out"), vectors(tmp_path / "whole"))
+
+
+# -- what is told ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_on_the_embedded_model(tmp_path: Path, library: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a person would: prompts are tuned and added, then one is transferred."""
+    flags = ["--preset", "prompt-tuning", "--prompt.length", "2", "--steps", "2", "--batch-size", "2", "--max-length", "16"]
+    flags += ["--scoring", "labels", "--shots", "1", "--cap-validation", "2", "--device", "cpu"]
+    from softprompts.cli import main as cli
+
+    assert cli(["tune", "--task", "helpdesk/register", *flags, "--output", str(tmp_path / "register")]) == 0
+    Library(tmp_path / "library").add(tmp_path / "register")
+    Library(tmp_path / "library").add(library / "intent")
+    capsys.readouterr()
+    command = ["--to", "helpdesk/urgency", "--library", str(tmp_path / "library"), *flags, "--output", str(tmp_path / "out")]
+    assert main([*command, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["chosen"] == ["register"]
+    assert main(command) == 0
+    told = capsys.readouterr().out
+    assert "left out: intent: it is of another backbone than t5-tiny" in told
+    assert "against the baseline:" in told, "the probe had all the steps of a run, so it is the baseline"
+    assert told.splitlines()[-1] == f"the prompt and choice.json are in {tmp_path / 'out'}"
+    assert cli(["predict", str(tmp_path / "out"), "Where is it?"]) == 0
+
+
+def test_the_choice_is_told_with_its_reasons(library: Path, t5: Backbone, tmp_path: Path) -> None:
+    heard: list[str] = []
+    request = Request(target(), library, "average", k=2, probe_steps=2)
+    record = transfer(request, tmp_path / "out", baseline=True, backbone=t5, chosen=lambda record: heard.append(choice(record)))
+    (told,) = heard
+    lines = told.splitlines()
+    assert lines[0] == "a probe of 2 steps, compared by per_token_average_cosine"
+    assert "embeddings are of step 4" in lines[1]
+    assert lines[2].split() == ["rank", "source", "task", "similarity", "weight", "chosen"]
+    for line, row in zip(lines[3:6], record["ranked"], strict=True):
+        assert line.split()[1:4] == [row["name"], row["task"], f"{row['similarity']:.4f}"]
+        assert line.endswith("yes") == (row["name"] in record["chosen"])
+    assert lines[-1].startswith("average: one run starts from the mean of the 2 prompts most similar")
+    ended = outcome(record, tmp_path / "out")
+    assert "baseline (the usual start)" in ended
+    assert f"against the baseline: {record['gain']['points']:+.1f} points" in ended
+
+
+def test_a_run_that_fails_is_told_and_the_others_count() -> None:
+    good = {"name": "from-a", "folder": "runs/from-a", "metric": "accuracy", "score": 40.0, "majority": 30.0, "best_step": 4}
+    bad = dict.fromkeys(good) | {"name": "from-b", "failed": True, "stopped": "the loss was not finite"}
+    usual = good | {"name": "baseline", "folder": "runs/baseline", "score": 50.0, "failed": False, "stopped": None}
+    record = {"results": [good | {"failed": False, "stopped": None}, bad], "baseline": usual, "kept": "from-a"}
+    told = outcome(record | {"gain": {"points": -10.0, "error_reduction": -0.2}}, Path("out"))
+    assert "from-b failed: the loss was not finite" in told
+    assert "kept: from-a, accuracy 40.0" in told
+    assert "against the baseline: -10.0 points; relative error reduction -20.0 %" in told
+    assert f"the baseline is better; its prompt is in {Path('out/runs/baseline')}" in told
+
+
+def test_where_every_run_fails_there_is_no_prompt_and_exit_code_1(
+    library: Path, t5: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("softprompts.transfer.transfer.load_backbone", lambda *settings: t5)
+    flags = ["--to", "helpdesk/urgency", "--from", "area", "--preset", "prompt-tuning", "--steps", "3", "--lr", "1e30", "--shots", "2"]
+    assert main([*flags, "--library", str(library), "--output", str(tmp_path / "out")]) == 1
+    assert "No run from a source left a prompt; from-area: " in capsys.readouterr().err
+    assert not (tmp_path / "out/prompt.json").exists()
+
+
+BAD = [
+    (["--to", "helpdesk/nothing"], "There is no task 'helpdesk/nothing'"),
+    (["--to", "helpdesk/urgency", "--library", "{tmp}/nowhere"], "holds no prompt"),
+    (["--to", "helpdesk/urgency", "--from", "nobody"], "There is no prompt nobody in the library"),
+    (["--to", "helpdesk/urgency", "--k", "0"], "--k is 0; it must be at least 1"),
+    (["--to", "helpdesk/urgency", "--k", "many"], "see softprompts transfer --help"),
+    (["--to", "helpdesk/urgency", "--similarity", "euclid"], "There is no similarity 'euclid'"),
+    (["--to", "helpdesk/urgency", "--all", "--from", "area"], "not allowed with argument"),
+    (["--to", "helpdesk/urgency", "--seed", "0,1"], "seed is a list"),
+    (["--to", "helpdesk/urgency", "--task", "helpdesk/area"], "Both --to and --task name the target"),
+    (["--to", "helpdesk/urgency", "--preset", "model-tuning"], "Only a prompt can start from another prompt"),
+    (["--to", "helpdesk/urgency", "--preset", "prompt-tuning", "--prompt.length", "600"], "shorten the prompt"),
+    (["--train", "{tmp}/mine.csv", "--text", "a", "--label", "b", "--strategy", "mixture"], "A mixture joins tasks by their names"),
+    (["--library", "{library}"], "Nothing to learn is named"),
+    (["--to", "helpdesk/urgency", "--output", "{tmp}/taken"], "already holds a run of another command"),
+    (["--to", "helpdesk/urgency", "--output", "{tmp}/strange"], "is not one of ours"),
+]
+
+
+@pytest.mark.parametrize(("argv", "sentence"), BAD, ids=[" ".join(argv) for argv, _ in BAD])
+def test_bad_input_is_one_sentence_and_nothing_is_written(
+    argv: list[str], sentence: str, library: Path, t5: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("softprompts.transfer.transfer.load_backbone", lambda *settings: t5)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/prompt.json").write_text("{}")
+    (tmp_path / "strange").mkdir()
+    (tmp_path / "strange/choice.json").write_text("[]")
+    before = sorted(tmp_path.rglob("*"))
+    argv = [part.format(tmp=tmp_path, library=library) for part in argv]
+    with pytest.raises(UserError) as told:
+        main(["--output", str(tmp_path / "out"), "--library", str(library), "--steps", "2", "--quiet", *argv])
+    assert sentence in str(told.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "softprompts transfer --to helpdesk/urgency" in shown
+    assert "--json" in shown
