@@ -39,6 +39,9 @@ class Claims:
         write_json(self.sign, {"host": host, "pid": os.getpid(), "since": round(time.time(), 3)})
 
     def __enter__(self) -> "Claims":
+        for sign in self.sign.parent.glob("[!.]*.json"):
+            if sign != self.sign and not is_alive(self.folder, sign.stem, self.sign.stat().st_mtime, self.stale):
+                sign.unlink(missing_ok=True)  # what a killed worker left
         self._thread.start()
         return self
 

@@ -211,8 +211,9 @@ class _Planner:
                 yield self._cell("mixture", seed, None, target, k, starts=(start,), similarity=retrieval.similarity)
 
     def _chosen(self, stage: str, seed: int, target: Subject, k: int) -> Cell:
-        """A cell that chooses among the source prompts of all seeds."""
-        others = [source for source in self.sources if source.name != target.name]
+        """A cell that chooses among the source prompts of all seeds; of tasks with settings of their own, none can be mixed in."""
+        named = [source for source in self.sources if stage != "mixture-source" or set(source.task) == {"task"}]
+        others = [source for source in named if source.name != target.name]
         starts = tuple(self._name("source", own, source) for source in others for own in self.grid.seeds)
         like = self._name("baseline", seed, None, target)
         return self._cell(stage, seed, None, target, k, starts=starts, like=like, similarity=self.grid.retrieval.similarity)
@@ -248,9 +249,9 @@ class _Planner:
             raise UserError("retrieval needs prompts, and model tuning has none; leave retrieval out of that variant.")
         if retrieval.average and prompt.count > 1:
             raise UserError("Prompts of several each cannot be averaged; choose a preset with one prompt, or leave retrieval.average out.")
-        odd = [subject.name for subject in (*self.sources, *self.targets) if retrieval.mixture and set(subject.task) != {"task"}]
+        odd = [target.name for target in self.targets if retrieval.mixture and set(target.task) != {"task"}]
         if odd:
-            raise UserError(f"{odd[0]} has task settings of its own, so it cannot be mixed; leave retrieval.mixture out.")
+            raise UserError(f"The target {odd[0]} has task settings of its own, so it cannot be mixed; leave retrieval.mixture out.")
 
 
 def _each(entry: Any) -> Sequence[Any]:

@@ -60,9 +60,10 @@ class State:
         return [cell for cell in asked if cell.name not in self.done and cell.name not in self.blocked]
 
     def ready(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Cells that could run now, those of like length and of one task beside each other."""
+        """Cells that could run now: those that others wait for first, then of one model, of like length, and of one task together."""
         found = [cell for cell in self.left(cells) if self.done >= set(cell.needs)]
-        return sorted(found, key=lambda cell: (_model(cell), -_work(cell), str(cell.config.task.task), cell.name))
+        first = {"source": 0, "baseline": 1, "mixture-source": 2}
+        return sorted(found, key=lambda cell: (first.get(cell.stage, 3), _model(cell), -_work(cell), str(cell.config.task.task), cell.name))
 
 
 def _model(cell: Cell) -> str:
