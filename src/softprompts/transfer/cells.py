@@ -15,6 +15,7 @@ from torch import Tensor
 from ..api import CONFIG, MODEL, OURS, Tuned
 from ..errors import UserError
 from ..files import read_json, read_tensors, write_json
+from ..library.embedding import read_embedding
 from ..library.search import SIMILARITIES
 from ..prompt.store import TENSORS
 from ..tuning import RunConfig, RunFailedError, run_config
@@ -24,7 +25,6 @@ from .strategies import multi_task, shares, start_from
 from .study import Cell
 
 CELLS, PLAN, RESULT = "cells", "cell.json", "result.json"
-EMBEDDING = "embedding.safetensors"
 
 Chosen = list[dict[str, Any]]
 """Which source prompts a cell starts from, nearest first: cell, similarity, and weight in an average."""
@@ -112,9 +112,8 @@ def _ranked(cell: Cell, folder: Path) -> list[tuple[str, float]]:
 
 def embedding(run: Path) -> Tensor:
     """A run's task embedding, all tokens of all its prompts in one row [K * P, H]; without one, its prompt."""
-    path = run / EMBEDDING
-    vectors = read_tensors(path if path.exists() else run / TENSORS)[0]["vectors"]
-    return vectors.flatten(0, -2)
+    vectors = read_embedding(run)
+    return (read_tensors(run / TENSORS)[0]["vectors"] if vectors is None else vectors).flatten(0, -2)
 
 
 def record(cell: Cell, chosen: Chosen, outcome: Tuned | RunFailedError, worker: str, begun: float) -> dict[str, Any]:

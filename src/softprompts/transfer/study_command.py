@@ -1,14 +1,14 @@
 """The command `softprompts study`: run a study, see where it stands, write its report."""
 
 import argparse
-import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..command import act, make_parser, output_folder, tell
 from ..errors import UserError
 
 if TYPE_CHECKING:
@@ -27,21 +27,15 @@ EXAMPLES = {
 
 def main(argv: Sequence[str]) -> int:
     """Sources x targets x seeds from one file: run them, see where they stand, write the report."""
-    actions: dict[str, Callable[[Sequence[str]], int]] = {"run": run, "status": status, "report": report}
-    if not argv or argv[0] in ("-h", "--help"):
-        rows = "\n".join(f"  {name:<8} {function.__doc__}" for name, function in actions.items())
-        usage = "usage: softprompts study ACTION [options]     (softprompts study ACTION --help tells the options)"
-        print(f"{usage}\n\n{rows}\n\nexamples:\n  {EXAMPLES['run']}")
-        return 0
-    if argv[0] not in actions:
-        raise UserError(f"There is no action {argv[0]!r}; choose one of {', '.join(actions)}.")
-    return actions[argv[0]](argv[1:])
+    return act("study", {"run": run, "status": status, "report": report}, argv)
 
 
 def run(argv: Sequence[str]) -> int:
     """Run what is left of a study; several may at once, on one folder."""
     parser = _parser("run", run.__doc__)
-    parser.add_argument("--output", metavar="FOLDER", type=Path, help="where the cells go (default runs/NAME); an unfinished study goes on")
+    parser.add_argument(
+        "--output", metavar="FOLDER", type=output_folder, help="where the cells go (default runs/NAME); an unfinished study goes on"
+    )
     parser.add_argument("--cohort", metavar="N", type=_number, help="runs that share one forward pass, at most (default: as the file says)")
     parser.add_argument("--only", metavar="STAGES", help="stages to run now, such as source,baseline; the others stay for later")
     parser.add_argument("--device", help="cpu, cuda or auto")
@@ -68,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
         asked = (cells, folder, cohort, bars, stages)
         state = work_on_ray(*asked, options.ray) if options.ray else work(*asked)
     told = {**where(cells, folder, state), "seconds": round(time.monotonic() - begun, 1)}
-    _tell(options, told, f"{_where(told)}\nthe cells are in {folder}; softprompts study report {folder} writes their tables and figures")
+    tell(options, told, f"{_where(told)}\nthe cells are in {folder}; softprompts study report {folder} writes their tables and figures")
     return 1 if told["failed"] or told["blocked"] else 0
 
 
@@ -79,7 +73,7 @@ def status(argv: Sequence[str]) -> int:
     from .records import status as where
 
     told = where(cells, folder)
-    _tell(options, told, _where(told))
+    tell(options, told, _where(told))
     return 0
 
 
@@ -92,7 +86,7 @@ def report(argv: Sequence[str]) -> int:
     told = write_study_report(study, cells, folder, options.output or folder / "report")
     missing = told["total"] - told["done"]
     ended = f"{missing} of {told['total']} cells are missing; " if missing else ""
-    _tell(options, told, f"{markdown(told['scores'])}\n{ended}records, tables and figures are in {told['output']}")
+    tell(options, told, f"{markdown(told['scores'])}\n{ended}records, tables and figures are in {told['output']}")
     return 0
 
 
@@ -113,7 +107,7 @@ def _planned(options: argparse.Namespace) -> "tuple[Study, Path, list[Cell]]":
 def _looked_at(action: str, about: str | None, argv: Sequence[str]) -> "tuple[argparse.Namespace, Study, Path, list[Cell]]":
     parser = _parser(action, about)
     where = "where the report goes (default FOLDER/report)" if action == "report" else argparse.SUPPRESS
-    parser.add_argument("--output", metavar="FOLDER", type=Path, help=where)
+    parser.add_argument("--output", metavar="FOLDER", type=output_folder, help=where)
     options = parser.parse_args(argv)
     if not (options.study / STUDY).exists():
         raise UserError(f"{options.study} is no folder of a study; name the one that softprompts study run wrote.")
@@ -182,34 +176,14 @@ def duration(seconds: float | None) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def _tell(options: argparse.Namespace, result: dict[str, Any], text: str) -> None:
-    print(json.dumps(result, ensure_ascii=False) if options.json else text)
-
-
 def _number(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise UserError(f"--cohort is {text}; it must be a whole number of at least 1.")
     return int(text)
 
 
-class _Parser(argparse.ArgumentParser):
-    """One whose errors are sentences."""
-
-    def error(self, message: str) -> Any:
-        raise UserError(f"{message[0].upper()}{message[1:]}; see {self.prog} --help.")
-
-
 def _parser(action: str, about: str | None) -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog=f"softprompts study {action}",
-        description=about,
-        epilog=f"examples:\n  {EXAMPLES[action]}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = make_parser(f"study {action}", EXAMPLES[action], about)
     what = "a study file, or the folder of a study" if action == "run" else "the folder of a study"
     parser.add_argument("study", metavar="STUDY", type=Path, help=what)
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
