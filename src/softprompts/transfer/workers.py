@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 from ..api import COHORT, tune_cohort
 from ..backbone import Backbone, load_backbone
 from ..errors import UserError
+from ..tasks.task import DATA_VARIABLE
 from ..tuning import Run, RunConfig, Watcher
 from ..tuning.cohort import Nobody
 from ..tuning.lists import Member
@@ -195,6 +197,7 @@ def work_on_ray(
     by_name = {cell.name: cell for cell in cells}
     state, crashes = State(), 0
     pending: dict[Any, list[str]] = {}
+    given = (Path.cwd(), os.environ.get(DATA_VARIABLE), folder, by_name)
     try:
         with Claims(folder) as own:
             while left := state.look(cells, folder).left(cells, stages):
@@ -206,7 +209,8 @@ def work_on_ray(
                     chosen = cohort_of(ready, min(cohort, math.ceil(len(ready) / free)))
                     ready = [cell for cell in ready if cell not in chosen]
                     job = ray.remote(_cohort_on_ray).options(max_retries=0, **options)
-                    pending[job.remote(folder, by_name, [cell.name for cell in chosen])] = [cell.name for cell in chosen]
+                    names = [cell.name for cell in chosen]
+                    pending[job.remote(*given, names)] = names
                 if not pending:
                     time.sleep(POLL)
                     continue
@@ -224,8 +228,11 @@ def work_on_ray(
     return state
 
 
-def _cohort_on_ray(folder: Path, cells: Mapping[str, Cell], names: Sequence[str]) -> None:
-    """In a worker of the cluster: what can be claimed of these cells."""
+def _cohort_on_ray(here: Path, data: str | None, folder: Path, cells: Mapping[str, Cell], names: Sequence[str]) -> None:
+    """In a worker of the cluster: what can be claimed of these cells, from where the command was given and with its data."""
+    os.chdir(here)
+    if data is not None:
+        os.environ[DATA_VARIABLE] = data
     with Claims(folder) as own:
         taken = [cells[name] for name in names if own.take(name)]
         if taken:
