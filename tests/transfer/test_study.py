@@ -16,12 +16,14 @@ import pytest
 from softprompts import cli
 from softprompts.choice import from_mapping
 from softprompts.errors import UserError
-from softprompts.transfer.cells import CELLS, RESULT, commit, place
+from softprompts.transfer.cells import CELLS, RESULT, commit, open_cell, place
 from softprompts.transfer.claims import WORKERS, Claims
 from softprompts.transfer.records import status
+from softprompts.transfer.strategies import start_from
 from softprompts.transfer.study import Cell, Study, plan, read_study
 from softprompts.transfer.study_command import main
-from softprompts.transfer.workers import State, cohort_of, work
+from softprompts.transfer.workers import State, StudyWatcher, cohort_of, work
+from softprompts.tuning import Run
 
 from .conftest import GRID, QUICK, Write
 
@@ -246,6 +248,7 @@ def test_a_failed_source_is_told_and_blocks_what_starts_from_it(write: Write, tm
     assert main(["run", str(study), "--output", str(tmp_path / "study"), "--json", "--device", "cpu"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert len(told["failed"]) == 2
+    assert all("lower --lr" in why for why in told["failed"].values())
     assert len(told["blocked"]) == 2
     assert told["stages"]["baseline"] == {"done": 1, "total": 1}
 
@@ -365,6 +368,46 @@ def test_a_worker_of_another_machine_is_judged_by_its_signs_of_life(tmp_path: Pa
         assert not near.take("a"), "its process is not ours to look for"
         far.sign.unlink()
         assert near.take("a")
+
+
+class Robbed(StudyWatcher):
+    """Someone takes the first cell over while it is tuned, and leaves without finishing it."""
+
+    def __init__(self, folder: Path, own: Claims) -> None:
+        self.other, self.own, self.robbed = Claims(folder), own, 0
+
+    def stepped(self, run: Run) -> None:
+        if not self.robbed:
+            claim = next(iter(self.own.held.values()))
+            claim.with_name(".claim-1").write_text(json.dumps({"worker": self.other.worker}))
+            self.robbed += 1
+            wait_for(self.own.lost.is_set, 20)
+
+    def looked(self, state: State) -> None:
+        if self.robbed:
+            self.other.sign.unlink(missing_ok=True)
+
+
+def test_a_worker_that_lost_a_cell_lets_it_go(write: Write, tmp_path: Path) -> None:
+    cells = [cell for cell in plan(read_study(write(**FEW)), "cpu") if cell.stage == "baseline"]
+    own = Claims(tmp_path / "study", beat=0.05)
+    watcher = Robbed(tmp_path / "study", own)
+    assert work(cells, tmp_path / "study", 4, watcher, claims=own).done == {cell.name for cell in cells}
+    assert watcher.robbed == 1
+
+
+def test_a_run_begun_elsewhere_is_begun_anew(tmp_path: Path) -> None:
+    """Where the study's folder was moved, a run's config names source prompts that are not there."""
+    cell = next(cell for cell in planned() if cell.stage == "transfer")
+    home = place(tmp_path, cell.name)
+    here, elsewhere = (start_from(cell.config, [folder / "source"]) for folder in (tmp_path, tmp_path / "other"))
+    open_cell(cell, here, tmp_path)
+    here.save(home / "config.yaml")
+    (home / "checkpoint.safetensors").touch()
+    open_cell(cell, here, tmp_path)
+    assert (home / "checkpoint.safetensors").exists()
+    open_cell(cell, elsewhere, tmp_path)
+    assert sorted(path.name for path in home.iterdir()) == ["cell.json"]
 
 
 def test_a_result_is_committed_once_and_what_is_done_is_not_claimed(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def status(cells: Sequence[Cell], folder: Path, state: State | None = None) -> R
         "folder": str(folder),
         "total": len(cells),
         "done": len(cells) - len(left),
-        "failed": sorted(state.failed),
+        "failed": {name: state.results[name]["failed"] for name in sorted(state.failed)},
         "blocked": sorted(state.blocked),
         "running": [cell.name for cell in left if claimed(folder, cell.name)],
         "missing": [cell.name for cell in left],

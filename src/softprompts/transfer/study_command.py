@@ -162,7 +162,7 @@ def _where(told: dict[str, Any]) -> str:
         rows.append(f"{told['cells_per_minute']:.1f} cells a minute{left}")
     if told["running"]:
         rows.append(f"{len(told['running'])} cells are running, {len(told['workers'])} workers are at work")
-    rows += [f"{name} failed" for name in told["failed"]]
+    rows += [f"{name} failed: {why}" for name, why in told["failed"].items()]
     if told["blocked"]:
         rows.append(f"{len(told['blocked'])} cells cannot run, because a cell they start from failed; the first is {told['blocked'][0]}")
     return "\n".join(rows)
