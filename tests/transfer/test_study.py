@@ -197,6 +197,17 @@ def test_a_cell_rerun_from_its_config_gives_the_recorded_score(whole: Path, tmp_
     assert again["config"] == told["config"]
 
 
+def test_a_cohort_rerun_gives_the_recorded_scores(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (name,) = (name for name in results(whole) if name.endswith("transfer/helpdesk-area--helpdesk-urgency/seed1"))
+    assert main(["rerun", str(whole), name, "--output", str(tmp_path / "again"), "--json"]) == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert {told["cell"] for told in cells} == set(results(whole)[name]["beside"])
+    assert len(cells) > 1
+    assert all(told["same"] and told["recorded"] == told["again"] == scores(whole)[told["cell"]] for told in cells)
+    with pytest.raises(UserError, match="no result of a cell 'x'"):
+        main(["rerun", str(whole), "x", "--output", str(tmp_path / "more")])
+
+
 def test_status_and_report_of_a_study(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", str(whole), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -116,11 +116,10 @@ def embedding(run: Path) -> Tensor:
     return (read_tensors(run / TENSORS)[0]["vectors"] if vectors is None else vectors).flatten(0, -2)
 
 
-def record(cell: Cell, chosen: Chosen, outcome: Tuned | RunFailedError, worker: str, begun: float) -> dict[str, Any]:
-    """What a cell came to: score, majority class, rows, its share of the cohort's seconds, and the config that gives it again."""
+def record(cell: Cell, chosen: Chosen, outcome: Tuned | RunFailedError, **how: Any) -> dict[str, Any]:
+    """What a cell came to: score, majority class, rows, its share of the cohort's seconds, the config that gives it again, and `how`."""
     own = {name: getattr(cell, name) for name in ("stage", "backbone", "variant", "source", "target", "seed", "k", "similarity")}
-    found: dict[str, Any] = {"cell": cell.name, **own, "chosen": chosen, "worker": worker}
-    found |= {"begun": round(begun, 3), "finished": round(time.time(), 3)}
+    found: dict[str, Any] = {"cell": cell.name, **own, "chosen": chosen, **how, "finished": round(time.time(), 3)}
     if isinstance(outcome, RunFailedError):
         return {**found, "score": None, "failed": str(outcome), "config": cell.plain()["config"]}
     card, cost = outcome.card, outcome.cost

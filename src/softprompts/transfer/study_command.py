@@ -22,12 +22,13 @@ EXAMPLES = {
     "  softprompts study run recipes/spot-paper.yaml --ray      # on the Ray cluster of this machine",
     "status": "softprompts study status runs/spot\n  softprompts study status runs/spot --json",
     "report": "softprompts study report runs/spot --output results/spot",
+    "rerun": "softprompts study rerun runs/spot t5-tiny/transfer/helpdesk-intent--helpdesk-urgency/seed0 --output runs/again",
 }
 
 
 def main(argv: Sequence[str]) -> int:
     """Sources x targets x seeds from one file: run them, see where they stand, write the report."""
-    return act("study", {"run": run, "status": status, "report": report}, argv)
+    return act("study", {"run": run, "status": status, "report": report, "rerun": rerun}, argv)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -88,6 +89,24 @@ def report(argv: Sequence[str]) -> int:
     ended = f"{missing} of {told['total']} cells are missing; " if missing else ""
     tell(options, told, f"{markdown(told['scores'])}\n{ended}records, tables and figures are in {told['output']}")
     return 0
+
+
+def rerun(argv: Sequence[str]) -> int:
+    """Run a cell's cohort once more, and compare the scores with the recorded ones."""
+    parser = _parser("rerun", rerun.__doc__)
+    parser.add_argument("cell", metavar="CELL", help="a cell's name, as status --json tells it")
+    parser.add_argument("--output", metavar="FOLDER", type=output_folder, required=True, help="where the runs go")
+    options = parser.parse_args(argv)
+
+    from .workers import rerun as again
+
+    found = again(options.study, options.cell, options.output)
+    rows = [
+        f"{told['cell']}: recorded {told['recorded']}, now {told['again']}" + (" (was resumed)" if told["resumed"] else "")
+        for told in found
+    ]
+    tell(options, {"cells": found}, "\n".join(rows))
+    return 0 if all(told["same"] for told in found if told["cell"] == options.cell) else 1
 
 
 # -- which study, and where --------------------------------------------------------------------------------------------------

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..api import COHORT, tune_cohort
+from ..api import COHORT, CONFIG, tune_cohort
 from ..backbone import Backbone, load_backbone
 from ..errors import UserError
 from ..tasks.task import DATA_VARIABLE
-from ..tuning import Run, RunConfig, Watcher
+from ..tuning import Run, RunConfig, RunFailedError, Watcher, run_config
+from ..tuning.checkpoint import CHECKPOINT
 from ..tuning.cohort import Nobody
+from ..tuning.config import read_yaml
 from ..tuning.lists import Member
 from . import cells as on_disk
 from .cells import Chosen
@@ -136,18 +138,37 @@ def _backbone(cell: Cell, config: RunConfig) -> Backbone | None:
 
 def run_cohort(claims: Claims, taken: Sequence[Cell], cells: Mapping[str, Cell], watcher: StudyWatcher | None = None) -> None:
     """Tune claimed cells side by side, each from where it left off, and commit what they came to."""
-    folder, begun, watcher = claims.folder, time.time(), watcher or StudyWatcher()
+    folder, watcher = claims.folder, watcher or StudyWatcher()
+    how: dict[str, Any] = {"worker": claims.worker, "begun": round(time.time(), 3), "beside": [cell.name for cell in taken]}
     settled: list[tuple[RunConfig, Chosen]] = [on_disk.settle(cell, cells, folder) for cell in taken]
     for cell, (config, _) in zip(taken, settled, strict=True):
         on_disk.open_cell(cell, config, folder)
+    how["resumed"] = [cell.name for cell in taken if (on_disk.place(folder, cell.name) / CHECKPOINT).exists()]
     members = [Member(config, {"cell": cell.name}, cell.name) for cell, (config, _) in zip(taken, settled, strict=True)]
     home = folder / on_disk.CELLS
     backbone = _backbone(taken[0], settled[0][0])
     outcomes = tune_cohort(members, home, watcher=_Guard(claims, watcher), backbone=backbone, began=watcher.began)
     (home / COHORT).unlink(missing_ok=True)  # a cohort is how cells were run, not what they are
     for cell, (_, chosen), outcome in zip(taken, settled, outcomes, strict=True):
-        on_disk.commit(folder, on_disk.record(cell, chosen, outcome, claims.worker, begun))
+        on_disk.commit(folder, on_disk.record(cell, chosen, outcome, **how))
         claims.drop(cell.name)
+
+
+def rerun(folder: Path, name: str, output: Path) -> list[dict[str, Any]]:
+    """The cohort that a cell was run in once more, from the cells' saved configs; each cell's score as recorded and as it is now."""
+    told = on_disk.read_result(folder, name)
+    if told is None:
+        raise UserError(
+            f"The study in {folder} has no result of a cell {name!r}; softprompts study status {folder} --json tells the cells."
+        )
+    configs = {cell: run_config(read_yaml(on_disk.place(folder, cell) / CONFIG)) for cell in told["beside"]}
+    outcomes = tune_cohort([Member(config, {"cell": cell}, cell) for cell, config in configs.items()], output)
+    found = []
+    for cell, outcome in zip(configs, outcomes, strict=True):
+        again = None if isinstance(outcome, RunFailedError) else outcome.card["metrics"][outcome.card["task"]["metrics"][0]]
+        recorded = (on_disk.read_result(folder, cell) or {}).get("score")
+        found.append({"cell": cell, "recorded": recorded, "again": again, "same": again == recorded, "resumed": cell in told["resumed"]})
+    return found
 
 
 def work(
