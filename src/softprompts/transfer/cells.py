@@ -1,0 +1,156 @@
+"""A cell on disk: what it was planned as, the run in its folder, and its one result."""
+
+import dataclasses
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..api import CONFIG, MODEL, OURS, Tuned
+from ..errors import UserError
+from ..files import read_json, read_tensors, write_json
+from ..library.embedding import read_embedding
+from ..library.search import SIMILARITIES
+from ..prompt.store import TENSORS
+from ..tuning import RunConfig, RunFailedError, run_config
+from ..tuning.checkpoint import CHECKPOINT
+from ..tuning.config import read_yaml
+from .strategies import multi_task, shares, start_from
+from .study import Cell
+
+CELLS, PLAN, RESULT = "cells", "cell.json", "result.json"
+
+Chosen = list[dict[str, Any]]
+"""Which source prompts a cell starts from, nearest first: cell, similarity, and weight in an average."""
+
+
+def place(folder: Path, name: str) -> Path:
+    return folder / CELLS / name
+
+
+def is_done(folder: Path, name: str) -> bool:
+    return (place(folder, name) / RESULT).exists()
+
+
+def read_result(folder: Path, name: str) -> dict[str, Any] | None:
+    path = place(folder, name) / RESULT
+    return read_json(path) if path.exists() else None
+
+
+def check_unchanged(cells: Sequence[Cell], folder: Path) -> None:
+    """A cell that was begun must be what the study file still says."""
+    found = []
+    for cell in cells:
+        path = place(folder, cell.name) / PLAN
+        if path.exists() and (change := _difference(read_json(path), json.loads(json.dumps(cell.plain())))):
+            found.append(f"{cell.name} was begun with {change}")
+    if found:
+        more = f" (and {len(found) - 1} more cells)" if len(found) > 1 else ""
+        raise UserError(f"The study file has changed: {found[0]}{more}; change it back, or give another --output.")
+
+
+def _difference(old: Any, new: Any, name: str = "") -> str | None:
+    """The first setting that is not what it was; a setting that an older version did not have is no change."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        below = (_difference(value, new.get(key), f"{name}.{key}".strip(".")) for key, value in old.items())
+        return next((change for change in below if change), None)
+    if old == new:
+        return None
+    if name == "starts":
+        return "other sources or seeds to choose among"
+    return f"{name.removeprefix('config.')} {old} where it says {new} now"
+
+
+def open_cell(cell: Cell, config: RunConfig, folder: Path) -> None:
+    """Its folder, with what it is planned as; a run that was begun from another place (the study was moved) is begun anew."""
+    own = place(folder, cell.name)
+    old = own / CONFIG
+    if old.exists():
+        told = run_config(read_yaml(old))
+        moved = (told.model, told.device, told.task, told.prompt.start) != (config.model, config.device, config.task, config.prompt.start)
+        if moved:
+            shutil.rmtree(own / MODEL, ignore_errors=True)
+            for name in OURS:
+                (own / name).unlink(missing_ok=True)
+    write_json(own / PLAN, cell.plain())
+
+
+def settle(cell: Cell, cells: Mapping[str, Cell], folder: Path) -> tuple[RunConfig, Chosen]:
+    """The config of a cell's run, when the cells it needs are done: where it starts, and for a mixture which tasks it learns."""
+    config = cell.config
+    if not cell.starts:
+        return config, []
+    if cell.like is None:
+        start = place(folder, cell.starts[0])
+        if cell.whole_model:
+            return dataclasses.replace(config, model=str(start / MODEL)), []
+        return start_from(config, [start]), [{"cell": cell.starts[0]}]
+    assert cell.k is not None
+    top = _ranked(cell, folder)[: cell.k]
+    if cell.stage == "mixture-source":
+        chosen: Chosen = [{"cell": name, "similarity": similarity} for name, similarity in top]
+        return multi_task(config, [task for name, _ in top for task in str(cells[name].config.task.task).split("+")]), chosen
+    weights = shares([similarity for _, similarity in top])
+    chosen = [{"cell": name, "similarity": s, "weight": w} for (name, s), w in zip(top, weights, strict=True)]
+    return start_from(config, [place(folder, name) for name, _ in top], weights), chosen
+
+
+def _ranked(cell: Cell, folder: Path) -> list[tuple[str, float]]:
+    """The prompts a cell chooses among, nearest first; a name decides between equals."""
+    assert cell.like is not None
+    assert cell.similarity is not None
+    near, own = SIMILARITIES[cell.similarity], embedding(place(folder, cell.like))
+    found = [(name, round(near(own, embedding(place(folder, name))), 6)) for name in cell.starts]
+    return sorted(found, key=lambda entry: (-entry[1], entry[0]))
+
+
+def embedding(run: Path) -> Tensor:
+    """A run's task embedding, all tokens of all its prompts in one row [K * P, H]; without one, its prompt."""
+    vectors = read_embedding(run)
+    return (read_tensors(run / TENSORS)[0]["vectors"] if vectors is None else vectors).flatten(0, -2)
+
+
+def record(cell: Cell, chosen: Chosen, outcome: Tuned | RunFailedError, **how: Any) -> dict[str, Any]:
+    """What a cell came to: score, majority class, rows, its share of the cohort's seconds, the config that gives it again, and `how`."""
+    own = {name: getattr(cell, name) for name in ("stage", "backbone", "variant", "source", "target", "seed", "k", "similarity")}
+    found: dict[str, Any] = {"cell": cell.name, **own, "chosen": chosen, **how, "finished": round(time.time(), 3)}
+    if isinstance(outcome, RunFailedError):
+        return {**found, "score": None, "failed": str(outcome), "config": cell.plain()["config"]}
+    card, cost = outcome.card, outcome.cost
+    metric = card["task"]["metrics"][0]
+    return {
+        **found,
+        "score": card["metrics"][metric],
+        "metric": metric,
+        "metrics": card["metrics"],
+        "majority": card["majority"][metric],
+        "rows": card["task"]["rows"]["validation"],
+        "best_step": card["best_step"],
+        "steps": card["steps"],
+        "seconds": None if cost is None else round(cost["seconds"] / cost["runs"], 3),
+        "cohort": None if cost is None else cost["runs"],
+        "failed": card["stopped"] if card["failed"] else None,
+        "fingerprint": card["backbone"]["fingerprint"],
+        "config": card["config"],
+    }
+
+
+def commit(folder: Path, told: Mapping[str, Any]) -> bool:
+    """Write a cell's result unless there is one: whoever comes second changes nothing. No run goes on from its checkpoint then."""
+    path = place(folder, told["cell"]) / RESULT
+    beside = path.with_name(f".result.{uuid.uuid4().hex}.json")
+    write_json(beside, told)
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        return False
+    finally:
+        beside.unlink(missing_ok=True)
+    path.with_name(CHECKPOINT).unlink(missing_ok=True)
+    return True

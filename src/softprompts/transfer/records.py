@@ -1,0 +1,180 @@
+"""What a study has come to: where it stands, plain records of its cells, tables, and the analysis of its transfers."""
+
+import csv
+import io
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from ..files import write_json, write_text
+from ..prompt.store import safe_name
+from . import cells as on_disk
+from .claims import WORKERS, claimed, is_alive
+from .study import Cell, Study
+from .workers import State
+
+RECENT = 100
+"""Results that tell the pace."""
+METHODS = ("average", "mixture")
+"""Stages that are ways to use what was retrieved."""
+Record = dict[str, Any]
+
+
+# -- where it stands ---------------------------------------------------------------------------------------------------------
+
+
+def status(cells: Sequence[Cell], folder: Path, state: State | None = None) -> Record:
+    """Cells done, failed, running and missing, by stage; how fast it goes, and how long it will take."""
+    state = state or State().look(cells, folder)
+    stages: dict[str, dict[str, int]] = {}
+    for cell in cells:
+        stage = stages.setdefault(cell.stage, {"done": 0, "total": 0})
+        stage["done"] += cell.name in state.done
+        stage["total"] += 1
+    left = [cell for cell in cells if cell.name not in state.done]
+    signs = [path.stem for path in (folder / WORKERS).glob("[!.]*.json")]
+    return {
+        "folder": str(folder),
+        "total": len(cells),
+        "done": len(cells) - len(left),
+        "failed": {name: state.results[name]["failed"] for name in sorted(state.failed)},
+        "blocked": sorted(state.blocked),
+        "running": [cell.name for cell in left if claimed(folder, cell.name)],
+        "missing": [cell.name for cell in left],
+        "stages": stages,
+        "workers": [worker for worker in signs if is_alive(folder, worker, time.time())],
+        **pace(left, state),
+    }
+
+
+def pace(left: Sequence[Cell], state: State) -> dict[str, float | None]:
+    """Cells per minute by the latest results, and the seconds that the cells left will take by their steps."""
+    recent = sorted(state.results.values(), key=lambda told: told["finished"])[-RECENT:]
+    steps = sum(told.get("steps", 0) for told in recent)
+    if not recent or not steps:
+        return {"cells_per_minute": None, "eta_seconds": None}
+    seconds = max(1e-3, recent[-1]["finished"] - min(told["begun"] for told in recent))
+    to_go = sum(cell.config.tuning.steps for cell in left if cell.name not in state.blocked)
+    return {"cells_per_minute": round(60 * len(recent) / seconds, 2), "eta_seconds": round(seconds * to_go / steps)}
+
+
+# -- records -----------------------------------------------------------------------------------------------------------------
+
+
+def records(cells: Sequence[Cell], state: State) -> list[Record]:
+    """One for each planned cell, its score None where there is none yet."""
+    names = ("stage", "backbone", "variant", "source", "target", "seed", "k", "similarity")
+    results = ("score", "metric", "majority", "rows", "best_step", "steps", "seconds", "cohort", "failed")
+    found = []
+    for cell in cells:
+        told = state.results.get(cell.name, {})
+        own = {name: getattr(cell, name) for name in names}
+        found.append({"cell": cell.name, **own, **{name: told.get(name) for name in results}, "chosen": told.get("chosen", [])})
+    return found
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def lines(found: Sequence[Record]) -> list[Record]:
+    """The study as a table: a line for each backbone, variant and source (none: no transfer), with mean and spread over seeds.
+
+    The mean over all targets is there where no cell is missing; its spread is that of the seeds' own means over targets.
+    """
+    groups: dict[tuple[Any, ...], dict[str, dict[int, float | None]]] = {}
+    for told in found:
+        if told["stage"] in ("baseline", "transfer"):
+            key = (told["backbone"], told["variant"], told["source"])
+            groups.setdefault(key, {}).setdefault(told["target"], {})[told["seed"]] = told["score"]
+    table = []
+    for (backbone, variant, source), targets in groups.items():
+        line: Record = {"backbone": backbone, "variant": variant, "source": source}
+        line["targets"] = {target: _spread(list(scores.values())) for target, scores in targets.items()}
+        seeds = sorted({seed for scores in targets.values() for seed in scores})
+        line["mean"] = _spread([_mean([scores.get(seed) for scores in targets.values()]) for seed in seeds])
+        table.append(line)
+    return table
+
+
+def _mean(scores: Sequence[float | None]) -> float | None:
+    there = [score for score in scores if score is not None]
+    return fmean(there) if there and len(there) == len(scores) else None
+
+
+def _spread(scores: Sequence[float | None]) -> Record | None:
+    there = [score for score in scores if score is not None]
+    if len(there) < len(scores) or not there:
+        return None
+    return {"mean": round(fmean(there), 2), "std": round(stdev(there), 2) if len(there) > 1 else None}
+
+
+def markdown(table: Sequence[Record]) -> str:
+    """The lines as one Markdown table, all targets beside each other."""
+    targets = list(dict.fromkeys(target for line in table for target in line["targets"]))
+    names = [name for name in ("backbone", "variant") if len({line[name] for line in table}) > 1]
+    rows = [[*names, "source", "mean", *targets]]
+    rows.append(["---"] * len(rows[0]))
+    for line in table:
+        cells = [_said(line["mean"]), *(_said(line["targets"].get(target)) for target in targets)]
+        rows.append([*(str(line[name]) for name in names), line["source"] or "(no transfer)", *cells])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _said(spread: Record | None) -> str:
+    if spread is None:
+        return ""
+    return f"{spread['mean']:.1f}" + (f" ± {spread['std']:.1f}" if spread["std"] is not None else "")
+
+
+# -- the report --------------------------------------------------------------------------------------------------------------
+
+
+def write_study_report(study: Study, cells: Sequence[Cell], folder: Path, output: Path) -> Record:
+    """All records, the table of scores, and for each backbone and variant the figures and tables of its transfers."""
+    from ..analysis.report import write_report
+    from ..analysis.transfer import KS
+
+    state = State().look(cells, folder)
+    found = records(cells, state)
+    table = lines(found)
+    write_json(output / "records.json", found)
+    write_text(output / "records.csv", as_csv(found, [name for name in found[0] if name != "chosen"]))
+    write_json(output / "scores.json", table)
+    write_text(output / "scores.md", markdown(table))
+    ks = {variant: grid.retrieval.best for variant, grid in study.grids()}
+    groups = list(dict.fromkeys((cell.variant, cell.backbone) for cell in cells))
+    parts: Record = {}
+    for variant, backbone in groups:
+        own = [cell for cell in cells if (cell.variant, cell.backbone) == (variant, backbone)]
+        name = "/".join(safe_name(part) for part in (variant, backbone) if part is not None)
+        place = output / name if len(groups) > 1 else output
+        if any(cell.stage == "transfer" and not cell.whole_model for cell in own):
+            told = [record for record in found if (record["variant"], record["backbone"]) == (variant, backbone)]
+            parts[name] = write_report(*_analysed(told, own, state, folder), place, ks[variant] or KS)
+    return {"output": str(output), "done": len(state.done), "total": len(cells), "scores": table, "analyses": parts}
+
+
+def _analysed(
+    found: Sequence[Record], cells: Sequence[Cell], state: State, folder: Path
+) -> tuple[list[Record], list[Record], list[Record]]:
+    """Records, task embeddings and retrieval runs, as the analysis takes them."""
+    names = ("source", "target", "seed", "score", "majority", "rows")
+    pairs = [{name: told[name] for name in names} for told in found if told["stage"] in ("baseline", "transfer")]
+    embeddings = [
+        {"task": cell.source or cell.target, "seed": cell.seed, "vectors": on_disk.embedding(on_disk.place(folder, cell.name))}
+        for cell in cells
+        if cell.stage in ("source", "baseline") and cell.name in state.done and cell.name not in state.failed
+    ]
+    retrieval = [
+        {"method": told["stage"], **{name: told[name] for name in ("similarity", "k", "target", "seed", "score")}}
+        for told in found
+        if told["stage"] in METHODS
+    ]
+    return pairs, embeddings, retrieval

@@ -1,0 +1,208 @@
+"""The command `softprompts study`: run a study, see where it stands, write its report."""
+
+import argparse
+import math
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..command import act, make_parser, output_folder, tell
+from ..errors import UserError
+
+if TYPE_CHECKING:
+    from .study import Cell, Study
+
+STUDY = "study.yaml"
+"""The study file, as it was last run, in the study's folder."""
+EXAMPLES = {
+    "run": "softprompts study run recipes/spot-smoke.yaml --output runs/spot\n"
+    "  softprompts study run recipes/spot-small.yaml --data-dir DATA --cohort 32      # again after a kill: goes on\n"
+    "  softprompts study run recipes/spot-paper.yaml --ray      # on the Ray cluster of this machine",
+    "status": "softprompts study status runs/spot\n  softprompts study status runs/spot --json",
+    "report": "softprompts study report runs/spot --output results/spot",
+    "rerun": "softprompts study rerun runs/spot t5-tiny/transfer/helpdesk-intent--helpdesk-urgency/seed0 --output runs/again",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Sources x targets x seeds from one file: run them, see where they stand, write the report."""
+    return act("study", {"run": run, "status": status, "report": report, "rerun": rerun}, argv)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run what is left of a study; several may at once, on one folder."""
+    parser = _parser("run", run.__doc__)
+    parser.add_argument(
+        "--output", metavar="FOLDER", type=output_folder, help="where the cells go (default runs/NAME); an unfinished study goes on"
+    )
+    parser.add_argument("--cohort", metavar="N", type=_number, help="runs that share one forward pass, at most (default: as the file says)")
+    parser.add_argument("--only", metavar="STAGES", help="stages to run now, such as source,baseline; the others stay for later")
+    parser.add_argument("--device", help="cpu, cuda or auto")
+    parser.add_argument("--data-dir", metavar="DIR", help="a folder with named tasks' rows (default: as the file says)")
+    address = "spread cohorts over the Ray cluster at ADDRESS (auto: the one of this machine), which shares the folder"
+    parser.add_argument("--ray", metavar="ADDRESS", nargs="?", const="auto", help=address)
+    options = parser.parse_args(argv)
+    if any(os.environ.get(name, "1") != "1" for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")):
+        raise UserError("A study is not launched as several processes; give the same command several times, or --ray.")
+
+    from .cells import check_unchanged
+    from .records import status as where
+    from .study_progress import StudyBars
+    from .workers import work, work_on_ray
+
+    study, folder, cells = _planned(options)
+    _check_output(folder)
+    check_unchanged(cells, folder)
+    _keep(study, folder)
+    stages = _stages(cells, folder, options.only)
+    cohort = options.cohort or study.cohort
+    begun = time.monotonic()
+    with StudyBars(cells, options.quiet) as bars:
+        asked = (cells, folder, cohort, bars, stages)
+        state = work_on_ray(*asked, options.ray) if options.ray else work(*asked)
+    told = {**where(cells, folder, state), "seconds": round(time.monotonic() - begun, 1)}
+    tell(options, told, f"{_where(told)}\nthe cells are in {folder}; softprompts study report {folder} writes their tables and figures")
+    return 1 if told["failed"] or told["blocked"] else 0
+
+
+def status(argv: Sequence[str]) -> int:
+    """What is done, what runs, what is missing."""
+    options, _, folder, cells = _looked_at("status", status.__doc__, argv)
+
+    from .records import status as where
+
+    told = where(cells, folder)
+    tell(options, told, _where(told))
+    return 0
+
+
+def report(argv: Sequence[str]) -> int:
+    """Write records, tables and figures of what is done."""
+    options, study, folder, cells = _looked_at("report", report.__doc__, argv)
+
+    from .records import markdown, write_study_report
+
+    told = write_study_report(study, cells, folder, options.output or folder / "report")
+    missing = told["total"] - told["done"]
+    ended = f"{missing} of {told['total']} cells are missing; " if missing else ""
+    tell(options, told, f"{markdown(told['scores'])}\n{ended}records, tables and figures are in {told['output']}")
+    return 0
+
+
+def rerun(argv: Sequence[str]) -> int:
+    """Run a cell's cohort once more, and compare the scores with the recorded ones."""
+    parser = _parser("rerun", rerun.__doc__)
+    parser.add_argument("cell", metavar="CELL", help="a cell's name, as status --json tells it")
+    parser.add_argument("--output", metavar="FOLDER", type=output_folder, required=True, help="where the runs go")
+    options = parser.parse_args(argv)
+
+    from .workers import rerun as again
+
+    found = again(options.study, options.cell, options.output)
+    rows = [
+        f"{told['cell']}: recorded {told['recorded']}, now {told['again']}" + (" (was resumed)" if told["resumed"] else "")
+        for told in found
+    ]
+    tell(options, {"cells": found}, "\n".join(rows))
+    return 0 if all(told["same"] for told in found if told["cell"] == options.cell) else 1
+
+
+# -- which study, and where --------------------------------------------------------------------------------------------------
+
+
+def _planned(options: argparse.Namespace) -> "tuple[Study, Path, list[Cell]]":
+    from ..prompt.store import safe_name
+    from .study import plan, read_study
+
+    path: Path = options.study
+    folder = path if path.is_dir() else None
+    study = read_study(path / STUDY if folder else path)
+    folder = folder or options.output or Path("runs") / safe_name(study.name)
+    return study, folder, plan(study, getattr(options, "device", None), getattr(options, "data_dir", None))
+
+
+def _looked_at(action: str, about: str | None, argv: Sequence[str]) -> "tuple[argparse.Namespace, Study, Path, list[Cell]]":
+    parser = _parser(action, about)
+    where = "where the report goes (default FOLDER/report)" if action == "report" else argparse.SUPPRESS
+    parser.add_argument("--output", metavar="FOLDER", type=output_folder, help=where)
+    options = parser.parse_args(argv)
+    if not (options.study / STUDY).exists():
+        raise UserError(f"{options.study} is no folder of a study; name the one that softprompts study run wrote.")
+    return options, *_planned(options)
+
+
+def _check_output(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"The output {folder} cannot be a folder ({error.strerror}); name another with --output.") from None
+    if any(folder.iterdir()) and not (folder / STUDY).exists():
+        raise UserError(f"{folder} holds other things than a study; name another folder with --output.")
+
+
+def _keep(study: "Study", folder: Path) -> None:
+    import dataclasses
+
+    import yaml
+
+    from ..files import write_text
+
+    write_text(folder / STUDY, yaml.safe_dump(dataclasses.asdict(study), sort_keys=False, allow_unicode=True))
+
+
+def _stages(cells: "Sequence[Cell]", folder: Path, asked: str | None) -> list[str]:
+    """The stages to run now; all that they start from must be done, or run too."""
+    from .cells import is_done
+
+    there = list(dict.fromkeys(cell.stage for cell in cells))
+    if asked is None:
+        return there
+    stages = [stage.strip() for stage in asked.split(",")]
+    unknown = [stage for stage in stages if stage not in there]
+    if unknown:
+        raise UserError(f"The study has no stage {unknown[0]!r}; choose of {', '.join(there)}.")
+    stage_of = {cell.name: cell.stage for cell in cells}
+    for name in dict.fromkeys(name for cell in cells if cell.stage in stages for name in cell.needs):
+        if stage_of[name] not in stages and not is_done(folder, name):
+            raise UserError(f"{name} is not done, and other cells start from it; add {stage_of[name]} to --only.")
+    return stages
+
+
+# -- words -------------------------------------------------------------------------------------------------------------------
+
+
+def _where(told: dict[str, Any]) -> str:
+    rows = [f"{name:<15} {stage['done']} of {stage['total']}" for name, stage in told["stages"].items()]
+    rows.append(f"{'all cells':<15} {told['done']} of {told['total']}")
+    if told["cells_per_minute"]:
+        left = f", about {duration(told['eta_seconds'])} left" if told["done"] < told["total"] else ""
+        rows.append(f"{told['cells_per_minute']:.1f} cells a minute{left}")
+    if told["running"]:
+        rows.append(f"{len(told['running'])} cells are running, {len(told['workers'])} workers are at work")
+    rows += [f"{name} failed: {why}" for name, why in told["failed"].items()]
+    if told["blocked"]:
+        rows.append(f"{len(told['blocked'])} cells cannot run, because a cell they start from failed; the first is {told['blocked'][0]}")
+    return "\n".join(rows)
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _number(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise UserError(f"--cohort is {text}; it must be a whole number of at least 1.")
+    return int(text)
+
+
+def _parser(action: str, about: str | None) -> argparse.ArgumentParser:
+    parser = make_parser(f"study {action}", EXAMPLES[action], about)
+    what = "a study file, or the folder of a study" if action == "run" else "the folder of a study"
+    parser.add_argument("study", metavar="STUDY", type=Path, help=what)
+    return parser
