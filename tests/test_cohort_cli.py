@@ -28,7 +28,15 @@ from softprompts.tuning.lists import Member, run_configs
 
 QUICK = ["--steps", "4", "--batch-size", "4", "--evaluate-every", "2", "--checkpoint-every", "2", "--prompt.length", "3",
          "--max-length", "40", "--device", "cpu"]  # fmt: skip
-FILES = {"prompt.safetensors", "prompt.json", "embedding.safetensors", "metrics.jsonl", "curve.png", "config.yaml", "checkpoint.safetensors"}
+FILES = {
+    "prompt.safetensors",
+    "prompt.json",
+    "embedding.safetensors",
+    "metrics.jsonl",
+    "curve.png",
+    "config.yaml",
+    "checkpoint.safetensors",
+}
 
 
 def own_data(toy_csv: Path, folder: Path) -> list[str]:

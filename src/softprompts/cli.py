@@ -203,13 +203,6 @@ def prompts(argv: Sequence[str]) -> int:
     return act_on(argv)
 
 
-def _recycle(argv: Sequence[str]) -> int:
-    """A prompt of one model as a prompt of another, without training."""
-    from .transfer.recycle import main as recycle
-
-    return recycle(argv)
-
-
 def tasks(argv: Sequence[str]) -> int:
     """The named tasks: list them, show one, export a split, score predictions."""
     return act("tasks", {"list": _list_tasks, "show": _show_task, "export": _export_task, "score": _score_task}, argv)
@@ -388,7 +381,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"softprompts: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("softprompts: stopped; tune, transfer, study and pretrain go on from their last checkpoint when the command is given again.", file=sys.stderr)
+        print(
+            "softprompts: stopped; tune, transfer, study and pretrain go on from their last checkpoint when the command is given again.",
+            file=sys.stderr,
+        )
         return 130
     except BrokenPipeError:
         return 0
