@@ -246,14 +246,16 @@ def tune_cohort(
     backbone: Backbone | None = None,
     trackers: Sequence[str] = (),
     began: Callable[[Sequence[Run]], object] = lambda runs: None,
+    curves: bool = True,
 ) -> list[Tuned | RunFailedError]:
     """Run all members to their ends on one backbone, each in its own folder below `folder` and each from where it left off.
 
     A run that leaves no prompt is told by its error, after all others were saved. `began` hears of the runs before their first step.
+    Without `curves` nothing is drawn, which of short runs would take longer than the runs.
     """
     team = make_team(members[0].config.device)
     folders = [folder / member.name if folder is not None else None for member in members]
-    results = _tune(team, [member.config for member in members], folders, overwrite, watcher, backbone, trackers, began)
+    results = _tune(team, [member.config for member in members], folders, overwrite, watcher, backbone, trackers, began, curves)
     if folder is not None and team.writes:
         sweep(folder, [COHORT])
         write_text(folder / COHORT, as_csv(records(members, results, folder)))
@@ -269,6 +271,7 @@ def _tune(
     backbone: Backbone | None,
     trackers: Sequence[str],
     began: Callable[[Sequence[Run]], object] = lambda runs: None,
+    curves: bool = True,
 ) -> list[Tuned | RunFailedError]:
     check_trackers(trackers)
     tasks = team.all(lambda: _load_tasks(configs))
@@ -287,7 +290,7 @@ def _tune(
     began(runs)
     with Tracking(trackers if team.writes else (), runs, folders, watcher) as watching:
         Cohort(runs, folders, watching).train()
-    return [_finish(run, folder) for run, folder in zip(runs, folders, strict=True)]
+    return [_finish(run, folder, curves) for run, folder in zip(runs, folders, strict=True)]
 
 
 def _load_tasks(configs: Sequence[RunConfig]) -> list[Task]:
@@ -331,7 +334,7 @@ def _untrained(folder: Path, run: Run) -> bool:
     return run.steps == 0 and read_json(folder / CARD).get("config") == run.config.plain()
 
 
-def _finish(run: Run, folder: Path | None) -> Tuned | RunFailedError:
+def _finish(run: Run, folder: Path | None, curves: bool) -> Tuned | RunFailedError:
     try:
         run.restore_best()
     except RunFailedError as failed:
@@ -340,8 +343,9 @@ def _finish(run: Run, folder: Path | None) -> Tuned | RunFailedError:
     embedding = None if run.embedding is None else run.embedding[1]
     tuned = Tuned(run.prompt.fold().to(run.backbone.device), run.backbone, card, folder, run.cost, embedding)
     if folder is not None and run.team.writes:
-        title = f"{run.task.name} on {run.backbone.name}: {run.config.method}, seed {run.config.seed}"
-        learning_curve(run.history, run.metric, card["majority"][run.metric], title, folder / CURVE)
+        if curves:
+            title = f"{run.task.name} on {run.backbone.name}: {run.config.method}, seed {run.config.seed}"
+            learning_curve(run.history, run.metric, card["majority"][run.metric], title, folder / CURVE)
         if card["model"] is not None:
             _save_model(run.backbone, folder / card["model"])
         tuned.save(folder)

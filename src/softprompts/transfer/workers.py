@@ -147,7 +147,7 @@ def run_cohort(claims: Claims, taken: Sequence[Cell], cells: Mapping[str, Cell],
     members = [Member(config, {"cell": cell.name}, cell.name) for cell, (config, _) in zip(taken, settled, strict=True)]
     home = folder / on_disk.CELLS
     backbone = _backbone(taken[0], settled[0][0])
-    outcomes = tune_cohort(members, home, watcher=_Guard(claims, watcher), backbone=backbone, began=watcher.began)
+    outcomes = tune_cohort(members, home, watcher=_Guard(claims, watcher), backbone=backbone, began=watcher.began, curves=False)
     (home / COHORT).unlink(missing_ok=True)  # a cohort is how cells were run, not what they are
     for cell, (_, chosen), outcome in zip(taken, settled, outcomes, strict=True):
         on_disk.commit(folder, on_disk.record(cell, chosen, outcome, **how))
