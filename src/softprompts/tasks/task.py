@@ -82,11 +82,14 @@ class TaskConfig:
     sentinel: bool = False
     """T5's <extra_id_0> before every answer, for a model trained by span corruption alone (Lester 2021 §2.2); never judged or shown."""
 
+    shuffle_labels: bool = False
+    """Give training rows each other's answers, by --split-seed: a control, in which nothing should be learned."""
+
     metric: str | None = None
     """The metric that picks the best checkpoint; none: the task's first, or accuracy."""
 
     split_seed: int = 0
-    """Seed of the automatic split, of the shots and of the cap."""
+    """Seed of the automatic split, of the shots, of the cap and of shuffled labels."""
 
     skip_bad_rows: bool = False
     """Leave out rows with an empty text or label instead of stopping."""
@@ -348,6 +351,9 @@ def _chosen(config: TaskConfig, task: Task) -> Task:
         train = sample(train, config.cap, config.split_seed)
     if config.cap_validation is not None:
         validation = sample(validation, config.cap_validation, config.split_seed)
+    if config.shuffle_labels:
+        answers = random.Random(config.split_seed).sample([example.target for example in train], len(train))
+        train = [example._replace(target=answer) for example, answer in zip(train, answers, strict=True)]
     form, test = task.form, task.test
     if config.instruction or config.demonstrations:
         before, after = _design(config, task)
