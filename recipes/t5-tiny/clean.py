@@ -13,6 +13,7 @@ import bz2
 import gzip
 import hashlib
 import json
+import multiprocessing
 import re
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -93,17 +94,18 @@ def batched(lines: Iterator[str], many: int) -> Iterator[list[str]]:
         yield some
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("corpus", "data", "output"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     options.output.mkdir(parents=True, exist_ok=True)
     runs = options.output / "held.npy"
-    np.save(runs, held_apart(options.data)) if not runs.exists() else None
+    np.save(runs, held_apart(options.data))
     files = sorted(file for file in options.corpus.iterdir() if ".txt" in file.name or ".jsonl" in file.name)
     told: dict[str, Any] = {"runs": int(np.load(runs, mmap_mode="r").size), "words": RUN}
-    with ProcessPoolExecutor(initializer=_start, initargs=(str(runs),)) as pool:
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(mp_context=spawned, initializer=_start, initargs=(str(runs),)) as pool:
         for kind, keep, unit in (("text.txt", keep_lines, "characters"), ("tasks.jsonl", keep_pairs, "examples")):
             chunks = (chunk for file in files if Path(kind).suffix in file.name for chunk in batched(iter(Lines(str(file))), TOGETHER))
             before = after = 0

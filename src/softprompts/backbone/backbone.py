@@ -246,9 +246,10 @@ class Backbone(ABC):
     def embed(self, ids: Tensor, mask: Tensor, place: Place = "prefix") -> Text:
         """[B, T] -> embeddings; pads on the left or inside are moved to the end, so that rows are always [text; pad]."""
         order = mask.argsort(dim=1, descending=True, stable=True)
-        return self._embedded(ids.gather(1, order), mask.gather(1, order), place)
+        return self.embed_in_order(ids.gather(1, order), mask.gather(1, order), place)
 
-    def _embedded(self, ids: Tensor, mask: Tensor, place: Place) -> Text:
+    def embed_in_order(self, ids: Tensor, mask: Tensor, place: Place = "prefix") -> Text:
+        """The same of rows whose pads are at the end."""
         at, sizes = self.at(ids, mask, place), mask.sum(1)
         ids, mask = sent(ids, self.device), sent(mask, self.device)
         with self.still():
@@ -272,7 +273,7 @@ class Backbone(ABC):
 
     def embed_rows(self, rows: Sequence[Sequence[int]], place: Place = "prefix") -> Text:
         """The same of rows of ids."""
-        return self._embedded(*self.collate(rows), place)
+        return self.embed_in_order(*self.collate(rows), place)
 
     def at(self, ids: Tensor, mask: Tensor, place: Place) -> Tensor | None:
         """The column that a prompt at `place` begins at in each row of [text; pad] [B]; None: before all."""

@@ -57,7 +57,8 @@ class Cohort:
             raise UserError("The runs of a cohort share one frozen model; tune whole models one at a time.")
         self.members = list(zip(runs, folders, strict=True))
         self.watcher = watcher or Nobody()
-        self.room, self.together = Room(CACHED if runs and runs[0].backbone.device.type == "cpu" else math.inf), 256
+        on_cpu = bool(runs) and runs[0].backbone.device.type == "cpu"
+        self.room, self.together = Room(CACHED if on_cpu else math.inf), 256 if on_cpu else 1024
         for run in runs:
             run.backbone.expect(max(map(len, run.inputs)) + run.config.prompt.length)
         if sum(run.steps - run.step for run in runs) >= MANY:

@@ -223,7 +223,7 @@ class Bank:
         known = {row: number for number, row in enumerate(dict.fromkeys(map(tuple, rows)))}
         which = [known[tuple(row)] for row in rows]
         ids, mask = self.backbone.collate(list(known))
-        text = self.backbone.embed(ids, mask)
+        text = self.backbone.embed_in_order(ids, mask)
         if len(known) < len(rows):
             text = text.rows(which)
         kinds = list(dict.fromkeys(places))
