@@ -9,4 +9,4 @@ run decoding-llama-135m decoding --model llama-135m --rounds 5
 run smop-t5-large smop --model t5-large --warmup 24
 run training-t5-base-32 training --model t5-base --prompt 100 --runs 32 --alone 1 --steps 8 --warmup 4 --peers eager
 run training-t5-large-8 training --model t5-large --prompt 100 --runs 8 --alone 1 --steps 12 --warmup 12 --peers eager
-run training-t5-base-peft-compiled training --model t5-base --prompt 100 --runs 1 --steps 16 --warmup 16 --peers eager,dynamic,graphs
+run training-t5-base-peft-compiled training --model t5-base --prompt 100 --runs 1 --steps 16 --warmup 16 --peers eager,padded,dynamic

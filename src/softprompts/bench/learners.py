@@ -17,7 +17,7 @@ from ..tuning import Cohort, Run, run_config
 from ..tuning.batches import Batches
 from .command import DisagreementError
 from .measure import peft
-from .workload import Rows
+from .workload import LONGEST, Rows
 
 BUCKET = 64
 """Where PEFT's batches are padded to a few sizes, these are multiples of so many columns."""
@@ -27,10 +27,11 @@ WAYS = {
     "dynamic": "torch.compile(dynamic=True), padded to the longest text of a batch",
     "buckets": f"torch.compile(dynamic=False), padded to multiples of {BUCKET}",
     "graphs": f"torch.compile(mode='reduce-overhead'), padded to multiples of {BUCKET}",
+    "padded": f"torch.compile(mode='reduce-overhead'), all padded to {LONGEST}, so that there is one size",
     "autocast": "as it comes, the model in fp32 under bf16 autocast",
 }
 """The ways PEFT is run; autocast is how its users' trainers run it."""
-COMPILED = ("dynamic", "buckets", "graphs")
+COMPILED = ("dynamic", "buckets", "graphs", "padded")
 
 
 class Learner(Protocol):
@@ -131,11 +132,11 @@ class Peft:
             return self.model  # type: ignore[no-any-return]
         if self.way == "dynamic":
             return torch.compile(self.model, dynamic=True)
-        return torch.compile(self.model, dynamic=False, mode="reduce-overhead" if self.way == "graphs" else "default")
+        return torch.compile(self.model, dynamic=False, mode="default" if self.way == "buckets" else "reduce-overhead")
 
     def loss(self, texts: Sequence[list[int]], targets: Sequence[list[int]]) -> Tensor:
         """The mean over the batch's target tokens."""
-        if self.way == "graphs":
+        if self.way in ("graphs", "padded"):
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with self._precision():
             loss: Tensor = self.forward(**self._collated(texts, targets), use_cache=False).loss
@@ -154,6 +155,8 @@ class Peft:
         width = max(map(len, texts))
         if self.way in ("buckets", "graphs"):
             width += -(width + self.length) % BUCKET
+        if self.way == "padded":
+            width = max(width, LONGEST)
         wide = width if isinstance(self.backbone, Causal) else max(map(len, labels))
         made = {
             "input_ids": _padded(texts, width, self.backbone.pad),

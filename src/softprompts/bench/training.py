@@ -63,7 +63,7 @@ class Settings(Common):
     """Learning rate. A small one, because Adam makes whole steps of rounding errors, and the losses of both sides must stay comparable."""
 
     peers: str = "auto"
-    """How PEFT is run: any of eager,dynamic,buckets,graphs,autocast; auto: eager, and on a GPU all three compiled ways as well."""
+    """How PEFT is run: any of eager,dynamic,buckets,graphs,padded,autocast; auto: eager, and on a GPU three compiled ways as well."""
 
     seconds: float = 0.0
     """Begin with no further compiled way of PEFT's after so many seconds; 0: take the time it takes."""
