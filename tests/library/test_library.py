@@ -360,6 +360,18 @@ def test_a_writer_that_dies_between_two_moves_leaves_a_whole_prompt(tmp_path: Pa
     assert {path.name for path in folder.iterdir()} == {"p", ".lock"}
 
 
+def test_who_may_not_write_can_look_at_what_a_dead_writer_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library(tmp_path / "library")
+    library.add(make_prompt(tmp_path / "p", torch.ones(1, 2, 4)))
+    make_prompt(library.folder / ".old-gone", torch.ones(1, 2, 4))
+
+    def denied(*paths: Path) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "rename", denied)
+    assert names(library) == ["p"]
+
+
 # -- ten thousand ------------------------------------------------------------------------------------------------------------
 
 FRESH = """

@@ -202,10 +202,11 @@ class Library:
         """Put right what a writer left that died: half a prompt goes, one that was put aside comes back."""
         for left in [Path(found) for found in os.scandir(self.folder) if found.name.startswith((NEW, OLD))]:
             place = self.folder / left.name.removeprefix(OLD)
-            if left.name.startswith(OLD) and not place.exists():
-                left.rename(place)
-            else:
-                _remove(left)
+            with contextlib.suppress(OSError):  # who may not write leaves it to who may
+                if left.name.startswith(OLD) and not place.exists():
+                    left.rename(place)
+                else:
+                    _remove(left)
 
     # -- looking -------------------------------------------------------------------------------------------------------------
 
