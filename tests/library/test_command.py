@@ -136,7 +136,12 @@ def test_search_ranks_the_others_of_the_same_backbone(library: Library, capsys: 
     assert "different steps" not in text
     library.add(make_prompt(Path("runs/later"), torch.ones(1, 2, 4)))
     assert main(["prompts", "search", "target"]) == 0
-    assert "different steps" in capsys.readouterr().out
+    heard = capsys.readouterr().out
+    assert "different steps" in heard
+    assert "different seeds" not in heard
+    library.add(make_prompt(Path("runs/reseeded"), torch.ones(1, 2, 4), seed=1))
+    assert main(["prompts", "search", "target"]) == 0
+    assert "different seeds" in capsys.readouterr().out
     assert main(["prompts", "search", "stranger"]) == 0
     assert "no other prompt of toy to compare with" in capsys.readouterr().out
 
@@ -182,6 +187,11 @@ def test_an_adapter_goes_into_the_library(tiny: Backbone, library: Library, caps
     entry = library.entry("theirs")
     torch.testing.assert_close(entry.vectors(), prompt.table.data)
     assert (entry.card["backbone"]["name"], entry.step) == ("t5-tiny", None)
+    capsys.readouterr()
+    assert main(["prompts", "show", "theirs"]) == 0
+    shown = capsys.readouterr().out
+    assert "started from  unknown" in shown
+    assert "None" not in shown
     assert "already holds theirs" in refused(capsys, "import", "adapter", "--name", "theirs")
     assert main(["predict", "library/theirs", "is it?", "--device", "cpu", "--scoring", "labels"]) == 0
     assert capsys.readouterr().out.strip() in ("no", "yes")

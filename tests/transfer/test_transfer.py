@@ -209,6 +209,10 @@ def test_a_source_of_another_length_and_one_too_few_are_told(library: Path, t5: 
     named = Request(target(prompt={"length": 5}), library, "named", "area")
     transfer(named, tmp_path / "named", backbone=t5, chosen=lambda record: heard.append(choice(record)))
     assert "area has 3 tokens: sampled vocabulary fills up to 5" in heard[1]
+    transfer(
+        Request(target(seed=1), library, probe_steps=1), tmp_path / "seed", backbone=t5, chosen=lambda record: heard.append(choice(record))
+    )
+    assert ["not all of the probe's seed" in told for told in heard] == [False, False, True]
 
 
 def test_transfer_in_python(library: Path, t5: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

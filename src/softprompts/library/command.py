@@ -69,12 +69,12 @@ def _told(entry: "Entry") -> str:
         ("folder", str(entry.folder)),
         ("task", card["task"]["name"]),
         ("backbone", f"{_backbone(entry)}, fingerprint {entry.fingerprint}"),
-        ("method", f"{card.get('method')}, seed {card.get('seed')}"),
+        ("method", str(card.get("method")) + ("" if entry.seed is None else f", seed {entry.seed}")),
         ("prompt", f"{_size(entry)} vectors"),
         ("started from", _begun(entry)),
         ("embedded at", _step(entry)),
-        ("steps", f"{card.get('steps')}, best at {card.get('best_step')}"),
     ]
+    rows += [("steps", f"{card['steps']}, best at {card.get('best_step')}")] if "steps" in card else []
     scores, majority = card.get("metrics") or {}, card.get("majority") or {}
     beside = {name: f" (majority class {value:.1f})" for name, value in majority.items()}
     rows += [(name, f"{value:.1f}{beside.get(name, '')}") for name, value in scores.items()]
@@ -90,7 +90,8 @@ def _begun(entry: "Entry") -> str:
     weights = entry.told("config", "prompt", "start", "weights")
     if entry.started_from:
         return ", ".join(entry.started_from) + (f", weighted {', '.join(map(str, weights))}" if isinstance(weights, list) else "")
-    return str(entry.told("config", "prompt", "start", "kind") or "unknown")
+    kind = entry.told("config", "prompt", "start", "kind")
+    return str(kind) if kind and "steps" in entry.card else "unknown"
 
 
 def _search(argv: Sequence[str]) -> int:
@@ -118,6 +119,8 @@ def _search(argv: Sequence[str]) -> int:
     lines = [f"most like {asked.name} (embedded at {_step(asked)}) by {options.by}, on {_backbone(asked)}:", _table(rows)]
     if any(one.entry.step != asked.step for one in found):
         lines.append("the embeddings are of different steps, which makes similarities less sure; tune with the same --embed-at")
+    if any(one.entry.seed != asked.seed for one in found):
+        lines.append("the prompts are of different seeds, and those of one seed start from the same words, so they seem more alike")
     tell(options, result, "\n".join(lines) if found else f"{options.library} holds no other prompt of {_backbone(asked)} to compare with.")
     return 0
 
@@ -153,6 +156,7 @@ def _record(entry: "Entry") -> dict[str, Any]:
         "length": card["prompt"]["length"],
         "count": card["prompt"].get("count", 1),
         "step": entry.step,
+        "seed": entry.seed,
     }
 
 

@@ -66,6 +66,12 @@ class Entry:
         return step if isinstance(step, int) else None
 
     @property
+    def seed(self) -> int | None:
+        """The seed of its run, where the card tells: runs of one seed start from the same words."""
+        seed = self.told("seed")
+        return seed if isinstance(seed, int) else None
+
+    @property
     def started_from(self) -> list[str]:
         """The prompts that this one began as, by their folders."""
         sources = self.told("config", "prompt", "start", "sources")

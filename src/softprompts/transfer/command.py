@@ -127,6 +127,8 @@ def choice(record: dict[str, Any]) -> str:
         if steps != {probe["steps"]}:
             taken = ", ".join(str(step) if step else "unknown" for step in sorted(steps, key=lambda step: step or 0))
             lines.append(f"the sources' embeddings are of step {taken}, and those of like steps compare best")
+        if {row["seed"] for row in record["ranked"]} != {record["request"]["target"]["seed"]}:
+            lines.append("the sources are not all of the probe's seed, and those that are seem more alike: they start from the same words")
     table = [["rank", "source", "task", "similarity", *(["weight"] if weights else []), "chosen"]]
     for rank, row in enumerate(record["ranked"][: max(SHOWN, len(chosen))], 1):
         near = "-" if row["similarity"] is None else f"{row['similarity']:.4f}"

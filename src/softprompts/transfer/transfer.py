@@ -171,8 +171,15 @@ def _chosen(request: Request, work: "_Work") -> Record:
     taken = sources[: request.k] if request.ranks else sources
     nearness: list[float | None] = [one.similarity for one in found] or [None] * len(sources)
     rows = [
-        {"name": e.name, "task": e.card["task"]["name"], "similarity": near, "step": e.step, "length": e.card["prompt"]["length"]}
-        for e, near in zip(sources, nearness, strict=True)
+        {
+            "name": entry.name,
+            "task": entry.card["task"]["name"],
+            "similarity": near,
+            "step": entry.step,
+            "seed": entry.seed,
+            "length": entry.card["prompt"]["length"],
+        }
+        for entry, near in zip(sources, nearness, strict=True)
     ]
     return {
         "probe": work.record.get("probe"),
