@@ -206,6 +206,17 @@ def test_a_prompt_of_a_wrong_width_spoils_no_other_whichever_came_first(tmp_path
     assert len(library.search(torch.ones(1, 1, 9), FINGERPRINT)) == 1, "what did not fit the others fits when they are gone"
 
 
+def test_copies_of_a_prompt_are_equally_like_another_and_stand_by_name(tmp_path: Path) -> None:
+    library, rng = Library(tmp_path / "library"), torch.Generator().manual_seed(0)
+    run = make_prompt(tmp_path / "run", torch.randn(1, 5, 257, generator=rng))
+    for number in range(23):
+        library.add(run, f"copy-{number:02}")
+    for _ in range(20):
+        found = library.search(torch.randn(1, 5, 257, generator=rng), FINGERPRINT)
+        assert [one.entry.name for one in found] == names(library)
+        assert len({one.similarity for one in found}) == 1
+
+
 def test_numbers_of_any_size_are_compared(tmp_path: Path) -> None:
     library = Library(tmp_path / "library")
     library.add(make_prompt(tmp_path / "huge", torch.full((1, 4, 4), 3e38)))

@@ -273,6 +273,19 @@ def test_other_settings_are_refused_and_overwrite_starts_anew(library: Path, t5:
     assert {path.name for path in (tmp_path / "out/runs").iterdir()} == {f"from-{other.source}", "cohort.csv"}
 
 
+def test_a_damaged_choice_is_told_and_can_be_started_anew(library: Path, t5: Backbone, tmp_path: Path) -> None:
+    request, path = Request(target(), library, "named", "area"), tmp_path / "out/choice.json"
+    whole = transfer(request, tmp_path / "out", backbone=t5)
+    path.write_text('{"request": ')
+    with pytest.raises(UserError, match="is not one of ours, or damaged"):
+        transfer(request, tmp_path / "out", backbone=t5)
+    for damage in ({"runs": 5}, {"runs": []}, {"runs": [{"name": 1}]}, {"ranked": []}, {"chosen": None}):
+        path.write_text(json.dumps(whole | damage))
+        with pytest.raises(UserError, match="is damaged or of another version; start it anew with --overwrite"):
+            transfer(request, tmp_path / "out", backbone=t5)
+    assert transfer(request, tmp_path / "out", overwrite=True, backbone=t5) == whole
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

@@ -285,8 +285,8 @@ class Library:
             return []
         if like.numel() == 0 or like.shape[-1] != rows.shape[1]:
             raise UserError(f"Vectors of shape {list(like.shape)} cannot be compared with prompts of width {rows.shape[1]}.")
-        asked = summary(like.detach().cpu()).float()[which]
-        scores = rows @ asked
+        asked = summary(like.detach().cpu())[which]
+        scores = (rows.double() @ asked).float()  # so that like prompts are equal, wherever in the index they stand
         found: list[Found] = []
         for row in scores.argsort(descending=True, stable=True).tolist():
             if len(found) == k:

@@ -322,14 +322,36 @@ def _opened(request: Request, output: Path, overwrite: bool) -> tuple[Record, li
         if any((output / name).exists() for name in (CARD, CONFIG)):
             raise UserError(f"{output} already holds a run of another command; choose another --output.")
         return fresh, []
-    record = read_json(path)
+    try:
+        record = read_json(path)
+    except UserError:
+        record = None
     if not isinstance(record, dict) or "request" not in record:
-        raise UserError(f"{path} is not one of ours; name another folder with --output.")
+        raise UserError(f"{path} is not one of ours, or damaged; name another folder with --output.")
+    sound = "runs" not in record or _sound(record)
     if overwrite:
-        return fresh, [PROBE, MIXTURE, BASELINE, *(Path(run["name"]).name for run in record.get("runs", ()))]
+        named = [Path(run["name"]).name for run in record["runs"]] if sound and "runs" in record else []
+        return fresh, [PROBE, MIXTURE, BASELINE, *named]
     if record["request"] != fresh["request"]:
         raise UserError(f"{output} holds a transfer with other settings; choose another --output, or start it anew with --overwrite.")
+    if not sound:
+        raise UserError(f"{path} is damaged or of another version; start it anew with --overwrite, or choose another --output.")
     return record, []
+
+
+def _sound(record: Record) -> bool:
+    """Whether a record tells a whole choice, which can be gone on with."""
+    try:
+        rows = {row["name"]: row for row in record["ranked"]}
+        return (
+            {"probe", "left_out", "mixture", "weights"} <= record.keys()
+            and set(record["chosen"]) <= rows.keys()
+            and all({"task", "similarity", "step", "seed", "length"} <= row.keys() for row in rows.values())
+            and len(record["runs"]) > 0
+            and all(isinstance(run["name"], str) and run["start"]["sources"] for run in record["runs"])
+        )
+    except (KeyError, TypeError, AttributeError):
+        return False
 
 
 # -- keeping -----------------------------------------------------------------------------------------------------------------
