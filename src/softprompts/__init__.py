@@ -8,14 +8,23 @@ tuned.predict(["Where is my parcel?"])
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Tuned", "UserError", "import_peft", "load", "load_backbone", "tune"]
+__all__ = ["Tuned", "UserError", "import_peft", "load", "load_backbone", "transfer_to", "tune"]
 
 if TYPE_CHECKING:
     from .api import Tuned, import_peft, load, tune
     from .backbone import load_backbone
     from .errors import UserError
+    from .transfer.transfer import transfer_to
 
-_HOMES = {"Tuned": "api", "import_peft": "api", "load": "api", "tune": "api", "load_backbone": "backbone", "UserError": "errors"}
+_HOMES = {
+    "Tuned": "api",
+    "UserError": "errors",
+    "import_peft": "api",
+    "load": "api",
+    "load_backbone": "backbone",
+    "transfer_to": "transfer.transfer",
+    "tune": "api",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,9 @@ def make_parser(name: str, examples: str, about: str | None) -> Parser:
     return parser
 
 
-def add_model(parser: argparse.ArgumentParser, model: str) -> None:
+def add_model(parser: argparse.ArgumentParser, model: str, required: bool = False) -> None:
     """The flags of a command that loads a backbone."""
-    parser.add_argument("--model", help=model)
+    parser.add_argument("--model", required=required, help=model)
     parser.add_argument("--dtype", default="auto", help="fp32, bf16 or auto")
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
     parser.add_argument("--trust-remote-code", action="store_true", help="run code that a hub model brings along")
@@ -42,7 +42,27 @@ def add_model(parser: argparse.ArgumentParser, model: str) -> None:
 def output_folder(text: str) -> Path:
     if not text.strip():
         raise UserError("The output folder has no name; give one with --output.")
-    return Path(text)
+    return some_place(text)
+
+
+def some_place(text: str) -> Path:
+    """A path that the system can look at, whether or not there is something."""
+    path = Path(text)
+    try:
+        path.exists()
+    except (OSError, ValueError) as error:
+        shown = text if len(text) < 80 else f"{text[:77]}..."
+        raise UserError(f"{shown} cannot be looked at ({getattr(error, 'strerror', None) or error}); name another place.") from None
+    return path
+
+
+def check_free(folder: Path, names: Sequence[str], overwrite: bool) -> None:
+    """Nobody's work is overwritten unasked, or half of it."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"The output {folder} is no folder; name another with --output.")
+    there = [name for name in names if (folder / name).exists()]
+    if there and not overwrite:
+        raise UserError(f"{folder} already holds {there[0]}; choose another --output, or replace it with --overwrite.")
 
 
 def act(command: str, actions: Mapping[str, Callable[[Sequence[str]], int]], argv: Sequence[str]) -> int:
@@ -58,3 +78,10 @@ def act(command: str, actions: Mapping[str, Callable[[Sequence[str]], int]], arg
 
 def tell(options: argparse.Namespace, result: Mapping[str, Any], text: str) -> None:
     print(json.dumps(result, ensure_ascii=False) if options.json else text)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A table's lines, its columns one below the other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -49,7 +49,7 @@ def refused(capsys: Capture, *argv: str) -> str:
     return heard.err
 
 
-@pytest.mark.parametrize("action", ["list", "show", "search", "import", "export"])
+@pytest.mark.parametrize("action", ["list", "show", "search", "import", "export", "recycle"])
 def test_every_action_has_help_with_an_example(action: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["prompts", action, "--help"])
@@ -60,10 +60,11 @@ def test_every_action_has_help_with_an_example(action: str, capsys: Capture) -> 
     assert "--library" in shown
 
 
-def test_help_does_not_wait_for_torch() -> None:
-    code = "import sys; from softprompts.library.command import main; assert 'torch' not in sys.modules; main(['list', '--help'])"
+@pytest.mark.parametrize("action", ["list", "recycle"])
+def test_help_does_not_wait_for_torch(action: str) -> None:
+    code = "import sys; from softprompts.library.command import main; assert 'torch' not in sys.modules; main([sys.argv[1], '--help'])"
     hear = "import atexit; atexit.register(lambda: print('torch' in sys.modules))"
-    shown = subprocess.run([sys.executable, "-c", f"import sys; {hear}; {code}"], capture_output=True, text=True, check=True)
+    shown = subprocess.run([sys.executable, "-c", f"import sys; {hear}; {code}", action], capture_output=True, text=True, check=True)
     assert shown.stdout.endswith("False\n")
 
 
@@ -80,7 +81,13 @@ def test_list_filters(library: Library, capsys: Capture) -> None:
         "far", "other/far", "accuracy", "61.5", "toy", "prompt-tuning", "1", "x", "1", "step", "5",
     ]  # fmt: skip
     assert main(["prompts", "list", "--task", "nothing"]) == 0
-    assert "No prompt" in capsys.readouterr().out
+    assert capsys.readouterr().out == "The library library holds no prompt of that task and backbone.\n"
+
+
+def test_to_look_into_a_folder_leaves_no_trace_in_it(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["prompts", "list", "--library", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"The library {tmp_path} holds no prompt.\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_library_is_named_by_flag_or_environment(library: Library, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,13 +103,24 @@ def test_show_tells_scores_and_lineage(library: Library, capsys: Capture) -> Non
     start = {"kind": "prompt", "sources": ["library/near", "library/far"], "weights": [0.75, 0.25]}
     make_prompt(Path("runs/child"), torch.ones(1, 2, 4), config={"prompt": {"start": start}})
     shown = told(capsys, "show", "runs/child")
-    assert shown["lineage"] == {"started_from": ["library/near", "library/far"], "weights": [0.75, 0.25]}
+    assert shown["lineage"] == {"started_from": ["library/near", "library/far"], "weights": [0.75, 0.25], "recycled_from": None}
     assert shown["card"]["metrics"] == {"accuracy": 61.5}
     assert main(["prompts", "show", "runs/child"]) == 0
     text = capsys.readouterr().out
     for piece in ("library/near, library/far, weighted 0.75, 0.25", "61.5 (majority class 50.0)", "1 x 2 vectors", "f" * 32):
         assert piece in text
     assert told(capsys, "show", "near")["folder"] == "library/near"
+
+
+@pytest.mark.parametrize(
+    "card", [{"config": {"prompt": {"start": "text"}}}, {"stopped": 5}, {"majority": None}, {"config": [], "method": None}]
+)
+def test_show_takes_a_card_that_was_edited(library: Library, capsys: Capture, card: dict[str, Any]) -> None:
+    make_prompt(Path("runs/edited"), torch.ones(1, 2, 4), **card)
+    assert main(["prompts", "show", "runs/edited"]) == 0
+    text = capsys.readouterr().out
+    assert "61.5" in text
+    assert ("majority" in text) == ("majority" not in card), "nothing is told that the card does not tell"
 
 
 def test_search_ranks_the_others_of_the_same_backbone(library: Library, capsys: Capture) -> None:
@@ -118,7 +136,12 @@ def test_search_ranks_the_others_of_the_same_backbone(library: Library, capsys: 
     assert "different steps" not in text
     library.add(make_prompt(Path("runs/later"), torch.ones(1, 2, 4)))
     assert main(["prompts", "search", "target"]) == 0
-    assert "different steps" in capsys.readouterr().out
+    heard = capsys.readouterr().out
+    assert "different steps" in heard
+    assert "different seeds" not in heard
+    library.add(make_prompt(Path("runs/reseeded"), torch.ones(1, 2, 4), seed=1))
+    assert main(["prompts", "search", "target"]) == 0
+    assert "different seeds" in capsys.readouterr().out
     assert main(["prompts", "search", "stranger"]) == 0
     assert "no other prompt of toy to compare with" in capsys.readouterr().out
 
@@ -145,6 +168,16 @@ def test_import_takes_a_run_and_a_cohort(library: Library, capsys: Capture) -> N
     assert "already holds study-lr-0.1_seed-0" in refused(capsys, "import", "study")
     assert sorted(path.name for path in library.folder.iterdir()) == before, "none, where one cannot be"
     assert len(told(capsys, "import", "study", "--overwrite")["imported"]) == 3
+    make_prompt(Path("study/lr-0.1_seed=0"), torch.ones(1, 2, 4))
+    assert "would both be named study-lr-0.1_seed-0" in refused(capsys, "import", "study", "--overwrite")
+
+
+def test_a_cohort_with_a_damaged_run_is_refused_as_a_whole(library: Library, capsys: Capture) -> None:
+    for name in "ab":
+        make_prompt(Path("study") / name, torch.ones(1, 2, 4))
+    Path("study/b/prompt.safetensors").write_bytes(b"half")
+    assert "study/b/prompt.safetensors is damaged" in refused(capsys, "import", "study")
+    assert [entry.name for entry in library.entries()] == ["far", "near", "stranger", "target"]
 
 
 def test_an_adapter_goes_into_the_library(tiny: Backbone, library: Library, capsys: Capture) -> None:
@@ -154,6 +187,11 @@ def test_an_adapter_goes_into_the_library(tiny: Backbone, library: Library, caps
     entry = library.entry("theirs")
     torch.testing.assert_close(entry.vectors(), prompt.table.data)
     assert (entry.card["backbone"]["name"], entry.step) == ("t5-tiny", None)
+    capsys.readouterr()
+    assert main(["prompts", "show", "theirs"]) == 0
+    shown = capsys.readouterr().out
+    assert "started from  unknown" in shown
+    assert "None" not in shown
     assert "already holds theirs" in refused(capsys, "import", "adapter", "--name", "theirs")
     assert main(["predict", "library/theirs", "is it?", "--device", "cpu", "--scoring", "labels"]) == 0
     assert capsys.readouterr().out.strip() in ("no", "yes")
@@ -191,6 +229,11 @@ BAD = [
     (["import", "library/.index"], "holds no prompt, no run that has finished, and no PEFT adapter"),
     (["export", "nobody", "--output", "x"], "There is no prompt at nobody"),
     (["export", "near", "--as", "pickle", "--output", "x"], "invalid choice"),
+    (["show", "x" * 300], "xxx... cannot be looked at (File name too long)"),
+    (["import", "x" * 300], "cannot be looked at (File name too long)"),
+    (["list", "--library", "x" * 300], "cannot be looked at (File name too long)"),
+    (["export", "mixture", "--output", "new"], "a mixture cannot be exported"),
+    (["export", "near", "--output", "library/.lock"], "The output library/.lock is no folder"),
     (["send"], "There is no action 'send'"),
 ]
 
@@ -198,6 +241,7 @@ BAD = [
 @pytest.mark.parametrize(("argv", "sentence"), BAD, ids=[" ".join(argv) for argv, _ in BAD])
 def test_bad_input_is_one_sentence_and_exit_code_2(library: Library, capsys: Capture, argv: list[str], sentence: str) -> None:
     (library.folder / ".index").mkdir(exist_ok=True)
+    library.add(make_prompt(Path("made/mixture"), torch.ones(2, 1, 4)))
     before = sorted(Path().rglob("*"))
     assert sentence in refused(capsys, *argv)
     assert sorted(Path().rglob("*")) == before, "nothing half-written is left"

@@ -1,11 +1,14 @@
 """The library: what goes in comes out, what is most like comes first, and nobody's mistake or death spoils it for others."""
 
+import contextlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ from hypothesis import strategies as st
 
 from softprompts.errors import UserError
 from softprompts.files import read_tensors
-from softprompts.library.library import Library
+from softprompts.library.library import Entry, Library
 from softprompts.library.search import SIMILARITIES, summary
 
 from ..conftest import golden
@@ -53,7 +56,27 @@ def test_a_name_is_not_taken_twice_unasked(tmp_path: Path) -> None:
     assert float(library.entry("p").vectors().mean()) == 1
     library.add(other, "p", overwrite=True)
     assert float(library.entry("p").vectors().mean()) == 2
-    assert {path.name for path in library.folder.iterdir()} == {"p", ".lock"}
+    (library.folder / "note").write_text("a file")
+    library.add(other, "note", overwrite=True)
+    assert {path.name for path in library.folder.iterdir()} == {"p", "note", ".lock"}
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        {"prompt": {"length": 2, "count": "many"}},
+        {"prompt": {"length": 2, "count": 1, "route": 5}},
+        {"prompt": {"length": True, "count": 1}},
+        {"metrics": {"accuracy": float("nan")}},
+        {"metrics": {"accuracy": "good"}},
+        {"task": {"name": ""}},
+        {"backbone": "t5"},
+    ],
+    ids=str,
+)
+def test_a_card_that_does_not_tell_what_all_commands_ask_is_no_entry(tmp_path: Path, card: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="does not tell a prompt's task, backbone and length"):
+        Entry.of(make_prompt(tmp_path / "run", torch.ones(1, 2, 4), **card))
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/etc/x", ".hidden", "a b", "x" * 201, "a\x00b", "ü"])
@@ -158,6 +181,51 @@ def test_the_index_follows_what_comes_goes_and_is_replaced(tmp_path: Path) -> No
     assert ranking(library) == [("a", 0)]
 
 
+@pytest.mark.parametrize("first", ["broken", "good"])
+def test_a_prompt_of_a_wrong_width_spoils_no_other_whichever_came_first(tmp_path: Path, first: str) -> None:
+    """A prompt whose card tells another width is damaged; of two cards that both seem right, the width that most have counts."""
+    heard: list[str] = []
+    library = Library(tmp_path / "library", heard.append)
+    for name in sorted(["broken", "good"], key=first.__ne__):
+        made = make_prompt(library.folder / name, torch.ones(1, 1, 9 if name == "broken" else 4))
+        if name == "broken":
+            card = json.loads((made / "prompt.json").read_text())
+            card["backbone"]["hidden"] = 4
+            (made / "prompt.json").write_text(json.dumps(card))
+        with contextlib.suppress(UserError):
+            ranking(library)
+    assert ranking(library) == [("good", 0.5)]
+    assert "another width than its card tells" in heard[-1]
+    shutil.rmtree(library.folder / "broken")
+    make_prompt(library.folder / "alien", torch.ones(1, 1, 9))
+    make_prompt(library.folder / "other", torch.ones(1, 1, 4))
+    assert ranking(library) == [("good", 0.5), ("other", 0.5)]
+    assert "alien are not as wide as" in heard[-1]
+    shutil.rmtree(library.folder / "good")
+    shutil.rmtree(library.folder / "other")
+    assert len(library.search(torch.ones(1, 1, 9), FINGERPRINT)) == 1, "what did not fit the others fits when they are gone"
+
+
+def test_copies_of_a_prompt_are_equally_like_another_and_stand_by_name(tmp_path: Path) -> None:
+    library, rng = Library(tmp_path / "library"), torch.Generator().manual_seed(0)
+    run = make_prompt(tmp_path / "run", torch.randn(1, 5, 257, generator=rng))
+    for number in range(23):
+        library.add(run, f"copy-{number:02}")
+    for _ in range(20):
+        found = library.search(torch.randn(1, 5, 257, generator=rng), FINGERPRINT)
+        assert [one.entry.name for one in found] == names(library)
+        assert len({one.similarity for one in found}) == 1
+
+
+def test_numbers_of_any_size_are_compared(tmp_path: Path) -> None:
+    library = Library(tmp_path / "library")
+    library.add(make_prompt(tmp_path / "huge", torch.full((1, 4, 4), 3e38)))
+    library.add(make_prompt(tmp_path / "small", torch.full((1, 4, 4), 1e-6)))
+    for similarity in SIMILARITIES:
+        found = library.search(torch.full((1, 4, 4), -3e38), FINGERPRINT, similarity)
+        assert [one.similarity for one in found] == pytest.approx([-1, -1])
+
+
 def test_an_index_is_only_a_cache(tmp_path: Path) -> None:
     library = Library(tmp_path / "library")
     for name in "abc":
@@ -221,8 +289,9 @@ def test_damaged_and_foreign_folders_are_told_and_the_others_are_there(tmp_path:
 WRITER = """
 import sys
 from pathlib import Path
+from typing import Any
 from softprompts.errors import UserError
-from softprompts.library.library import Library
+from softprompts.library.library import Entry, Library
 library, runs, me = Library(Path(sys.argv[1])), Path(sys.argv[2]), sys.argv[3]
 print("ready", flush=True)
 sys.stdin.readline()
@@ -302,13 +371,26 @@ def test_a_writer_that_dies_between_two_moves_leaves_a_whole_prompt(tmp_path: Pa
     assert {path.name for path in folder.iterdir()} == {"p", ".lock"}
 
 
+def test_who_may_not_write_can_look_at_what_a_dead_writer_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library(tmp_path / "library")
+    library.add(make_prompt(tmp_path / "p", torch.ones(1, 2, 4)))
+    make_prompt(library.folder / ".old-gone", torch.ones(1, 2, 4))
+
+    def denied(*paths: Path) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "rename", denied)
+    assert names(library) == ["p"]
+
+
 # -- ten thousand ------------------------------------------------------------------------------------------------------------
 
 FRESH = """
 import sys, time
 from pathlib import Path
+from typing import Any
 import torch
-from softprompts.library.library import Library
+from softprompts.library.library import Entry, Library
 begun = time.perf_counter()
 found = Library(Path(sys.argv[1])).search(torch.ones(1, 1, 64), "f" * 32, k=10)
 print(time.perf_counter() - begun, len(found), found[0].entry.name)

@@ -15,10 +15,14 @@ from transformers import PreTrainedTokenizerFast
 import softprompts
 from softprompts.backbone import Backbone, EncoderDecoder
 from softprompts.choice import Choice
+from softprompts.cli import main as cli
 from softprompts.errors import UserError
+from softprompts.library.embedding import read_embedding, write_embedding
+from softprompts.library.library import Library
 from softprompts.prompt import load_prompt
 from softprompts.prompt.prompt import Prompt, PromptConfig, plain, router_of
-from softprompts.transfer.recycle import Recycling, main, recycle, shared_words
+from softprompts.transfer.recycle import Recycling, recycle, shared_words
+from softprompts.transfer.recycle_command import main
 from softprompts.tuning import Predictor
 
 from ..models import random_t5
@@ -190,7 +194,7 @@ def test_the_command_writes_a_prompt_that_can_be_used_and_tuned_on(
     assert torch.allclose(started.prompt.table, used.prompt.table, atol=1e-4)
 
 
-def test_the_command_tells_bad_input_and_leaves_folders_alone(toy_csv: Path, tmp_path: Path) -> None:
+def test_the_command_tells_bad_input_and_leaves_folders_alone(toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = saved(tmp_path, toy_csv, random_t5(vocab_size=16100))
     new, old, out = (str(tmp_path / name) for name in ("new", "old", "out"))
 
@@ -199,13 +203,22 @@ def test_the_command_tells_bad_input_and_leaves_folders_alone(toy_csv: Path, tmp
             main([*argv, "--device", "cpu"])
         return str(told.value)
 
-    assert "is no folder" in refused(str(tmp_path / "none"), "--model", new, "--output", out)
+    assert "There is no prompt at" in refused(str(tmp_path / "none"), "--model", new, "--output", out)
     assert "name that one with --from-model" in refused(str(run), "--model", new, "--from-model", new, "--output", out)
     assert "already; use it as it is" in refused(str(run), "--model", old, "--output", out)
     assert "holds a run of its own" in refused(str(run), "--model", new, "--output", str(run))
+    assert "The output folder has no name" in refused(str(run), "--model", new, "--output", "")
     assert "positive --ridge" in refused(str(run), "--model", new, "--output", out, "--ridge", "0")
     assert not (tmp_path / "out").exists()
     assert main([str(run), "--model", new, "--output", out, "--method", "words", "--nearest", "3", "--device", "cpu"]) == 0
-    assert "already holds a prompt" in refused(str(run), "--model", new, "--output", out)
-    assert main([str(run), "--model", new, "--output", out, "--overwrite", "--device", "cpu"]) == 0
+    assert "already holds prompt.json" in refused(str(run), "--model", new, "--output", out)
+    write_embedding(Path(out), torch.ones(1, 4, 32))
+    library = Library(tmp_path / "library")
+    library.add(run, "mine")
+    assert main(["mine", "--library", str(library.folder), "--model", new, "--output", out, "--overwrite", "--device", "cpu"]) == 0
+    assert read_embedding(Path(out)) is None, "another prompt's embedding does not stay"
+    library.add(Path(out), "theirs")
+    capsys.readouterr()
+    assert cli(["prompts", "show", "theirs", "--library", str(library.folder)]) == 0
+    assert f"started from  mine, of {old}" in capsys.readouterr().out
     assert load_prompt(out)[1]["lineage"]["how"]["method"] == "least-squares"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import softprompts
 from softprompts.api import tune_cohort
 from softprompts.backbone import Backbone
 from softprompts.errors import UserError
@@ -182,6 +184,58 @@ def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(library
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize("strategy", ["best", "all"])
+def test_a_prompt_whose_vectors_are_damaged_is_left_out_and_the_next_is_taken(
+    library: Path, t5: Backbone, tmp_path: Path, strategy: Any
+) -> None:
+    own = tmp_path / "library"
+    shutil.copytree(library, own)
+    first = transfer(Request(target(), own, k=1), tmp_path / "before", backbone=t5)
+    damaged = own / first["chosen"][0] / "prompt.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-8])
+    record = transfer(Request(target(), own, strategy, k=1), tmp_path / "after", backbone=t5)
+    left = {row["name"]: row["why"] for row in record["left_out"]}
+    assert "is damaged" in left[first["chosen"][0]]
+    assert set(record["chosen"]) == ({first["ranked"][1]["name"]} if strategy == "best" else set(SOURCES[:3]) - set(first["chosen"]))
+    assert first["chosen"][0] not in [row["name"] for row in record["ranked"]]
+
+
+def test_a_source_of_another_length_and_one_too_few_are_told(library: Path, t5: Backbone, tmp_path: Path) -> None:
+    heard: list[str] = []
+    request = Request(target(prompt={"length": 2}), library, k=9, probe_steps=1)
+    transfer(request, tmp_path / "out", backbone=t5, chosen=lambda record: heard.append(choice(record)))
+    assert "area has 3 tokens: its first 2 start the run" in heard[0]
+    assert "from each of the 3 prompts (of 9 asked for) most similar to the probe" in heard[0]
+    named = Request(target(prompt={"length": 5}), library, "named", "area")
+    transfer(named, tmp_path / "named", backbone=t5, chosen=lambda record: heard.append(choice(record)))
+    assert "area has 3 tokens: sampled vocabulary fills up to 5" in heard[1]
+    transfer(
+        Request(target(seed=1), library, probe_steps=1), tmp_path / "seed", backbone=t5, chosen=lambda record: heard.append(choice(record))
+    )
+    assert ["not all of the probe's seed" in told for told in heard] == [False, False, True]
+
+
+def test_transfer_in_python(library: Path, t5: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("softprompts.transfer.transfer.load_backbone", lambda *settings: t5)
+    settings = {**SETTINGS, **FEW, "library": library}
+    tuned = softprompts.transfer_to("helpdesk/urgency", output=tmp_path / "best", k=1, **settings)
+    record = read_json(tmp_path / "best/choice.json")
+    assert tuned.folder == tmp_path / "best"
+    assert tuned.metrics["accuracy"] == record["results"][0]["score"]
+    assert tuned.predict(["The door will not lock."]) in ([word] for word in tuned.form.labels)
+    softprompts.transfer_to("helpdesk/urgency", output=tmp_path / "named", source="area", **settings)
+    assert read_json(tmp_path / "named/choice.json")["chosen"] == ["area"]
+    for wrong, sentence in (
+        ({"seed": [0, 1]}, "seed is a list"),
+        ({"strategy": "luck"}, "There is no strategy 'luck'; choose one of best, average, mixture, named, all"),
+        ({"strategy": "all", "source": "area"}, "for no other"),
+        ({"strategy": "named"}, "A source is named"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            softprompts.transfer_to("helpdesk/urgency", output=tmp_path / "none", **settings, **wrong)  # type: ignore[arg-type]
+    assert not (tmp_path / "none").exists()
+
+
 # -- going on ----------------------------------------------------------------------------------------------------------------
 
 
@@ -217,6 +271,19 @@ def test_other_settings_are_refused_and_overwrite_starts_anew(library: Path, t5:
     transfer(other, tmp_path / "out", overwrite=True, backbone=t5)
     assert len(steps) == 4
     assert {path.name for path in (tmp_path / "out/runs").iterdir()} == {f"from-{other.source}", "cohort.csv"}
+
+
+def test_a_damaged_choice_is_told_and_can_be_started_anew(library: Path, t5: Backbone, tmp_path: Path) -> None:
+    request, path = Request(target(), library, "named", "area"), tmp_path / "out/choice.json"
+    whole = transfer(request, tmp_path / "out", backbone=t5)
+    path.write_text('{"request": ')
+    with pytest.raises(UserError, match="is not one of ours, or damaged"):
+        transfer(request, tmp_path / "out", backbone=t5)
+    for damage in ({"runs": 5}, {"runs": []}, {"runs": [{"name": 1}]}, {"ranked": []}, {"chosen": None}):
+        path.write_text(json.dumps(whole | damage))
+        with pytest.raises(UserError, match="is damaged or of another version; start it anew with --overwrite"):
+            transfer(request, tmp_path / "out", backbone=t5)
+    assert transfer(request, tmp_path / "out", overwrite=True, backbone=t5) == whole
 
 
 KILLED = """
@@ -338,6 +405,7 @@ BAD = [
     (["--to", "helpdesk/urgency", "--preset", "prompt-tuning", "--prompt.length", "600"], "shorten the prompt"),
     (["--train", "{tmp}/mine.csv", "--text", "a", "--label", "b", "--strategy", "mixture"], "A mixture joins tasks by their names"),
     (["--library", "{library}"], "Nothing to learn is named"),
+    (["--to", "helpdesk/urgency", "--output", "x" * 300], "cannot be looked at (File name too long)"),
     (["--to", "helpdesk/urgency", "--output", "{tmp}/taken"], "already holds a run of another command"),
     (["--to", "helpdesk/urgency", "--output", "{tmp}/strange"], "is not one of ours"),
 ]

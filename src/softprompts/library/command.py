@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from ..command import act, make_parser, tell
+from ..command import act, aligned, make_parser, tell
 from ..errors import UserError
 from .exchange import export, take_in
 from .named import add_library, add_prompt, named_prompt
@@ -34,16 +34,11 @@ def _list(argv: Sequence[str]) -> int:
     entries = [entry for entry in _there(options).entries() if _wanted(entry, options)]
     rows = [("name", "task", "score", "backbone", "method", "prompt", "embedded at")]
     rows += [(e.name, e.card["task"]["name"], _score(e), _backbone(e), str(e.told("method")), _size(e), _step(e)) for e in entries]
-    text = _table(rows) if entries else f"No prompt of the library {options.library} is of that task and backbone."
+    every = (options.task, options.backbone) == ("*", "*")
+    none = f"The library {options.library} holds no prompt{'' if every else ' of that task and backbone'}."
+    text = _table(rows) if entries else none
     tell(options, {"library": str(options.library), "prompts": [_record(entry) for entry in entries]}, text)
     return 0
-
-
-def _recycle(argv: Sequence[str]) -> int:
-    """A prompt of one backbone for another."""
-    from ..transfer.recycle import main as recycle
-
-    return recycle(argv)
 
 
 def _wanted(entry: "Entry", options: argparse.Namespace) -> bool:
@@ -58,33 +53,45 @@ def _show(argv: Sequence[str]) -> int:
     add_prompt(parser)
     options = parser.parse_args(argv)
     entry = named_prompt(options.prompt, options.library)
-    lineage = {"started_from": entry.started_from, "weights": entry.told("config", "prompt", "start", "weights")}
+    lineage = {
+        "started_from": entry.started_from,
+        "weights": entry.told("config", "prompt", "start", "weights"),
+        "recycled_from": entry.told("lineage", "recycled_from"),
+    }
     tell(options, {"name": entry.name, "folder": str(entry.folder), "lineage": lineage, "card": entry.card}, _told(entry))
     return 0
 
 
 def _told(entry: "Entry") -> str:
-    card, start = entry.card, entry.told("config", "prompt", "start") or {}
-    begun = f"{start.get('kind', 'unknown')}"
-    if entry.started_from:
-        weights = f", weighted {', '.join(map(str, start['weights']))}" if start.get("weights") else ""
-        begun = f"{', '.join(entry.started_from)}{weights}"
+    card = entry.card
     rows = [
         ("name", entry.name),
         ("folder", str(entry.folder)),
         ("task", card["task"]["name"]),
         ("backbone", f"{_backbone(entry)}, fingerprint {entry.fingerprint}"),
-        ("method", f"{card.get('method')}, seed {card.get('seed')}"),
+        ("method", str(card.get("method")) + ("" if entry.seed is None else f", seed {entry.seed}")),
         ("prompt", f"{_size(entry)} vectors"),
-        ("started from", begun),
+        ("started from", _begun(entry)),
         ("embedded at", _step(entry)),
-        ("steps", f"{card.get('steps')}, best at {card.get('best_step')}"),
     ]
-    scores = card.get("metrics") or {}
-    rows += [(name, f"{value:.1f} (majority class {(card.get('majority') or {}).get(name, 0):.1f})") for name, value in scores.items()]
+    rows += [("steps", f"{card['steps']}, best at {card.get('best_step')}")] if "steps" in card else []
+    scores, majority = card.get("metrics") or {}, card.get("majority") or {}
+    beside = {name: f" (majority class {value:.1f})" for name, value in majority.items()}
+    rows += [(name, f"{value:.1f}{beside.get(name, '')}") for name, value in scores.items()]
     rows += [(f"test {name}", f"{value:.1f}") for name, value in (card.get("test") or {}).items()]
-    rows += [("stopped", card["stopped"])] if card.get("stopped") else []
+    rows += [("stopped", str(card["stopped"]))] if card.get("stopped") else []
     return _table(rows)
+
+
+def _begun(entry: "Entry") -> str:
+    """What a prompt came from: another backbone's prompt, other prompts, or a start of its own."""
+    if entry.told("lineage", "recycled_from"):
+        return f"{entry.told('lineage', 'recycled_from')}, of {entry.told('lineage', 'backbone', 'name')}"
+    weights = entry.told("config", "prompt", "start", "weights")
+    if entry.started_from:
+        return ", ".join(entry.started_from) + (f", weighted {', '.join(map(str, weights))}" if isinstance(weights, list) else "")
+    kind = entry.told("config", "prompt", "start", "kind")
+    return str(kind) if kind and "steps" in entry.card else "unknown"
 
 
 def _search(argv: Sequence[str]) -> int:
@@ -112,8 +119,17 @@ def _search(argv: Sequence[str]) -> int:
     lines = [f"most like {asked.name} (embedded at {_step(asked)}) by {options.by}, on {_backbone(asked)}:", _table(rows)]
     if any(one.entry.step != asked.step for one in found):
         lines.append("the embeddings are of different steps, which makes similarities less sure; tune with the same --embed-at")
+    if any(one.entry.seed != asked.seed for one in found):
+        lines.append("the prompts are of different seeds, and those of one seed start from the same words, so they seem more alike")
     tell(options, result, "\n".join(lines) if found else f"{options.library} holds no other prompt of {_backbone(asked)} to compare with.")
     return 0
+
+
+def _recycle(argv: Sequence[str]) -> int:
+    """A prompt of one backbone for another."""
+    from ..transfer.recycle_command import main as recycle
+
+    return recycle(argv)
 
 
 def _there(options: argparse.Namespace) -> "Library":
@@ -140,6 +156,7 @@ def _record(entry: "Entry") -> dict[str, Any]:
         "length": card["prompt"]["length"],
         "count": card["prompt"].get("count", 1),
         "step": entry.step,
+        "seed": entry.seed,
     }
 
 
@@ -161,5 +178,4 @@ def _step(entry: "Entry") -> str:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(aligned(rows))

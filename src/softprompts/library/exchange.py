@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..command import add_model, make_parser, output_folder, tell
+from ..command import add_model, check_free, make_parser, output_folder, some_place, tell
 from ..errors import UserError
 from .named import add_library, add_prompt, named_prompt
 
@@ -24,7 +24,7 @@ def take_in(argv: Sequence[str]) -> int:
         "  softprompts prompts import adapter/ --text sentence --labels negative,positive --output runs/sst2",
         take_in.__doc__,
     )
-    parser.add_argument("source", metavar="FOLDER", type=Path, help="what tune, a tune of lists, or PEFT's save_pretrained wrote")
+    parser.add_argument("source", metavar="FOLDER", type=some_place, help="what tune, a tune of lists, or PEFT's save_pretrained wrote")
     add_library(parser)
     parser.add_argument("--name", help="its name in the library (default: its folder's); of a cohort, the beginning of the names")
     parser.add_argument("--overwrite", action="store_true", help="replace a prompt of the same name, or in the --output folder")
@@ -55,7 +55,7 @@ def _take_adapter(options: argparse.Namespace) -> int:
 
     library = Library(options.library)
     if options.output is not None:
-        _free(options.output, OURS, options.overwrite)
+        check_free(options.output, OURS, options.overwrite)
         tuned = _adapter(options)
         for name in OURS:  # just before something new is written in their place
             (options.output / name).unlink(missing_ok=True)
@@ -89,7 +89,7 @@ def _name(options: argparse.Namespace) -> str:
 
 
 def _take_runs(options: argparse.Namespace) -> int:
-    """A run, or the runs in the folders below: all names are looked at before the first is added."""
+    """A run, or the runs in the folders below: all are looked at before the first is added."""
     from ..prompt.store import CARD, safe_name
     from .library import Library, say
 
@@ -104,7 +104,12 @@ def _take_runs(options: argparse.Namespace) -> int:
         raise UserError(f"{source} holds no prompt, no run that has finished, and no PEFT adapter; name a folder that tune or PEFT wrote.")
     first = _name(options)
     names = [first if run == source else f"{first}-{safe_name(run.name)}" for run in runs]
-    names = [library.free(name, options.overwrite) for name in names]
+    twice = [name for place, name in enumerate(names) if name in names[:place]]
+    if twice:
+        raise UserError(f"Two runs below {source} would both be named {twice[0]}; import each by itself, with a --name.")
+    for run, name in zip(runs, names, strict=True):
+        library.free(name, options.overwrite)
+        library.check(run)
     entries = [library.add(run, name, options.overwrite) for run, name in zip(runs, names, strict=True)]
     for path in unfinished:
         say(f"{path} was left out: it holds no prompt, or its run has not finished.")
@@ -140,7 +145,7 @@ def export(argv: Sequence[str]) -> int:
     prompt, card = load_prompt(folder)
     if folder.resolve() == options.output.resolve():
         raise UserError(f"{options.output} is where the prompt is; choose another --output.")
-    _free(options.output, KEPT if options.form == "folder" else (ADAPTER, WEIGHTS), options.overwrite)
+    check_free(options.output, KEPT if options.form == "folder" else (ADAPTER, WEIGHTS), options.overwrite)
     result = {"prompt": str(options.prompt)}
     if options.form == "folder":
         _copy(folder, options.output)
@@ -155,7 +160,7 @@ def export(argv: Sequence[str]) -> int:
 def _write_adapter(folder: Path, output: Path, prompt: Any, backbone: dict[str, Any]) -> str:
     from ..prompt.peft import TASK_TYPES, write_adapter
 
-    if backbone.get("family") not in TASK_TYPES:
+    if str(backbone.get("family")) not in TASK_TYPES:
         raise UserError(f"The card of {folder} does not tell its backbone's family; tune the prompt again.")
     write_adapter(output, prompt, backbone["family"], str(backbone.get("name")))
     return TASK_TYPES[backbone["family"]]
@@ -173,14 +178,3 @@ def _copy(folder: Path, output: Path) -> None:
     for name in reversed(KEPT):
         if (folder / name).exists():
             write_atomically(output / name, lambda beside, name=name: shutil.copyfile(folder / name, beside))  # type: ignore[misc]
-
-
-def _free(folder: Path, names: Sequence[str], overwrite: bool) -> None:
-    """Nobody's work is overwritten unasked, or half of it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"The output {folder} cannot be a folder ({error.strerror}); name another with --output.") from None
-    there = [name for name in names if (folder / name).exists()]
-    if there and not overwrite:
-        raise UserError(f"{folder} already holds {there[0]}; choose another --output, or replace it with --overwrite.")

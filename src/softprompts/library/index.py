@@ -6,6 +6,7 @@ noticed, and an index that is missing or damaged is made anew.
 
 import json
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,11 +69,14 @@ class Index:
             if name in same:
                 continue
             now[name], told = look(name)
-            width = next((row.shape[1] for row in rows.values()), None)
-            if isinstance(told, Tensor) and width in (None, told.shape[1]):
+            if isinstance(told, Tensor):
                 rows[name] = told
             else:
-                others[name] = (now[name], "" if told is None else told if isinstance(told, str) else _misfit(name))
+                others[name] = (now[name], told or "")
+        widths = Counter(rows[name].shape[1] for name in sorted(rows))
+        for name in [name for name, row in rows.items() if row.shape[1] != max(widths, key=widths.__getitem__)]:
+            del rows[name]
+            others[name] = ("", _misfit(name))  # without a stamp it is looked at again: the others may change
         names = sorted(rows)
         return Index(self.fingerprint, names, [now[name] for name in names], _stacked(rows[name] for name in names), others)
 

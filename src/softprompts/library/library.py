@@ -5,6 +5,7 @@ folders; the lock goes when its process does, so hidden folders that a holder fi
 """
 
 import contextlib
+import math
 import os
 import shutil
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..choice import Choice
 from ..errors import UserError
 from ..files import read_json, write_atomically
 from ..prompt import load_prompt
@@ -48,14 +50,7 @@ class Entry:
             if os.path.exists(path):
                 raise
             raise UserError(f"{folder} holds no {CARD}, so it is no prompt, or its run has not finished.") from None
-        try:
-            told = card["backbone"]["fingerprint"], card["backbone"]["name"], card["task"]["name"]
-            whole = all(isinstance(text, str) and text for text in told) and int(card["prompt"]["length"]) > 0
-            scores = [value for part in ("metrics", "majority", "test") for value in dict(card.get(part) or {}).values()]
-            whole = whole and all(isinstance(value, int | float) for value in scores)
-        except (KeyError, TypeError, ValueError):
-            whole = False
-        if not whole:
+        if not _whole(card):
             raise UserError(f"{path} does not tell a prompt's task, backbone and length; take a whole copy, or remove the folder.")
         return cls(name or folder.name, folder, card)
 
@@ -69,6 +64,12 @@ class Entry:
         """The step that the task embedding was taken at, where the card tells."""
         step = self.told("embedding", "step") if self.told("embedding") else self.told("best_step")
         return step if isinstance(step, int) else None
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of its run, where the card tells: runs of one seed start from the same words."""
+        seed = self.told("seed")
+        return seed if isinstance(seed, int) else None
 
     @property
     def started_from(self) -> list[str]:
@@ -86,7 +87,26 @@ class Entry:
     def vectors(self) -> Tensor:
         """The task embedding [K, P, H]: the prompt after a fixed number of steps where it was kept, else the final prompt."""
         kept = read_embedding(self.folder)
-        return read_vectors(self.folder / TENSORS) if kept is None else kept
+        vectors = read_vectors(self.folder / TENSORS) if kept is None else kept
+        if vectors.shape[2] != self.card["backbone"].get("hidden", vectors.shape[2]):
+            raise UserError(f"The vectors in {self.folder} are of another width than its card tells; take a whole copy of the folder.")
+        return vectors
+
+
+def _whole(card: Any) -> bool:
+    """Whether a card tells what all commands ask of it."""
+    try:
+        told, form = (card["backbone"]["fingerprint"], card["backbone"]["name"], card["task"]["name"]), card["prompt"]
+        sizes = [form["length"], form.get("count", 1)]
+        Choice.of(form.get("route", "single"))
+        scores = [value for part in ("metrics", "majority", "test") for value in dict(card.get(part) or {}).values()]
+        return (
+            all(isinstance(text, str) and text for text in told)
+            and all(type(size) is int and size > 0 for size in sizes)
+            and all(isinstance(value, int | float) and math.isfinite(value) for value in scores)
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, UserError):
+        return False
 
 
 @dataclass(frozen=True)
@@ -114,7 +134,7 @@ class Library:
         run = Path(run)
         name = safe_name(run.resolve().name) if name is None else name
         place = self.place(name)
-        self._check(run)
+        self.check(run)
         with self._locked(write=True):
             self.free(name, overwrite)
             made = self.folder / f"{NEW}{uuid.uuid4().hex}"
@@ -122,7 +142,7 @@ class Library:
                 for part in KEPT:
                     if (run / part).exists():
                         write_atomically(made / part, lambda beside, part=part: shutil.copyfile(run / part, beside))  # type: ignore[misc]
-                self._check(made)  # the run's own folder may have changed meanwhile
+                self.check(made)  # the run's own folder may have changed meanwhile
                 self._move_in(made, place)
             finally:
                 _remove(made)
@@ -141,7 +161,8 @@ class Library:
         return self.folder / name
 
     @staticmethod
-    def _check(folder: Path) -> None:
+    def check(folder: Path) -> None:
+        """Whether a folder holds a whole prompt that a library takes."""
         prompt, _ = load_prompt(folder)
         if prompt.config.length == 0:
             raise UserError(f"{folder} has no prompt vectors (its model was tuned, or nothing was); a library keeps prompts.")
@@ -165,7 +186,10 @@ class Library:
 
     @contextlib.contextmanager
     def _locked(self, write: bool = False) -> Iterator[None]:
-        """Alone in the library, with nothing half done in it. Who may not write may look without."""
+        """Alone in the library, with nothing half done in it. Who may not write, or finds no lock, looks without."""
+        if not write and not os.path.exists(self.folder / LOCK):
+            yield
+            return
         try:
             if write:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -184,10 +208,11 @@ class Library:
         """Put right what a writer left that died: half a prompt goes, one that was put aside comes back."""
         for left in [Path(found) for found in os.scandir(self.folder) if found.name.startswith((NEW, OLD))]:
             place = self.folder / left.name.removeprefix(OLD)
-            if left.name.startswith(OLD) and not place.exists():
-                left.rename(place)
-            else:
-                _remove(left)
+            with contextlib.suppress(OSError):  # who may not write leaves it to who may
+                if left.name.startswith(OLD) and not place.exists():
+                    left.rename(place)
+                else:
+                    _remove(left)
 
     # -- looking -------------------------------------------------------------------------------------------------------------
 
@@ -260,8 +285,8 @@ class Library:
             return []
         if like.numel() == 0 or like.shape[-1] != rows.shape[1]:
             raise UserError(f"Vectors of shape {list(like.shape)} cannot be compared with prompts of width {rows.shape[1]}.")
-        asked = summary(like.detach().cpu().float())[which]
-        scores = rows @ asked
+        asked = summary(like.detach().cpu())[which]
+        scores = (rows.double() @ asked).float()  # so that like prompts are equal, wherever in the index they stand
         found: list[Found] = []
         for row in scores.argsort(descending=True, stable=True).tolist():
             if len(found) == k:
@@ -291,7 +316,7 @@ class Library:
             told: Told
             try:
                 entry = self._read(name)
-                told = summary(entry.vectors().float()) if entry.fingerprint == fingerprint else None
+                told = summary(entry.vectors()).float() if entry.fingerprint == fingerprint else None
             except UserError as error:
                 told = str(error)
             if self._stamp(name) == stamp:
@@ -299,7 +324,7 @@ class Library:
 
 
 def _remove(folder: Path) -> None:
-    if folder.is_symlink():
+    if folder.is_symlink() or folder.is_file():
         folder.unlink()
     else:
         shutil.rmtree(folder, ignore_errors=True)

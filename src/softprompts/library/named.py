@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..command import some_place
 from ..errors import UserError
 from . import default_folder
 
@@ -23,7 +24,7 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
 def _folder(text: str) -> Path:
     if not text.strip():
         raise UserError("The library has no name; name its folder with --library.")
-    return Path(text)
+    return some_place(text)
 
 
 def named_prompt(prompt: str, library: Path) -> "Entry":
@@ -33,9 +34,10 @@ def named_prompt(prompt: str, library: Path) -> "Entry":
 
     if not prompt.strip():
         raise UserError("The prompt has no name; give a folder, or a name in the library.")
-    if (Path(prompt) / CARD).exists():
-        return Entry.of(Path(prompt), Path(prompt).resolve().name)
-    if Path(prompt).is_dir() and prompt != safe_name(prompt):
+    place = some_place(prompt)
+    if (place / CARD).exists():
+        return Entry.of(place, place.resolve().name)
+    if place.is_dir() and prompt != safe_name(prompt):
         raise UserError(f"{prompt} holds no {CARD}: either it is no prompt, or its run has not finished (run the same command again).")
     try:
         return Library(library).entry(prompt)

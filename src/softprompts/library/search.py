@@ -31,7 +31,7 @@ SIMILARITIES: dict[str, Callable[[Tensor, Tensor], float]] = {
 def summary(vectors: Tensor) -> Tensor:
     """A prompt [..., H] as two rows [2, H], in the order of SIMILARITIES: a dot product of two prompts' rows is their similarity.
 
-    The mean token, of length 1; and the mean of the tokens, each of length 1.
+    The mean token, of length 1; and the mean of the tokens, each of length 1. In float64, where sums of any float32 numbers are finite.
     """
-    tokens = vectors.reshape(-1, vectors.shape[-1])
+    tokens = vectors.double().reshape(-1, vectors.shape[-1])
     return torch.stack([normalize(tokens.mean(0), dim=0), normalize(tokens, dim=1).mean(0)])

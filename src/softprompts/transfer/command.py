@@ -2,11 +2,11 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..command import make_parser, output_folder, tell
+from ..command import aligned, make_parser, output_folder, tell
 from ..errors import UserError
 from ..library.named import add_library
 
@@ -47,8 +47,7 @@ def _asked(argv: Sequence[str]) -> tuple[argparse.Namespace, Any]:
     from .. import flags
     from ..api import sections
     from ..tuning.config import read_yaml
-    from ..tuning.lists import run_configs
-    from .transfer import Request, Strategy
+    from .transfer import Request, Strategy, one_run
 
     options, settings = flags.parse(_parser(), argv)
     if options.to is not None:
@@ -59,13 +58,9 @@ def _asked(argv: Sequence[str]) -> tuple[argparse.Namespace, Any]:
     for name in {"preset", "paper"} & settings.keys() & file.keys():
         if settings[name] != file[name]:
             raise UserError(f"{options.config} sets {name} to {file[name]} and the rest to match; leave --{name} out.")
-    members = run_configs(file, sections(settings))
-    if members[0].apart:
-        listed = ", ".join(members[0].apart)
-        raise UserError(f"transfer takes one value of each setting, but {listed} is a list; softprompts study run is for lists.")
     strategy: Strategy = "named" if options.source is not None else "all" if options.all else options.strategy
     return options, Request(
-        members[0].config,
+        one_run(file, sections(settings)),
         options.library,
         strategy,
         options.source,
@@ -115,7 +110,8 @@ def _folder(request: Any) -> Path:
     from .strategies import target_name
 
     how = f"from-{request.source}" if request.source else request.strategy
-    return Path("runs") / safe_name(f"transfer-{target_name(request.target.task)}-{how}-seed{request.target.seed}")
+    name = safe_name(f"transfer-{target_name(request.target.task)}-{how}-seed{request.target.seed}")
+    return output_folder(str(Path("runs") / name))
 
 
 # -- what it tells -----------------------------------------------------------------------------------------------------------
@@ -131,24 +127,38 @@ def choice(record: dict[str, Any]) -> str:
         if steps != {probe["steps"]}:
             taken = ", ".join(str(step) if step else "unknown" for step in sorted(steps, key=lambda step: step or 0))
             lines.append(f"the sources' embeddings are of step {taken}, and those of like steps compare best")
+        if {row["seed"] for row in record["ranked"]} != {record["request"]["target"]["seed"]}:
+            lines.append("the sources are not all of the probe's seed, and those that are seem more alike: they start from the same words")
     table = [["rank", "source", "task", "similarity", *(["weight"] if weights else []), "chosen"]]
     for rank, row in enumerate(record["ranked"][: max(SHOWN, len(chosen))], 1):
         near = "-" if row["similarity"] is None else f"{row['similarity']:.4f}"
         weight = [f"{weights[row['name']]:.3f}" if row["name"] in weights else "-"] if weights else []
         table.append([str(rank), row["name"], row["task"], near, *weight, "yes" if row["name"] in chosen else ""])
-    lines += _aligned(table)
+    lines += aligned(table)
     if len(record["ranked"]) > len(table) - 1:
         lines.append(f"... and {len(record['ranked']) - len(table) + 1} more in choice.json")
     groups: dict[str, list[str]] = {}
     for left in record["left_out"]:
         groups.setdefault(left["why"], []).append(left["name"])
     lines += [f"left out: {_few(names)}: {why}" for why, names in groups.items()]
-    return "\n".join([*lines, _why(record)])
+    return "\n".join([*lines, *_lengths(record), _why(record)])
+
+
+def _lengths(record: dict[str, Any]) -> list[str]:
+    """What becomes of sources that are longer or shorter than the target's prompt; a mixture's are not started from."""
+    ours = record["request"]["target"]["prompt"]["length"]
+    lengths = {row["name"]: row["length"] for row in record["ranked"]}
+    others = {name: lengths[name] for name in record["chosen"] if lengths[name] != ours and record["mixture"] is None}
+    cut = [f"{name} has {many} tokens: its first {ours} start the run" for name, many in others.items() if many > ours]
+    filled = f"sampled vocabulary fills up to {ours}"
+    return cut + [f"{name} has {many} tokens: {filled}" for name, many in others.items() if many < ours]
 
 
 def _why(record: dict[str, Any]) -> str:
-    strategy, chosen = record["request"]["strategy"], record["chosen"]
+    strategy, chosen, asked = record["request"]["strategy"], record["chosen"], record["request"]["k"]
     many = f"the {len(chosen)} prompts" if len(chosen) > 1 else "the prompt"
+    if record["probe"] is not None and len(chosen) < asked:
+        many += f" (of {asked} asked for)"
     if strategy == "average":
         return f"average: one run starts from the mean of {many} most similar to the probe; a similarity below zero weighs nothing"
     if strategy == "mixture":
@@ -168,7 +178,7 @@ def outcome(record: dict[str, Any], output: Path) -> str:
         told = row["name"] if row is not baseline else "baseline (the usual start)"
         table.append([told, *_scored(row)])
     best = next(row for row in record["results"] if row["name"] == record["kept"])
-    lines = ["", *_aligned(table), f"kept: {best['name']}, {best['metric']} {best['score']:.1f}"]
+    lines = ["", *aligned(table), f"kept: {best['name']}, {best['metric']} {best['score']:.1f}"]
     if gain is not None:
         share = "" if gain["error_reduction"] is None else f"; relative error reduction {100 * gain['error_reduction']:+.1f} %"
         lines.append(f"against the baseline: {gain['points']:+.1f} points{share}")
@@ -186,9 +196,3 @@ def _scored(row: dict[str, Any]) -> list[str]:
 
 def _few(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

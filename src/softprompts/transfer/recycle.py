@@ -4,12 +4,9 @@
 Shape letters: N shared words, H and G hidden widths of the source and of the target, K prompts of a mixture, P prompt tokens.
 """
 
-import argparse
 import dataclasses
-import json
 import math
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,19 +15,12 @@ from torch.nn.functional import normalize
 
 from .. import __version__
 from ..errors import UserError
-from ..files import read_json
 from ..prompt.prompt import Prompt, plain, router_of
-from ..prompt.store import CARD, load_prompt, save_prompt
 from ..tasks.sentinel import opened
 
 if TYPE_CHECKING:
     from ..backbone import Backbone
 
-EXAMPLES = """examples:
-  softprompts prompts recycle runs/stars --model models/new --output runs/stars-new
-  softprompts evaluate runs/stars-new --file test.csv
-  softprompts tune --task helpdesk/intent --model models/new --prompt.start prompt --prompt.start.sources runs/stars-new
-"""
 PART = 4096
 """Words that are read at once."""
 
@@ -119,7 +109,8 @@ def least_squares(parts: Iterable[tuple[Tensor, Tensor]], ridge: float) -> Tenso
     gram = cross = torch.zeros((), dtype=torch.float64)
     for x, y in parts:
         gram, cross = gram + x.double().T @ x.double(), cross + x.double().T @ y.double()
-    solved: Tensor = torch.linalg.solve(gram + torch.eye(len(gram)) * (ridge * gram.diagonal().mean()), cross)
+    small = ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
+    solved: Tensor = torch.linalg.solve(gram + small, cross)
     return solved
 
 
@@ -178,76 +169,3 @@ def recycled_card(card: dict[str, Any], name: str, prompt: Prompt, target: "Back
         },
         "version": __version__,
     }
-
-
-def main(argv: Sequence[str]) -> int:
-    """A prompt of one model as a prompt of another, without training."""
-    options = _parsed(argv)
-    how = Recycling(options.method, options.words, options.nearest, options.ridge)
-    _check_free(options.output, options.overwrite)
-
-    from ..backbone import load_backbone
-
-    prompt, card = load_prompt(options.prompt)
-    try:
-        made_on, fingerprint = str(card["backbone"]["name"]), card["backbone"]["fingerprint"]
-        card["task"]["form"], card["scoring"], int(card["config"]["tuning"]["max_length"])
-    except (KeyError, TypeError, ValueError):
-        raise UserError(f"The card of {options.prompt} does not tell its backbone and task; tune the prompt again.") from None
-    loading = (options.dtype, options.device, options.trust_remote_code)
-    source = load_backbone(options.from_model or made_on, *loading)
-    if source.fingerprint != fingerprint:
-        raise UserError(f"The prompt {options.prompt} was tuned on another model than {source.name}; name that one with --from-model.")
-    target = load_backbone(options.model, *loading)
-    if target.fingerprint == fingerprint:
-        raise UserError(f"The prompt {options.prompt} is {target.name}'s already; use it as it is.")
-    made = recycle(prompt, source, target, how)
-    words = len(shared_words(source, target, how.words))
-    new = recycled_card(card, str(options.prompt), made, target, how, words)
-    if options.overwrite:  # a folder with a card holds a whole prompt
-        (options.output / CARD).unlink(missing_ok=True)
-    save_prompt(options.output, made, new)
-    told = f"{made.config.length} prompt vectors of {source.name} are mapped to {target.name} by {how.method} over {words:,} shared words"
-    written = read_json(options.output / CARD) | {"folder": str(options.output)}
-    print(json.dumps(written, ensure_ascii=False) if options.json else f"{told}; they are in {options.output}")
-    return 0
-
-
-def _check_free(folder: Path, overwrite: bool) -> None:
-    """Nobody's work is overwritten unasked, and a run's own folder never."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"The output {folder} is no folder; name another with --output.")
-    if (folder / "config.yaml").exists():
-        raise UserError(f"{folder} holds a run of its own; choose another --output.")
-    if (folder / CARD).exists() and not overwrite:
-        raise UserError(f"{folder} already holds a prompt; choose another --output, or replace it with --overwrite.")
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        raise UserError(f"{message[0].upper()}{message[1:]}; see {self.prog} --help.")
-
-
-def _parsed(argv: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(
-        prog="softprompts prompts recycle",
-        description=main.__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("prompt", metavar="RUN", type=Path, help="the folder that tune or import wrote")
-    parser.add_argument("--model", required=True, help="the model that the prompt is to be for")
-    parser.add_argument("--from-model", help="the model it was tuned on, when that is not where the card says")
-    parser.add_argument("--output", metavar="FOLDER", type=Path, required=True, help="where the new prompt goes")
-    parser.add_argument("--method", choices=tuple(METHODS), default="least-squares", help="a linear map, or the nearest words")
-    parser.add_argument("--words", type=int, default=0, help="use so many of the commonest shared words (default: all)")
-    parser.add_argument("--nearest", type=int, default=1, help="words for one vector, of the method words (default 1)")
-    parser.add_argument("--ridge", type=float, default=1e-6, help="what keeps the linear map small (default 1e-6)")
-    parser.add_argument("--overwrite", action="store_true", help="replace a prompt in the folder")
-    parser.add_argument("--dtype", default="auto", help="fp32, bf16 or auto")
-    parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run code that a hub model brings along")
-    parser.add_argument("--json", action="store_true", help="print the card as JSON")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return parser.parse_args(argv)

@@ -9,19 +9,20 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from ..api import CONFIG, OURS, Tuned, tune_cohort
+from ..api import CONFIG, OURS, Tuned, load, sections, tune_cohort
 from ..backbone import Backbone, load_backbone
 from ..errors import UserError
 from ..files import read_json, write_json, write_text
+from ..library import default_folder
 from ..library.library import Entry, Found, Library
 from ..library.named import named_prompt
 from ..library.search import SIMILARITIES
 from ..progress import CohortWatcher
-from ..prompt.store import CARD, check_backbone
+from ..prompt.store import CARD, check_backbone, load_prompt, safe_name
 from ..tuning import Run, RunConfig, RunFailedError
-from ..tuning.lists import Member
+from ..tuning.lists import Member, run_configs
 from ..tuning.team import make_team
 from . import strategies
 from .strategies import best_of, mixture, multi_task, start_from, unfit, weighted
@@ -53,6 +54,10 @@ class Request:
     keep_same_task: bool = False
 
     def __post_init__(self) -> None:
+        if self.strategy not in get_args(Strategy):
+            raise UserError(f"There is no strategy {self.strategy!r}; choose one of {', '.join(get_args(Strategy))}.")
+        if (self.strategy == "named") != (self.source is not None):
+            raise UserError("A source is named for the strategy 'named', and for no other.")
         for name in ("k", "probe_steps", "mixture_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -100,6 +105,46 @@ def transfer(
     return _kept(record, dict(zip(wanted, work.tune(wanted), strict=True)), own, output)
 
 
+def transfer_to(
+    task: str | None = None,
+    *,
+    output: str | Path,
+    library: str | Path | None = None,
+    strategy: Strategy = "best",
+    source: str | Path | None = None,
+    k: int = 3,
+    similarity: str = "per_token_average_cosine",
+    probe_steps: int | None = None,
+    mixture_steps: int | None = None,
+    keep_same_task: bool = False,
+    baseline: bool = False,
+    overwrite: bool = False,
+    **settings: Any,
+) -> Tuned:
+    """Tune a prompt for a task from prompts of a library: `softprompts transfer` in Python. `settings` are those of `tune`.
+
+    With a `source`, from that one. Returns the prompt that was kept; `choice.json` in `output` tells what was chosen and why.
+    """
+    target = one_run(sections({**({"task": task} if task is not None else {}), **settings}))
+    if source is not None and strategy == "best":
+        strategy = "named"
+    named = str(source) if source is not None else None
+    place = Path(library) if library is not None else default_folder()
+    request = Request(target, place, strategy, named, k, similarity, probe_steps, mixture_steps, keep_same_task)
+    backbone = load_backbone(target.model, target.dtype, target.device, target.trust_remote_code)
+    transfer(request, Path(output), baseline, overwrite, backbone=backbone)
+    return load(output, backbone=backbone)
+
+
+def one_run(*layers: Mapping[str, Any]) -> RunConfig:
+    """The run that layers of settings stand for, none of them a list."""
+    members = run_configs(*layers)
+    if members[0].apart:
+        listed = ", ".join(members[0].apart)
+        raise UserError(f"transfer takes one value of each setting, but {listed} is a list; softprompts study run is for lists.")
+    return members[0].config
+
+
 # -- choosing ----------------------------------------------------------------------------------------------------------------
 
 
@@ -118,14 +163,22 @@ def _chosen(request: Request, work: "_Work") -> Record:
         quiet = Library(request.library, lambda sentence: None)  # damaged prompts were told of already
         ranked = quiet.search(like, work.backbone.fingerprint, request.similarity)
         fit = {entry.name for entry in sources}
-        found = [one for one in ranked if one.entry.name in fit]
+        found, broken = _whole([one for one in ranked if one.entry.name in fit], request)
+        left_out += broken
         if not found:
             raise UserError(f"No source in {request.library} could be compared with the probe; softprompts prompts list tells why.")
         sources = [one.entry for one in found]
     taken = sources[: request.k] if request.ranks else sources
     nearness: list[float | None] = [one.similarity for one in found] or [None] * len(sources)
     rows = [
-        {"name": entry.name, "task": entry.card["task"]["name"], "similarity": near, "step": entry.step}
+        {
+            "name": entry.name,
+            "task": entry.card["task"]["name"],
+            "similarity": near,
+            "step": entry.step,
+            "seed": entry.seed,
+            "length": entry.card["prompt"]["length"],
+        }
         for entry, near in zip(sources, nearness, strict=True)
     ]
     return {
@@ -148,7 +201,7 @@ def _planned(request: Request, taken: Sequence[Entry], found: Sequence[Found], r
         multi = {"task": mixture(found, k, target).task.task, "folder": f"{RUNS}/{MIXTURE}"}
         return {"mixture": multi, "weights": None, "runs": [_run(f"from-{MIXTURE}", names, start_from(target, [runs / MIXTURE]))]}
     configs = best_of(found, k, target) if request.ranks else [start_from(target, [entry.folder]) for entry in taken]
-    started = [_run(f"from-{name}", [name], config) for name, config in zip(names, configs, strict=True)]
+    started = [_run(f"from-{safe_name(name)[:200]}", [name], config) for name, config in zip(names, configs, strict=True)]
     return {"mixture": None, "weights": None, "runs": started}
 
 
@@ -186,7 +239,7 @@ def _sources(request: Request, backbone: Backbone) -> tuple[list[Entry], list[di
     whys = {
         entry.name: f"it is of another backbone than {backbone.name}"
         if entry.fingerprint != backbone.fingerprint
-        else unfit(entry, target, request.strategy, request.keep_same_task)
+        else unfit(entry, target, request.strategy, request.keep_same_task) or (_broken(entry) if request.strategy == "all" else None)
         for entry in everyone
     }
     left_out = [{"name": entry, "why": why} for entry, why in whys.items() if why is not None]
@@ -195,6 +248,28 @@ def _sources(request: Request, backbone: Backbone) -> tuple[list[Entry], list[di
         first = f"{left_out[0]['name']}: {left_out[0]['why']}" + (f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else "")
         raise UserError(f"No prompt of {request.library} can be a source for {name}; {first}.")
     return fit, left_out
+
+
+def _whole(found: Sequence[Found], request: Request) -> tuple[list[Found], list[dict[str, str]]]:
+    """The ranking without those of its first whose final prompt cannot be read, until there are k; and why those cannot."""
+    whole, broken = list(found), list[dict[str, str]]()
+    place = 0
+    while request.strategy != "mixture" and place < min(request.k, len(whole)):
+        why = _broken(whole[place].entry)
+        if why is None:
+            place += 1
+        else:
+            broken.append({"name": whole.pop(place).entry.name, "why": why})
+    return whole, broken
+
+
+def _broken(entry: Entry) -> str | None:
+    """Why a prompt's vectors cannot be read; None where they can."""
+    try:
+        load_prompt(entry.folder)
+    except UserError as error:
+        return str(error).rstrip(".")
+    return None
 
 
 # -- tuning ------------------------------------------------------------------------------------------------------------------
@@ -247,14 +322,36 @@ def _opened(request: Request, output: Path, overwrite: bool) -> tuple[Record, li
         if any((output / name).exists() for name in (CARD, CONFIG)):
             raise UserError(f"{output} already holds a run of another command; choose another --output.")
         return fresh, []
-    record = read_json(path)
+    try:
+        record = read_json(path)
+    except UserError:
+        record = None
     if not isinstance(record, dict) or "request" not in record:
-        raise UserError(f"{path} is not one of ours; name another folder with --output.")
+        raise UserError(f"{path} is not one of ours, or damaged; name another folder with --output.")
+    sound = "runs" not in record or _sound(record)
     if overwrite:
-        return fresh, [PROBE, MIXTURE, BASELINE, *(Path(run["name"]).name for run in record.get("runs", ()))]
+        named = [Path(run["name"]).name for run in record["runs"]] if sound and "runs" in record else []
+        return fresh, [PROBE, MIXTURE, BASELINE, *named]
     if record["request"] != fresh["request"]:
         raise UserError(f"{output} holds a transfer with other settings; choose another --output, or start it anew with --overwrite.")
+    if not sound:
+        raise UserError(f"{path} is damaged or of another version; start it anew with --overwrite, or choose another --output.")
     return record, []
+
+
+def _sound(record: Record) -> bool:
+    """Whether a record tells a whole choice, which can be gone on with."""
+    try:
+        rows = {row["name"]: row for row in record["ranked"]}
+        return (
+            {"probe", "left_out", "mixture", "weights"} <= record.keys()
+            and set(record["chosen"]) <= rows.keys()
+            and all({"task", "similarity", "step", "seed", "length"} <= row.keys() for row in rows.values())
+            and len(record["runs"]) > 0
+            and all(isinstance(run["name"], str) and run["start"]["sources"] for run in record["runs"])
+        )
+    except (KeyError, TypeError, AttributeError):
+        return False
 
 
 # -- keeping -----------------------------------------------------------------------------------------------------------------
