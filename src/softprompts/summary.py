@@ -2,11 +2,12 @@
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
+from .command import aligned
 from .tuning import RunFailedError
 from .tuning.lists import Member, said
 
@@ -56,12 +57,12 @@ def table(runs: Sequence[Record], folder: Path) -> str:
     rows = [[*names, "score", "majority class", "best step", "folder"]]
     for run in runs:
         rows.append([*map(said, run["settings"].values()), *_scored(run), Path(run["folder"]).name])
-    lines = list(_aligned(rows))
+    lines = list(aligned(rows))
     if SEED in names:
         others = [name for name in names if name != SEED]
         rows = [[*others, "mean ± standard deviation", "seeds"]]
         rows += [[*map(said, group["settings"].values()), _mean(group), _seeds(group)] for group in over_seeds(runs)]
-        lines += ["", *_aligned(rows)]
+        lines += ["", *aligned(rows)]
     lines += [f"{Path(run['folder']).name} failed: {run['stopped']}" for run in runs if run["failed"]]
     return "\n".join([*lines, f"the runs and cohort.csv are in {folder}"])
 
@@ -82,12 +83,6 @@ def _mean(group: Record) -> str:
 
 def _seeds(group: Record) -> str:
     return f"{group['runs']}, {group['failed']} failed" if group["failed"] else str(group["runs"])
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def as_csv(runs: Sequence[Record]) -> str:
