@@ -135,8 +135,8 @@ def _verdicts(summary: Mapping[str, Any]) -> list[str]:
         best = [max(found) for target in strong if (found := [c["relative_error_reduction"] for c in cells if c["target"] == target])]
         told.append(
             f"Starting from another task's prompt raised the mean score in {len(up)} of {len(cells)} cells, in {clear} by more than two "
-            f"standard errors of the difference, and lowered it by as much in {fell}; each target's best source cut its errors by "
-            f"{fmean(best):.1f} % on average."
+            f"standard errors of the difference, and lowered it by as much in {fell}; each target's best source, chosen by these scores, "
+            f"cut its errors by {fmean(best):.1f} % on average."
         )
     for name, found in summary["correlations"].items():
         known = [row for row in found if not row["weak"] and row["pearson"] is not None]
@@ -249,8 +249,9 @@ def _page(summary: Mapping[str, Any]) -> str:
     if any(weak):
         parts += ["## Retrieval, all targets", _retrieval(summary["retrieval_of_all_targets"])]
     parts.append(
-        "Means over targets ± standard deviation over seeds. The best of k is chosen and told on the same validation rows, as in the "
-        "paper, so it rises with k by chance alone: compare it with the best of k drawn at random (its expectation)."
+        "Means over targets ± standard deviation over seeds. Every score, the baselines' too, is that of a run's best evaluation on the "
+        "validation rows. The best of k and the oracle are chosen and told on the same rows, as in the paper, so they rise with the "
+        "number of tries by chance alone: compare the best of k with the best of k drawn at random (its expectation)."
     )
     return "\n\n".join(parts) + "\n"
 
