@@ -202,6 +202,12 @@ def test_an_unfinished_study_is_told_and_its_cells_left_empty(tmp_path: Path, mo
     kept = [record for record in records if (record["source"], record["target"]) != ("source-1", "target-0")]
     kept = [record for record in kept if (record["source"], record["target"], record["seed"]) != (None, "target-1", 1)]
     summary = write_report(kept, embeddings[:-2], [], tmp_path)
+    bare = write_report(
+        [{**record, "score": None} if not record["source"] else record for record in records], embeddings, [], tmp_path / "bare"
+    )
+    assert "Without a baseline yet, and left out: target-0, target-1, target-2." in bare["markdown"], "that is not to be too weak"
+    assert "too weak" not in bare["markdown"]
+    assert "Too weak" not in bare["markdown"]
     assert summary["missing"] == {"baselines": 1, "cells": 2}
     assert "21 of 24 baselines and cells are finished; 3 are missing and left empty." in summary["markdown"]
     assert re.search(r"^\| source-1 \|  \| -?\d", summary["markdown"], re.MULTILINE)

@@ -26,10 +26,7 @@ TABLE = [
 
 
 def drawn_lines(axes: Axes) -> list[tuple[list[float], list[float]]]:
-    return [
-        ([float(x) for x in bars.lines[0].get_xdata()], [float(y) for y in bars.lines[0].get_ydata()])  # type: ignore[union-attr]
-        for bars in axes.containers
-    ]
+    return [([float(x) for x in bars.lines[0].get_xdata()], [float(y) for y in bars.lines[0].get_ydata()]) for bars in axes.containers]
 
 
 def test_a_line_for_each_variant_and_source_over_the_logarithm_of_sizes() -> None:
@@ -48,7 +45,7 @@ def test_a_line_for_each_variant_and_source_over_the_logarithm_of_sizes() -> Non
     assert len({places[0] for places, _ in found}) == 4, "bars stand beside each other"
     labels = [label.get_text() for label in ticks(axes.xaxis, axes.get_xlim())]
     assert labels == ["t5-small-lm-adapt\n77M", "t5-base-lm-adapt\n248M", "t5-xxl-lm-adapt\n11B"]
-    bar = axes.containers[0].lines[2][0].get_segments()[0]  # type: ignore[union-attr]
+    bar = axes.containers[0].lines[2][0].get_segments()[0]
     assert bar[1][1] - bar[0][1] == pytest.approx(3.0), "one standard deviation to either side"
 
 

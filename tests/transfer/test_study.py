@@ -8,10 +8,11 @@ import pytest
 
 from softprompts import cli
 from softprompts.errors import UserError
-from softprompts.transfer.cells import commit, open_cell, place, saved_config
+from softprompts.transfer.cells import commit, open_cell, place, saved_config, settle
 from softprompts.transfer.claims import WORKERS
 from softprompts.transfer.study import plan, read_study
 from softprompts.transfer.study_command import main
+from softprompts.transfer.workers import State
 
 from .conftest import Write, results, scores
 from .test_plan import ALL
@@ -181,6 +182,23 @@ def test_a_failed_source_is_told_and_blocks_what_starts_from_it(write: Write, tm
     assert all("lower --lr" in why for why in told["failed"].values())
     assert len(told["blocked"]) == 2
     assert told["stages"]["baseline"] == {"done": 1, "total": 1}
+
+
+def test_of_many_sources_one_that_failed_is_not_chosen_and_stops_no_average(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    shutil.copytree(whole, folder)
+    cells = plan(read_study(folder / "study.yaml"))
+    average = next(cell for cell in cells if cell.stage == "average")
+    (failed,) = {chosen["cell"] for chosen in results(folder)[average.name]["chosen"][:1]}
+    for path in place(folder, failed).iterdir():
+        path.unlink()
+    commit(folder, {"cell": failed, "score": None, "failed": "the loss was no number"})
+    blocked = State().look(cells, folder).blocked
+    assert blocked == {cell.name for cell in cells if cell.stage == "transfer" and failed in cell.starts}
+    config, chosen = settle(average, {cell.name: cell for cell in cells}, folder)
+    assert len(chosen) == len(config.prompt.start.options["sources"]) == 2
+    assert failed not in {one["cell"] for one in chosen}
+    assert average.hopeless(set(average.starts[:-1])), "of one prompt there is no top 2"
 
 
 def test_a_folder_of_other_things_is_left_alone(write: Write, tmp_path: Path) -> None:

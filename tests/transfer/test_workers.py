@@ -47,7 +47,7 @@ def test_two_workers_are_killed_and_a_third_ends_the_study(write: Write, whole: 
     try:
         wait_for(lambda: len(list((folder / WORKERS).glob("[!.]*.json"))) == 2 and len(results(folder)) >= 1)
         for worker in workers:
-            wait_for(lambda pid=worker.pid: holds(folder, pid) and list(folder.rglob("checkpoint.safetensors")))  # type: ignore[misc]
+            wait_for(lambda pid=worker.pid: holds(folder, pid) and list(folder.rglob("checkpoint.safetensors")))
             worker.send_signal(signal.SIGKILL)
             worker.wait()
     finally:
@@ -191,6 +191,8 @@ def test_a_run_begun_elsewhere_is_begun_anew(tmp_path: Path) -> None:
     cell = next(cell for cell in planned() if cell.stage == "transfer")
     home = place(tmp_path, cell.name)
     here, elsewhere = (start_from(cell.config, [folder / "source"]) for folder in (tmp_path, tmp_path / "other"))
+    home.mkdir(parents=True)
+    (home / f".cell.{2**22 + 1}.json").touch()  # what a killed worker left
     open_cell(cell, here, tmp_path)
     here.save(home / "config.yaml")
     (home / "checkpoint.safetensors").touch()

@@ -119,8 +119,10 @@ def _plain(value: Any) -> Any:
 def _verdicts(summary: Mapping[str, Any]) -> list[str]:
     """What the study says of the paper's claims, on the targets that are not too weak."""
     strong = [row["target"] for row in summary["targets"] if not row["weak"]]
-    weak = [row["target"] for row in summary["targets"] if row["weak"]]
+    weak = [row["target"] for row in summary["targets"] if row["weak"] and row["baseline"] is not None]
+    unknown = [row["target"] for row in summary["targets"] if row["baseline"] is None]
     left = f" Too weak, and left out: {', '.join(weak)}." if weak else ""
+    left += f" Without a baseline yet, and left out: {', '.join(unknown)}." if unknown else ""
     if not strong:
         return [f"No target's baseline is over the majority class by more than two standard errors, so there is no verdict.{left}"]
     cells = [
@@ -222,7 +224,7 @@ def _page(summary: Mapping[str, Any]) -> str:
             _pm(row, "baseline", 1),
             _said(row["majority"], 1),
             _said(row["standard_error"], 1),
-            "too weak" if row["weak"] else "",
+            "not finished" if row["baseline"] is None else "too weak" if row["weak"] else "",
         ]
         for row in summary["targets"]
     ]

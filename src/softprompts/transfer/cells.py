@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..api import CONFIG, MODEL, OURS, Tuned
 from ..errors import UserError
-from ..files import read_json, read_tensors, write_json
+from ..files import read_json, read_tensors, sweep, write_json
 from ..library.embedding import read_embedding
 from ..library.search import SIMILARITIES
 from ..prompt.store import TENSORS
@@ -87,6 +87,7 @@ def check_data(cells: Sequence[Cell], folder: Path) -> None:
 def open_cell(cell: Cell, config: RunConfig, folder: Path) -> None:
     """Its folder, with what it is planned as; a run that was begun from another place (the study was moved) is begun anew."""
     own = place(folder, cell.name)
+    sweep(own, [PLAN])
     old = own / CONFIG
     if old.exists():
         told = run_config(read_yaml(old))
@@ -129,11 +130,12 @@ def saved_config(folder: Path, name: str) -> RunConfig:
 
 
 def _ranked(cell: Cell, folder: Path) -> list[tuple[str, float]]:
-    """The prompts a cell chooses among, nearest first; a name decides between equals."""
+    """The prompts a cell chooses among, nearest first; a name decides between equals. A run that failed left none."""
     assert cell.like is not None
     assert cell.similarity is not None
     near, own = SIMILARITIES[cell.similarity], embedding(place(folder, cell.like))
-    found = [(name, round(near(own, embedding(place(folder, name))), 6)) for name in cell.starts]
+    there = [name for name in cell.starts if (read_result(folder, name) or {}).get("score") is not None]
+    found = [(name, round(near(own, embedding(place(folder, name))), 6)) for name in there]
     return sorted(found, key=lambda entry: (-entry[1], entry[0]))
 
 

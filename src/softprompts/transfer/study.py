@@ -8,7 +8,7 @@ are, a weighted average takes one run more, a mixture of the top k's tasks with 
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,12 @@ class Cell:
     def needs(self) -> tuple[str, ...]:
         """Cells that come first."""
         return self.starts + ((self.like,) if self.like is not None else ())
+
+    def hopeless(self, failed: Set[str]) -> bool:
+        """Whether it cannot run, because what it needs failed. One that chooses among prompts does with the others, if k are left."""
+        if self.like is None:
+            return not failed.isdisjoint(self.starts)
+        return self.like in failed or len(set(self.starts) - failed) < (self.k or 1)
 
     @property
     def whole_model(self) -> bool:

@@ -53,7 +53,7 @@ class State:
                 self.results[cell.name] = told
                 if told["score"] is None:
                     self.failed.add(cell.name)
-            if not self.blocked.isdisjoint(cell.needs) or not self.failed.isdisjoint(cell.needs):
+            if cell.hopeless(self.failed | self.blocked):
                 self.blocked.add(cell.name)
         return self
 
