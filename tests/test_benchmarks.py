@@ -82,3 +82,38 @@ def test_the_mean_over_tasks_leaves_out_a_seed_that_failed_somewhere() -> None:
     assert backbones.over_tasks(tasks, "best") == {"1": 70.0}
     assert backbones.spread({"0": 1.0, "1": 3.0}) == "2.0 ± 1.4"
     assert backbones.spread({}) == "failed"
+
+
+def test_a_studys_cells_are_timed_as_a_cohort_and_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sys.path.insert(0, str(BENCHMARKS))
+    import study
+
+    made = random_model("t5")
+    made.model.save_pretrained(tmp_path / "random")
+    made.tokenizer.save_pretrained(tmp_path / "random")
+    settings = {
+        "preset": "prompt-tuning",
+        "prompt": {"length": 3},
+        "batch_size": 4,
+        "max_length": 24,
+        "cap_validation": 12,
+        "scoring": "labels",
+    }
+    grid = {"backbones": [str(tmp_path / "random")], "sources": ["helpdesk/intent", "helpdesk/area"], "seeds": [0, 1], "settings": settings}
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump({**grid, "source": {"steps": 500}}))
+    command = [str(tmp_path / "grid.yaml"), "--cells", "3", "--steps", "2", "--device", "cpu", "--output", str(tmp_path / "out.json")]
+    assert study.main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads((tmp_path / "out.json").read_text())
+    assert (found["cells"], found["steps"]) == (3, 2)
+    assert found["cohort"]["scores"].keys() == found["one_by_one"]["scores"].keys()
+    assert len(found["cohort"]["scores"]) == found["same_scores"] == 3
+    assert found["largest_difference"] == 0
+    assert found["ratio"] == pytest.approx(found["one_by_one"]["seconds"] / found["cohort"]["seconds"], rel=0.01)
+    assert 0 < found["cohort"]["training_seconds"] < found["cohort"]["seconds"]
+    assert found["cohort"]["cells_per_minute"] == pytest.approx(180 / found["cohort"]["seconds"], rel=0.01)
+    assert f"{found['ratio']:.2f} times as fast" in study.told(found)
+    assert study.main([*command, "--cells", "9"]) == 2
+    assert "has 4 such cells" in capsys.readouterr().err
+    assert study.main([*command, "--stage", "transfer"]) == 2
+    assert "choose source or baseline" in capsys.readouterr().err

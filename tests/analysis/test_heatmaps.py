@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from scipy.cluster.hierarchy import cophenet, linkage
 from scipy.spatial.distance import squareform
 
+from softprompts.analysis import heatmaps
 from softprompts.analysis.heatmaps import clusters, error_reductions, save, scatters
 from softprompts.analysis.report import write_report
 from softprompts.analysis.transfer import Correlation, Point
@@ -38,10 +39,9 @@ def ticks(axis: Any, limits: tuple[float, float]) -> list[Any]:
     return [label for label in labels if label.get_visible() and label.get_text()]
 
 
-def assert_legible(figure: Figure) -> None:
-    """No text is cut by the picture's edge or tiny, no two names of an axis and no two titles overlap."""
-    canvas = drawn(figure)
-    renderer = canvas.get_renderer()
+def assert_legible(figure: Figure, numbers: bool = False) -> None:
+    """No text is cut by the picture's edge or tiny, no two names of an axis and no two titles overlap; `numbers` fit into their cells."""
+    renderer = drawn(figure).get_renderer()
     whole = figure.bbox
     for axes in figure.axes:
         if not axes.get_visible():
@@ -57,14 +57,15 @@ def assert_legible(figure: Figure) -> None:
             assert not any(one.overlaps(other) for one, other in pairwise(boxes))
     titles = [axes.title.get_window_extent(renderer) for axes in figure.axes if axes.get_visible() and axes.get_title()]
     assert not any(one.overlaps(other) for one, other in combinations(titles, 2))
+    if numbers:
+        assert_numbers_fit(figure, renderer)
 
 
-def assert_numbers_fit(figure: Figure) -> None:
-    canvas = drawn(figure)
+def assert_numbers_fit(figure: Figure, renderer: Any) -> None:
     (axes,) = [axes for axes in figure.axes if axes.texts]
     (left, top), (right, bottom) = axes.transData.transform([(0, 0), (1, 1)])
     for text in axes.texts:
-        box = text.get_window_extent(canvas.get_renderer())
+        box = text.get_window_extent(renderer)
         assert box.width < 0.95 * (right - left)
         assert box.height < 0.95 * (top - bottom)
 
@@ -75,17 +76,23 @@ def blocks(count: int) -> list[list[float | None]]:
 
 
 @pytest.mark.parametrize("names", [LONG, SHORT], ids=["long", "short"])
-def test_26_by_26_error_reductions_are_legible_and_centred(tmp_path: Path, names: list[str]) -> None:
+def test_26_by_26_error_reductions_are_legible_and_centred(names: list[str]) -> None:
     chance = random.Random(0)
     values: list[list[float | None]] = [[chance.gauss(0, 30) for _ in names] for _ in names]
     values[3][4], values[0][0] = None, -999.4
     figure = error_reductions(values, names, names, weak=names[5:6])
-    assert_legible(figure)
-    assert_numbers_fit(figure)
+    assert_legible(figure, numbers=True)
     mesh = figure.axes[0].collections[0]
     assert mesh.norm.vmin == -mesh.norm.vmax, "no change has the neutral colour"
     assert mesh.norm.vmax < 100, "one cell that fell apart does not take the colour from the others"
     assert len(figure.axes[0].texts) == 26 * 26 - 1
+
+
+def test_a_picture_is_saved_with_its_names_and_numbers(tmp_path: Path) -> None:
+    names = LONG[:6]
+    values: list[list[float | None]] = [[10.0 * row - column for column in range(6)] for row in range(6)]
+    values[0][0] = -999.4
+    figure = error_reductions(values, names, names, weak=names[5:])
     save(figure, tmp_path, "heat")
     text = (tmp_path / "heat.svg").read_text()
     assert all(name in text for name in names)
@@ -101,8 +108,7 @@ def test_26_clusters_are_legible_and_alike_tasks_stand_together(names: list[str]
     for i in range(26):
         values[i][i] = None
     figure, order = clusters(values, names, "Similarity")
-    assert_legible(figure)
-    assert_numbers_fit(figure)
+    assert_legible(figure, numbers=True)
     kinds = [names.index(task) % 3 for task in order]
     assert sum(one != other for one, other in pairwise(kinds)) == 2
     assert sorted(order) == sorted(names)
@@ -183,17 +189,25 @@ def test_a_report_holds_every_number_and_can_be_made_again(tmp_path: Path) -> No
     assert "Too weak, and left out: target-1." in summary["verdicts"][0]
     assert {row["targets"] for row in told["retrieval"]} == {1}
     assert {row["targets"] for row in told["retrieval_of_all_targets"]} == {2}
+    assert "is that of a run's best evaluation on the validation rows" in summary["markdown"], "what was chosen by which rows is told"
     assert "| weighted average of top-k | per token average cosine | 2 | 74.0 ± 0.0 |" in summary["markdown"]
     write_report(*made(), tmp_path / "two", ks=(1, 2))
     for path in folder.glob("*.*"):
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
 
 
-def test_an_unfinished_study_is_told_and_its_cells_left_empty(tmp_path: Path) -> None:
+def test_an_unfinished_study_is_told_and_its_cells_left_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heatmaps, "save", lambda figure, folder, name: [])  # what is asked here is no matter of pictures
     records, embeddings, _ = made(targets=3)
     kept = [record for record in records if (record["source"], record["target"]) != ("source-1", "target-0")]
     kept = [record for record in kept if (record["source"], record["target"], record["seed"]) != (None, "target-1", 1)]
     summary = write_report(kept, embeddings[:-2], [], tmp_path)
+    bare = write_report(
+        [{**record, "score": None} if not record["source"] else record for record in records], embeddings, [], tmp_path / "bare"
+    )
+    assert "Without a baseline yet, and left out: target-0, target-1, target-2." in bare["markdown"], "that is not to be too weak"
+    assert "too weak" not in bare["markdown"]
+    assert "Too weak" not in bare["markdown"]
     assert summary["missing"] == {"baselines": 1, "cells": 2}
     assert "21 of 24 baselines and cells are finished; 3 are missing and left empty." in summary["markdown"]
     assert re.search(r"^\| source-1 \|  \| -?\d", summary["markdown"], re.MULTILINE)

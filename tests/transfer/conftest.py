@@ -1,5 +1,6 @@
 """A study small enough to run in a test, and one that was run."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from softprompts.choice import from_mapping
+from softprompts.transfer.cells import CELLS, RESULT
+from softprompts.transfer.study import Cell, Study, plan
 from softprompts.transfer.study_command import main
 
 from ..models import random_t5
@@ -24,6 +28,22 @@ GRID: dict[str, Any] = {
     "retrieval": {"best": [1, 2], "average": [2], "mixture": [1]},
     "cohort": 4,
 }
+
+
+FEW: dict[str, Any] = {"seeds": [0], "retrieval": {}}
+"""Changes that make it shorter."""
+
+
+def planned(**changes: Any) -> list[Cell]:
+    return plan(from_mapping(Study, {**GRID, **changes}))
+
+
+def results(folder: Path) -> dict[str, dict[str, Any]]:
+    return {str(path.parent.relative_to(folder / CELLS)): json.loads(path.read_text()) for path in (folder / CELLS).rglob(RESULT)}
+
+
+def scores(folder: Path) -> dict[str, float]:
+    return {name: told["score"] for name, told in results(folder).items()}
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,7 @@ import pytest
 from softprompts.errors import UserError
 from softprompts.transfer.study_command import main
 
-from .conftest import Write
-from .test_study import FEW, results, scores
+from .conftest import FEW, Write, results, scores
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 

@@ -55,7 +55,7 @@ def error_reductions(values: Values, sources: Sequence[str], targets: Sequence[s
     axes.set(xlabel="target", ylabel="source")
     figure.suptitle("Relative error reduction (%) against the target's baseline", fontsize=10, x=0.01, ha="left")
     if weak:
-        figure.supxlabel(f"{WEAK} baseline within two standard errors of the majority class", fontsize=8, color="0.35", x=0.01, ha="left")
+        figure.supxlabel(f"{WEAK} baseline not over the majority class by two standard errors", fontsize=8, color="0.35", x=0.01, ha="left")
     return figure
 
 

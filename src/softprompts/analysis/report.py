@@ -119,8 +119,10 @@ def _plain(value: Any) -> Any:
 def _verdicts(summary: Mapping[str, Any]) -> list[str]:
     """What the study says of the paper's claims, on the targets that are not too weak."""
     strong = [row["target"] for row in summary["targets"] if not row["weak"]]
-    weak = [row["target"] for row in summary["targets"] if row["weak"]]
+    weak = [row["target"] for row in summary["targets"] if row["weak"] and row["baseline"] is not None]
+    unknown = [row["target"] for row in summary["targets"] if row["baseline"] is None]
     left = f" Too weak, and left out: {', '.join(weak)}." if weak else ""
+    left += f" Without a baseline yet, and left out: {', '.join(unknown)}." if unknown else ""
     if not strong:
         return [f"No target's baseline is over the majority class by more than two standard errors, so there is no verdict.{left}"]
     cells = [
@@ -135,8 +137,8 @@ def _verdicts(summary: Mapping[str, Any]) -> list[str]:
         best = [max(found) for target in strong if (found := [c["relative_error_reduction"] for c in cells if c["target"] == target])]
         told.append(
             f"Starting from another task's prompt raised the mean score in {len(up)} of {len(cells)} cells, in {clear} by more than two "
-            f"standard errors of the difference, and lowered it by as much in {fell}; each target's best source cut its errors by "
-            f"{fmean(best):.1f} % on average."
+            f"standard errors of the difference, and lowered it by as much in {fell}; each target's best source, chosen by these scores, "
+            f"cut its errors by {fmean(best):.1f} % on average."
         )
     for name, found in summary["correlations"].items():
         known = [row for row in found if not row["weak"] and row["pearson"] is not None]
@@ -222,7 +224,7 @@ def _page(summary: Mapping[str, Any]) -> str:
             _pm(row, "baseline", 1),
             _said(row["majority"], 1),
             _said(row["standard_error"], 1),
-            "too weak" if row["weak"] else "",
+            "not finished" if row["baseline"] is None else "too weak" if row["weak"] else "",
         ]
         for row in summary["targets"]
     ]
@@ -249,8 +251,9 @@ def _page(summary: Mapping[str, Any]) -> str:
     if any(weak):
         parts += ["## Retrieval, all targets", _retrieval(summary["retrieval_of_all_targets"])]
     parts.append(
-        "Means over targets ± standard deviation over seeds. The best of k is chosen and told on the same validation rows, as in the "
-        "paper, so it rises with k by chance alone: compare it with the best of k drawn at random (its expectation)."
+        "Means over targets ± standard deviation over seeds. Every score, the baselines' too, is that of a run's best evaluation on the "
+        "validation rows. The best of k and the oracle are chosen and told on the same rows, as in the paper, so they rise with the "
+        "number of tries by chance alone: compare the best of k with the best of k drawn at random (its expectation)."
     )
     return "\n\n".join(parts) + "\n"
 

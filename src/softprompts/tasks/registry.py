@@ -14,11 +14,11 @@ _NLI = ("glue/mnli", "glue/qnli", "glue/rte", "nli/snli", "nli/anli_r1", "nli/an
 BENCHMARKS: Mapping[str, tuple[str, ...]] = {
     "superglue": SUPERGLUE,
     "glue": GLUE,
-    # Vu 2022, the transfer study: 16 sources and 10 targets (C4's role is the task `prefix-lm` on raw text).
+    # Vu 2022, Table 2: 16 sources and 10 targets, none of them both. C4, the first source, is the task `prefix-lm` on raw text.
     "spot-sources": (
         *("spot_sources/squad", "spot_sources/drop", "superglue/record", "glue/mnli", "nli/doc_nli", "glue/qnli"),
         *("spot_sources/hellaswag", "spot_sources/winogrande", "spot_sources/cosmosqa", "spot_sources/race"),
-        *("glue/sst2", "glue/cola", "glue/qqp", "spot_sources/cxc_sts", "spot_sources/yelp2"),
+        *("glue/sst2", "superglue/multirc", "glue/qqp", "spot_sources/cxc_sts", "spot_sources/yelp2"),
     ),
     "spot-targets": (
         *("superglue/boolq", "superglue/cb", "glue/cola", "superglue/copa", "textcls/cr"),

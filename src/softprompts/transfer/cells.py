@@ -14,10 +14,13 @@ from torch import Tensor
 
 from ..api import CONFIG, MODEL, OURS, Tuned
 from ..errors import UserError
-from ..files import read_json, read_tensors, write_json
+from ..files import read_json, read_tensors, sweep, write_json
 from ..library.embedding import read_embedding
 from ..library.search import SIMILARITIES
 from ..prompt.store import TENSORS
+from ..tasks.starter import STARTERS
+from ..tasks.task import data_folder
+from ..tasks.text import PREFIX_LM
 from ..tuning import RunConfig, RunFailedError, run_config
 from ..tuning.checkpoint import CHECKPOINT
 from ..tuning.config import read_yaml
@@ -67,9 +70,24 @@ def _difference(old: Any, new: Any, name: str = "") -> str | None:
     return f"{name.removeprefix('config.')} {old} where it says {new} now"
 
 
+def check_data(cells: Sequence[Cell], folder: Path) -> None:
+    """Rows that are not on this machine are told before anything runs; what the hub lacks shows when it is read."""
+    tasks = {str(cell.config.task): cell.config.task for cell in cells if not is_done(folder, cell.name)}
+    for task in tasks.values():
+        for path in (Path(given) for given in (task.train, task.validation) if given is not None):
+            if path.suffix and not path.exists():
+                raise UserError(f"The data {path} that the study names does not exist; mend its path.")
+        home = data_folder(task)
+        names = [name for name in (task.task or "").split("+") if name and name not in STARTERS and name != PREFIX_LM]
+        lacking = [name for name in names if home is not None and not any((Path(home) / name).glob("train.*"))]
+        if lacking:
+            raise UserError(f"{home} holds no rows of {lacking[0]}; get them, name another --data-dir, or leave the task out of the study.")
+
+
 def open_cell(cell: Cell, config: RunConfig, folder: Path) -> None:
     """Its folder, with what it is planned as; a run that was begun from another place (the study was moved) is begun anew."""
     own = place(folder, cell.name)
+    sweep(own, [PLAN])
     old = own / CONFIG
     if old.exists():
         told = run_config(read_yaml(old))
@@ -88,25 +106,36 @@ def settle(cell: Cell, cells: Mapping[str, Cell], folder: Path) -> tuple[RunConf
         return config, []
     if cell.like is None:
         start = place(folder, cell.starts[0])
-        if cell.whole_model:
-            return dataclasses.replace(config, model=str(start / MODEL)), []
-        return start_from(config, [start]), [{"cell": cell.starts[0]}]
+        chosen: Chosen = [{"cell": cell.starts[0]}]
+        return (dataclasses.replace(config, model=str(start / MODEL)) if cell.whole_model else start_from(config, [start])), chosen
     assert cell.k is not None
     top = _ranked(cell, folder)[: cell.k]
     if cell.stage == "mixture-source":
-        chosen: Chosen = [{"cell": name, "similarity": similarity} for name, similarity in top]
+        chosen = [{"cell": name, "similarity": similarity} for name, similarity in top]
         return multi_task(config, [task for name, _ in top for task in str(cells[name].config.task.task).split("+")]), chosen
     weights = shares([similarity for _, similarity in top])
     chosen = [{"cell": name, "similarity": s, "weight": w} for (name, s), w in zip(top, weights, strict=True)]
     return start_from(config, [place(folder, name) for name, _ in top], weights), chosen
 
 
+def saved_config(folder: Path, name: str) -> RunConfig:
+    """The config that a finished cell was run with; what it started from is where the study's folder is now."""
+    config, told = run_config(read_yaml(place(folder, name) / CONFIG)), read_result(folder, name) or {}
+    starts = [place(folder, chosen["cell"]) for chosen in told.get("chosen", [])]
+    if not starts or told["stage"] == "mixture-source":  # which takes the tasks of what it chose, not the prompts
+        return config
+    if config.tuning.trains == "model":
+        return dataclasses.replace(config, model=str(starts[0] / MODEL))
+    return start_from(config, starts, config.prompt.start.options.get("weights"))
+
+
 def _ranked(cell: Cell, folder: Path) -> list[tuple[str, float]]:
-    """The prompts a cell chooses among, nearest first; a name decides between equals."""
+    """The prompts a cell chooses among, nearest first; a name decides between equals. A run that failed left none."""
     assert cell.like is not None
     assert cell.similarity is not None
     near, own = SIMILARITIES[cell.similarity], embedding(place(folder, cell.like))
-    found = [(name, round(near(own, embedding(place(folder, name))), 6)) for name in cell.starts]
+    there = [name for name in cell.starts if (read_result(folder, name) or {}).get("score") is not None]
+    found = [(name, round(near(own, embedding(place(folder, name))), 6)) for name in there]
     return sorted(found, key=lambda entry: (-entry[1], entry[0]))
 
 
@@ -137,6 +166,7 @@ def record(cell: Cell, chosen: Chosen, outcome: Tuned | RunFailedError, **how: A
         "cohort": None if cost is None else cost["runs"],
         "failed": card["stopped"] if card["failed"] else None,
         "fingerprint": card["backbone"]["fingerprint"],
+        "parameters": sum(parameter.numel() for parameter in outcome.backbone.model.parameters()),
         "config": card["config"],
     }
 
@@ -144,13 +174,21 @@ def record(cell: Cell, chosen: Chosen, outcome: Tuned | RunFailedError, **how: A
 def commit(folder: Path, told: Mapping[str, Any]) -> bool:
     """Write a cell's result unless there is one: whoever comes second changes nothing. No run goes on from its checkpoint then."""
     path = place(folder, told["cell"]) / RESULT
-    beside = path.with_name(f".result.{uuid.uuid4().hex}.json")
-    write_json(beside, told)
+    first = write_once(path, told)
+    path.with_name(CHECKPOINT).unlink(missing_ok=True)
+    return first
+
+
+def write_once(path: Path, value: Any) -> bool:
+    """Write a JSON file that is not there yet, whole; False where somebody else wrote one, which stays."""
+    beside = path.with_name(f".once.{uuid.uuid4().hex}.json")
+    write_json(beside, value)
     try:
         os.link(beside, path)
     except FileExistsError:
         return False
+    except OSError as error:
+        raise UserError(f"{path} cannot be made ({error.strerror}); a study's folder must be where files can have two names.") from None
     finally:
         beside.unlink(missing_ok=True)
-    path.with_name(CHECKPOINT).unlink(missing_ok=True)
     return True

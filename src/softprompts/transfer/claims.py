@@ -5,9 +5,11 @@ one can make it; the highest number owns the cell. A dead worker's claim is take
 """
 
 import contextlib
+import functools
 import json
 import os
 import socket
+import tempfile
 import threading
 import time
 import uuid
@@ -29,18 +31,18 @@ class Claims:
 
     def __init__(self, folder: Path, beat: float = BEAT, stale: float = STALE) -> None:
         self.folder, self.beat, self.stale = folder, beat, stale
-        host = socket.gethostname()
-        self.worker = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.worker = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.sign = folder / WORKERS / f"{self.worker}.json"
         self.held: dict[str, Path] = {}
         self.lost = threading.Event()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._live, daemon=True)
-        write_json(self.sign, {"host": host, "pid": os.getpid(), "since": round(time.time(), 3)})
+        self._sign()
 
     def __enter__(self) -> "Claims":
+        now = self._touch()
         for sign in self.sign.parent.glob("[!.]*.json"):
-            if sign != self.sign and not is_alive(self.folder, sign.stem, self.sign.stat().st_mtime, self.stale):
+            if sign != self.sign and not is_alive(self.folder, sign.stem, now, self.stale):
                 sign.unlink(missing_ok=True)  # what a killed worker left
         self._thread.start()
         return self
@@ -51,10 +53,22 @@ class Claims:
         self._thread.join()
         self.sign.unlink(missing_ok=True)
 
+    def _sign(self) -> None:
+        write_json(self.sign, {"machine": machine(), "pid": os.getpid(), "since": round(time.time(), 3)})
+
+    def _touch(self) -> float:
+        """A sign of life; the time on the folder's own clock, which may not be this machine's."""
+        try:
+            os.utime(self.sign)
+        except FileNotFoundError:  # someone who took this worker for dead cleared it away
+            self._sign()
+        return self.sign.stat().st_mtime
+
     def _live(self) -> None:
         while not self._end.wait(self.beat):
+            with contextlib.suppress(OSError, UserError):  # a full disk, or a folder out of reach for a while
+                self._touch()
             with contextlib.suppress(OSError):
-                os.utime(self.sign)
                 if any(self._is_lost(cell, claim) for cell, claim in list(self.held.items())):
                     self.lost.set()
 
@@ -65,19 +79,12 @@ class Claims:
     def take(self, cell: str) -> bool:
         """Claim a cell that nobody alive holds and that has no result."""
         home = on_disk.place(self.folder, cell)
-        home.mkdir(parents=True, exist_ok=True)
         newest = _newest(home)
         if newest is not None and self._held_by_living(newest):
             return False
         mine = home / f".claim-{0 if newest is None else _number(newest) + 1}"
-        beside = home / f".claim.{uuid.uuid4().hex}"
-        beside.write_text(json.dumps({"worker": self.worker}), encoding="utf-8")
-        try:
-            os.link(beside, mine)
-        except FileExistsError:
+        if not on_disk.write_once(mine, {"worker": self.worker}):
             return False
-        finally:
-            beside.unlink(missing_ok=True)
         self.held[cell] = mine
         if on_disk.is_done(self.folder, cell):  # it was finished between the look and the claim
             self.drop(cell)
@@ -98,8 +105,7 @@ class Claims:
         worker = owner(claim)
         if worker == self.worker:
             return claim in self.held.values()
-        os.utime(self.sign)  # the folder's own clock, which may not be this machine's
-        return worker is not None and is_alive(self.folder, worker, self.sign.stat().st_mtime, self.stale)
+        return worker is not None and is_alive(self.folder, worker, self._touch(), self.stale)
 
 
 def owner(claim: Path) -> str | None:
@@ -116,9 +122,27 @@ def is_alive(folder: Path, worker: str, now: float, stale: float = STALE) -> boo
         heard, told = sign.stat().st_mtime, read_json(sign)
     except (OSError, UserError):  # gone between two looks, or damaged: nobody's sign of life
         return False
-    if told.get("host") == socket.gethostname() and not _process(int(told.get("pid", 0))):
+    if told.get("machine") == machine() and not _process(int(told.get("pid", 0))):
         return False
     return now - heard <= stale
+
+
+@functools.cache
+def machine() -> str:
+    """Where a process number means a process: two machines or containers may have one name, so what else sets them apart goes with it."""
+    found = [socket.gethostname()]
+    with contextlib.suppress(OSError):  # only Linux tells
+        found += [Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(), os.readlink("/proc/self/ns/pid")]
+    return " ".join(found)
+
+
+def clock(folder: Path) -> float:
+    """The time by the folder's own clock, by which signs of life are dated; where nothing can be written, this machine's."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder / WORKERS, prefix=".clock.") as file:
+            return os.stat(file.name).st_mtime
+    except OSError:
+        return time.time()
 
 
 def _process(number: int) -> bool:
@@ -133,11 +157,11 @@ def _process(number: int) -> bool:
     return True
 
 
-def claimed(folder: Path, cell: str, stale: float = STALE) -> str | None:
+def claimed(folder: Path, cell: str, now: float, stale: float = STALE) -> str | None:
     """The living worker that holds a cell."""
     newest = _newest(on_disk.place(folder, cell))
     worker = owner(newest) if newest is not None else None
-    return worker if worker is not None and is_alive(folder, worker, time.time(), stale) else None
+    return worker if worker is not None and is_alive(folder, worker, now, stale) else None
 
 
 def _number(claim: Path) -> int:

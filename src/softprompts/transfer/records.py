@@ -2,7 +2,6 @@
 
 import csv
 import io
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -10,8 +9,9 @@ from typing import Any
 
 from ..files import write_json, write_text
 from ..prompt.store import safe_name
+from ..tasks.registry import BENCHMARKS
 from . import cells as on_disk
-from .claims import WORKERS, claimed, is_alive
+from .claims import WORKERS, claimed, clock, is_alive
 from .study import Cell, Study
 from .workers import State
 
@@ -34,17 +34,17 @@ def status(cells: Sequence[Cell], folder: Path, state: State | None = None) -> R
         stage["done"] += cell.name in state.done
         stage["total"] += 1
     left = [cell for cell in cells if cell.name not in state.done]
-    signs = [path.stem for path in (folder / WORKERS).glob("[!.]*.json")]
+    now, signs = clock(folder), [path.stem for path in (folder / WORKERS).glob("[!.]*.json")]
     return {
         "folder": str(folder),
         "total": len(cells),
         "done": len(cells) - len(left),
         "failed": {name: state.results[name]["failed"] for name in sorted(state.failed)},
         "blocked": sorted(state.blocked),
-        "running": [cell.name for cell in left if claimed(folder, cell.name)],
+        "running": [cell.name for cell in left if claimed(folder, cell.name, now)],
         "missing": [cell.name for cell in left],
         "stages": stages,
-        "workers": [worker for worker in signs if is_alive(folder, worker, time.time())],
+        "workers": [worker for worker in signs if is_alive(folder, worker, now)],
         **pace(left, state),
     }
 
@@ -66,7 +66,7 @@ def pace(left: Sequence[Cell], state: State) -> dict[str, float | None]:
 def records(cells: Sequence[Cell], state: State) -> list[Record]:
     """One for each planned cell, its score None where there is none yet."""
     names = ("stage", "backbone", "variant", "source", "target", "seed", "k", "similarity")
-    results = ("score", "metric", "majority", "rows", "best_step", "steps", "seconds", "cohort", "failed")
+    results = ("score", "metric", "majority", "rows", "best_step", "steps", "seconds", "cohort", "parameters", "failed")
     found = []
     for cell in cells:
         told = state.results.get(cell.name, {})
@@ -83,10 +83,11 @@ def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     return text.getvalue()
 
 
-def lines(found: Sequence[Record]) -> list[Record]:
+def lines(found: Sequence[Record], benchmarks: Mapping[str, Sequence[str]] | None = None) -> list[Record]:
     """The study as a table: a line for each backbone, variant and source (none: no transfer), with mean and spread over seeds.
 
-    The mean over all targets is there where no cell is missing; its spread is that of the seeds' own means over targets.
+    A mean over all targets, or over a benchmark's, is there where none of them is missing, so that lines can be compared; its spread is
+    that of the seeds' own means over targets.
     """
     groups: dict[tuple[Any, ...], dict[str, dict[int, float | None]]] = {}
     for told in found:
@@ -97,10 +98,18 @@ def lines(found: Sequence[Record]) -> list[Record]:
     for (backbone, variant, source), targets in groups.items():
         line: Record = {"backbone": backbone, "variant": variant, "source": source}
         line["targets"] = {target: _spread(list(scores.values())) for target, scores in targets.items()}
-        seeds = sorted({seed for scores in targets.values() for seed in scores})
-        line["mean"] = _spread([_mean([scores.get(seed) for scores in targets.values()]) for seed in seeds])
+        line["mean"] = _over(targets, list(groups.get((backbone, variant, None), targets)))
+        line["benchmarks"] = {name: _over(targets, tasks) for name, tasks in (benchmarks or {}).items()}
         table.append(line)
     return table
+
+
+def _over(targets: Mapping[str, Mapping[int, float | None]], names: Sequence[str]) -> Record | None:
+    """The mean over these targets and its spread over seeds; None where a target or a cell is missing."""
+    if any(name not in targets for name in names):
+        return None
+    seeds = sorted({seed for name in names for seed in targets[name]})
+    return _spread([_mean([targets[name].get(seed) for name in names]) for seed in seeds])
 
 
 def _mean(scores: Sequence[float | None]) -> float | None:
@@ -119,10 +128,12 @@ def markdown(table: Sequence[Record]) -> str:
     """The lines as one Markdown table, all targets beside each other."""
     targets = list(dict.fromkeys(target for line in table for target in line["targets"]))
     names = [name for name in ("backbone", "variant") if len({line[name] for line in table}) > 1]
-    rows = [[*names, "source", "mean", *targets]]
+    benchmarks = list(dict.fromkeys(name for line in table for name in line["benchmarks"]))
+    rows = [[*names, "source", "mean", *(f"mean of {name}" for name in benchmarks), *targets]]
     rows.append(["---"] * len(rows[0]))
     for line in table:
-        cells = [_said(line["mean"]), *(_said(line["targets"].get(target)) for target in targets)]
+        means = [line["mean"], *(line["benchmarks"].get(name) for name in benchmarks)]
+        cells = [_said(spread) for spread in (*means, *(line["targets"].get(target) for target in targets))]
         rows.append([*(str(line[name]) for name in names), line["source"] or "(no transfer)", *cells])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
@@ -137,17 +148,20 @@ def _said(spread: Record | None) -> str:
 
 
 def write_study_report(study: Study, cells: Sequence[Cell], folder: Path, output: Path) -> Record:
-    """All records, the table of scores, and for each backbone and variant the figures and tables of its transfers."""
+    """All records, the table of scores, the picture of model sizes, and for each backbone and variant the analysis of its transfers."""
+    from ..analysis.heatmaps import check
     from ..analysis.report import write_report
     from ..analysis.transfer import KS
 
+    check()
     state = State().look(cells, folder)
     found = records(cells, state)
-    table = lines(found)
+    table = lines(found, _benchmarks(study))
     write_json(output / "records.json", found)
     write_text(output / "records.csv", as_csv(found, [name for name in found[0] if name != "chosen"]))
     write_json(output / "scores.json", table)
-    write_text(output / "scores.md", markdown(table))
+    pictures = _write_sizes(found, table, output) if len({line["backbone"] for line in table}) > 1 else ""
+    write_text(output / "scores.md", markdown(table) + pictures)
     ks = {variant: grid.retrieval.best for variant, grid in study.grids()}
     groups = list(dict.fromkeys((cell.variant, cell.backbone) for cell in cells))
     parts: Record = {}
@@ -159,6 +173,26 @@ def write_study_report(study: Study, cells: Sequence[Cell], folder: Path, output
             told = [record for record in found if (record["variant"], record["backbone"]) == (variant, backbone)]
             parts[name] = write_report(*_analysed(told, own, state, folder), place, ks[variant] or KS)
     return {"output": str(output), "done": len(state.done), "total": len(cells), "scores": table, "analyses": parts}
+
+
+def _benchmarks(study: Study) -> dict[str, Sequence[str]]:
+    """The benchmarks that targets are named by, where there are others to tell them from: GLUE and SuperGLUE have a mean each."""
+    named: dict[str, Sequence[str]] = {
+        str(entry): BENCHMARKS[str(entry)] for _, grid in study.grids() for entry in grid.targets if str(entry) in BENCHMARKS
+    }
+    return named if any(len(grid.targets) > 1 for _, grid in study.grids()) else {}
+
+
+def _write_sizes(found: Sequence[Record], table: Sequence[Record], output: Path) -> str:
+    """Score against model size as PNG, SVG, CSV and JSON; the line that shows it on a page."""
+    from ..analysis.heatmaps import save
+    from ..analysis.sizes import by_size, score_by_size
+
+    rows = by_size(table, {told["backbone"]: told["parameters"] for told in found if told["parameters"]})
+    save(score_by_size(rows), output, "sizes")
+    write_json(output / "sizes.json", rows)
+    write_text(output / "sizes.csv", as_csv(rows, list(rows[0])))
+    return "\n![score by model size](sizes.png)\n"
 
 
 def _analysed(

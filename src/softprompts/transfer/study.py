@@ -8,7 +8,7 @@ are, a weighted average takes one run more, a mixture of the top k's tasks with 
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,8 @@ class Grid:
     """Settings of source runs, over those of all."""
     target: dict[str, Any] = field(default_factory=dict)
     """Settings of baselines and of all that starts from another prompt, over those of all."""
+    own_task: bool = False
+    """Whether a source's prompt starts its own task's run too, so that means over targets are over the same ones for every source."""
     retrieval: Retrieval = field(default_factory=Retrieval)
 
 
@@ -99,6 +101,9 @@ class Study(Grid):
         own["retrieval"] = dataclasses.asdict(self.retrieval)
         if not self.variants:
             return [(None, from_mapping(Grid, own))]
+        for name, other in self.variants.items():
+            if other is not None and not isinstance(other, Mapping):
+                raise UserError(f"The variant {name} is {other!r}; it must be a mapping of what is different.")
         return [(name, from_mapping(Grid, merge(own, other or {}), name)) for name, other in self.variants.items()]
 
 
@@ -131,6 +136,12 @@ class Cell:
     def needs(self) -> tuple[str, ...]:
         """Cells that come first."""
         return self.starts + ((self.like,) if self.like is not None else ())
+
+    def hopeless(self, failed: Set[str]) -> bool:
+        """Whether it cannot run, because what it needs failed. One that chooses among prompts does with the others, if k are left."""
+        if self.like is None:
+            return not failed.isdisjoint(self.starts)
+        return self.like in failed or len(set(self.starts) - failed) < (self.k or 1)
 
     @property
     def whole_model(self) -> bool:
@@ -166,7 +177,7 @@ def plan(study: Study, device: str | None = None, data_dir: str | None = None) -
         for cell in _Planner(grid, variant, backbone, machine).cells()
     ]
     if not cells:
-        raise UserError("The study names no targets and no sources, so there is nothing to run; see docs/studies.md.")
+        raise UserError("The study has no backbones, no seeds, or neither sources nor targets, so there is nothing to run.")
     names = [cell.name.lower() for cell in cells]
     if len(set(names)) < len(names):
         twice = next(name for place, name in enumerate(names) if name in names[:place])
@@ -197,7 +208,7 @@ class _Planner:
         yield from (self._cell("source", seed, source=source) for source in self.sources for seed in seeds)
         yield from (self._cell("baseline", seed, target=target) for target in self.targets for seed in seeds)
         for target, source, seed in itertools.product(self.targets, self.sources, seeds):
-            if source.name != target.name:  # going on with a task's own prompt is no transfer
+            if source.name != target.name or self.grid.own_task:  # going on with a task's own prompt is no transfer
                 start = self._name("source", seed, source)
                 yield self._cell("transfer", seed, source, target, starts=(start,))
         if retrieval.most:

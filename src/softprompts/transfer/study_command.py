@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
     if any(os.environ.get(name, "1") != "1" for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")):
         raise UserError("A study is not launched as several processes; give the same command several times, or --ray.")
 
-    from .cells import check_unchanged
+    from .cells import check_data, check_unchanged
     from .records import status as where
     from .study_progress import StudyBars
     from .workers import work, work_on_ray
@@ -55,8 +55,9 @@ def run(argv: Sequence[str]) -> int:
     study, folder, cells = _planned(options)
     _check_output(folder)
     check_unchanged(cells, folder)
-    _keep(study, folder)
     stages = _stages(cells, folder, options.only)
+    check_data([cell for cell in cells if cell.stage in stages], folder)
+    _keep(study, folder)
     cohort = options.cohort or study.cohort
     begun = time.monotonic()
     with StudyBars(cells, options.quiet) as bars:
@@ -138,7 +139,8 @@ def _check_output(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"The output {folder} cannot be a folder ({error.strerror}); name another with --output.") from None
-    if any(folder.iterdir()) and not (folder / STUDY).exists():
+    # What begins with a dot is on its way: another worker's study file, or a killed one's.
+    if any(not path.name.startswith(".") for path in folder.iterdir()) and not (folder / STUDY).exists():
         raise UserError(f"{folder} holds other things than a study; name another folder with --output.")
 
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..api import COHORT, CONFIG, tune_cohort
+from ..api import COHORT, tune_cohort
 from ..backbone import Backbone, load_backbone
 from ..errors import UserError
 from ..tasks.task import DATA_VARIABLE
-from ..tuning import Run, RunConfig, RunFailedError, Watcher, run_config
+from ..tuning import Run, RunConfig, RunFailedError, Watcher
 from ..tuning.checkpoint import CHECKPOINT
 from ..tuning.cohort import Nobody
-from ..tuning.config import read_yaml
 from ..tuning.lists import Member
 from . import cells as on_disk
 from .cells import Chosen
@@ -54,7 +53,7 @@ class State:
                 self.results[cell.name] = told
                 if told["score"] is None:
                     self.failed.add(cell.name)
-            if not self.blocked.isdisjoint(cell.needs) or not self.failed.isdisjoint(cell.needs):
+            if cell.hopeless(self.failed | self.blocked):
                 self.blocked.add(cell.name)
         return self
 
@@ -161,7 +160,7 @@ def rerun(folder: Path, name: str, output: Path) -> list[dict[str, Any]]:
         raise UserError(
             f"The study in {folder} has no result of a cell {name!r}; softprompts study status {folder} --json tells the cells."
         )
-    configs = {cell: run_config(read_yaml(on_disk.place(folder, cell) / CONFIG)) for cell in told["beside"]}
+    configs = {cell: on_disk.saved_config(folder, cell) for cell in told["beside"]}
     outcomes = tune_cohort([Member(config, {"cell": cell}, cell) for cell, config in configs.items()], output)
     found = []
     for cell, outcome in zip(configs, outcomes, strict=True):

@@ -1,0 +1,232 @@
+"""Studies: each cell is run once, whoever is killed, silent or robbed."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from softprompts.errors import UserError
+from softprompts.transfer.cells import RESULT, commit, open_cell, place
+from softprompts.transfer.claims import WORKERS, Claims, owner
+from softprompts.transfer.records import status
+from softprompts.transfer.strategies import start_from
+from softprompts.transfer.study import plan, read_study
+from softprompts.transfer.study_command import main
+from softprompts.transfer.workers import State, StudyWatcher, cohort_of, work
+from softprompts.tuning import Run
+
+from .conftest import FEW, QUICK, Write, planned, results, scores
+
+START = "import sys, torch; torch.set_num_threads(1); from softprompts.transfer.study_command import main; sys.exit(main(sys.argv[1:]))"
+
+
+def started(study: Path, folder: Path) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-c", START, "run", str(study), "--output", str(folder), "--device", "cpu", "--cohort", "1", "--quiet"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+
+
+def test_two_workers_are_killed_and_a_third_ends_the_study(write: Write, whole: Path, tmp_path: Path) -> None:
+    """Who comes later takes over what the dead held; no cell is lost, none is run into the results twice."""
+    study, folder = write(retrieval={}), tmp_path / "study"
+    workers = [started(study, folder) for _ in range(2)]
+    try:
+        wait_for(lambda: len(list((folder / WORKERS).glob("[!.]*.json"))) == 2 and len(results(folder)) >= 1)
+        for worker in workers:
+            wait_for(lambda pid=worker.pid: holds(folder, pid) and list(folder.rglob("checkpoint.safetensors")))
+            worker.send_signal(signal.SIGKILL)
+            worker.wait()
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    before = results(folder)
+    assert 0 < len(before) < 16
+    assert status(plan(read_study(study)), folder)["running"] == [], "the dead hold nothing"
+    assert main(["run", str(study), "--output", str(folder), "--device", "cpu"]) == 0
+    after = results(folder)
+    assert {name: after[name] for name in before} == before, "finished cells stay as they are"
+    assert len(after) == 16
+    assert scores(folder).items() <= scores(whole).items()
+
+
+def holds(folder: Path, process: int) -> bool:
+    """Whether a worker has claimed a cell."""
+    owners = [owner(claim) for claim in folder.rglob(".claim-*")]
+    return any(f"-{process}-" in worker for worker in owners if worker is not None)
+
+
+def test_a_claim_is_one_workers(tmp_path: Path) -> None:
+    with Claims(tmp_path) as one, Claims(tmp_path) as other:
+        assert one.take("a")
+        assert not other.take("a")
+        assert not one.take("a")
+        assert other.take("b")
+    with Claims(tmp_path) as third:
+        assert third.take("a"), "who left holds nothing"
+
+
+def test_of_many_that_race_one_gets_it(tmp_path: Path) -> None:
+    workers = [Claims(tmp_path) for _ in range(8)]
+    got: list[str] = []
+    barrier = threading.Barrier(8)
+
+    def race(claims: Claims) -> None:
+        for number in range(20):
+            barrier.wait()
+            if claims.take(f"cell{number}"):
+                got.append(f"cell{number}")
+
+    threads = [threading.Thread(target=race, args=(claims,)) for claims in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(got) == sorted(f"cell{number}" for number in range(20))
+
+
+def test_the_silent_are_taken_over_and_notice(tmp_path: Path) -> None:
+    with Claims(tmp_path, beat=3600) as silent, Claims(tmp_path, beat=0.01, stale=30) as other:
+        assert silent.take("a")
+        assert not other.take("a")
+        os.utime(silent.sign, (time.time() - 60, time.time() - 60))
+        assert other.take("a")
+        assert not silent.take("a")
+        assert silent._is_lost("a", silent.held["a"])
+        time.sleep(0.1)
+        assert not other.lost.is_set()
+
+
+def test_a_worker_of_another_machine_is_judged_by_its_signs_of_life(tmp_path: Path) -> None:
+    with Claims(tmp_path, beat=3600) as far, Claims(tmp_path) as near:
+        far.sign.write_text(json.dumps({"host": "elsewhere", "pid": 2**22 + 1}))
+        assert far.take("a")
+        assert not near.take("a"), "its process is not ours to look for"
+        far.sign.unlink()
+        assert near.take("a")
+
+
+def test_a_worker_whose_sign_was_cleared_away_comes_back_and_notices_what_it_lost(tmp_path: Path) -> None:
+    """A machine that slept for long: who came meanwhile took it for dead, and took its cell."""
+    with Claims(tmp_path, beat=0.02) as sleeper:
+        assert sleeper.take("a")
+        assert sleeper.take("b")
+        (place(tmp_path, "a") / ".claim-1").write_text(json.dumps({"worker": "another"}))
+        sleeper.sign.unlink()
+        wait_for(sleeper.sign.exists, 10)
+        wait_for(sleeper.lost.is_set, 10)
+        with Claims(tmp_path) as other:
+            assert not other.take("b"), "it lives, so what nobody took is still its own"
+
+
+def test_another_machine_of_the_same_name_is_not_looked_for_here(tmp_path: Path) -> None:
+    with Claims(tmp_path, beat=3600) as far, Claims(tmp_path) as near:
+        told = json.loads(far.sign.read_text())
+        assert told["machine"].split()[0] == socket.gethostname()
+        far.sign.write_text(json.dumps({**told, "machine": f"{socket.gethostname()} another boot", "pid": 2**22 + 1}))
+        assert far.take("a")
+        assert not near.take("a")
+
+
+def test_a_study_file_on_its_way_is_no_reason_to_refuse_the_folder(write: Write, tmp_path: Path) -> None:
+    """Two workers that start at once, or one that was killed while it wrote the study file."""
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / ".study.123.yaml").write_text("name: tri")
+    assert main(["run", str(write(**FEW, sources=[], targets=["helpdesk/urgency"])), "--output", str(tmp_path / "study"), "--quiet"]) == 0
+
+
+def test_a_file_system_that_takes_no_claims_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    with Claims(tmp_path) as claims:
+        monkeypatch.setattr(os, "link", refuse)
+        with pytest.raises(UserError, match="where files can have two names"):
+            claims.take("a")
+    assert list(place(tmp_path, "a").iterdir()) == []
+
+
+class Robbed(StudyWatcher):
+    """Someone takes the first cell over while it is tuned, and leaves without finishing it."""
+
+    def __init__(self, folder: Path, own: Claims) -> None:
+        self.other, self.own, self.robbed = Claims(folder), own, 0
+
+    def stepped(self, run: Run) -> None:
+        if not self.robbed:
+            claim = next(iter(self.own.held.values()))
+            claim.with_name(".claim-1").write_text(json.dumps({"worker": self.other.worker}))
+            self.robbed += 1
+            wait_for(self.own.lost.is_set, 20)
+
+    def looked(self, state: State) -> None:
+        if self.robbed:
+            self.other.sign.unlink(missing_ok=True)
+
+
+def test_a_worker_that_lost_a_cell_lets_it_go(write: Write, tmp_path: Path) -> None:
+    cells = [cell for cell in plan(read_study(write(**FEW)), "cpu") if cell.stage == "baseline"]
+    own = Claims(tmp_path / "study", beat=0.05)
+    watcher = Robbed(tmp_path / "study", own)
+    assert work(cells, tmp_path / "study", 4, watcher, claims=own).done == {cell.name for cell in cells}
+    assert watcher.robbed == 1
+
+
+def test_a_run_begun_elsewhere_is_begun_anew(tmp_path: Path) -> None:
+    """Where the study's folder was moved, a run's config names source prompts that are not there."""
+    cell = next(cell for cell in planned() if cell.stage == "transfer")
+    home = place(tmp_path, cell.name)
+    here, elsewhere = (start_from(cell.config, [folder / "source"]) for folder in (tmp_path, tmp_path / "other"))
+    home.mkdir(parents=True)
+    (home / f".cell.{2**22 + 1}.json").touch()  # what a killed worker left
+    open_cell(cell, here, tmp_path)
+    here.save(home / "config.yaml")
+    (home / "checkpoint.safetensors").touch()
+    open_cell(cell, here, tmp_path)
+    assert (home / "checkpoint.safetensors").exists()
+    open_cell(cell, elsewhere, tmp_path)
+    assert sorted(path.name for path in home.iterdir()) == ["cell.json"]
+
+
+def test_a_result_is_committed_once_and_what_is_done_is_not_claimed(tmp_path: Path) -> None:
+    with Claims(tmp_path) as claims:
+        assert claims.take("a")
+        assert commit(tmp_path, {"cell": "a", "score": 1.0})
+        assert not commit(tmp_path, {"cell": "a", "score": 2.0})
+        claims.drop("a")
+        assert not claims.take("a")
+        assert results(tmp_path)["a"]["score"] == 1.0
+        assert sorted(path.name for path in place(tmp_path, "a").iterdir()) == [RESULT]
+
+
+def test_a_cohort_is_of_one_model_and_one_length() -> None:
+    cells = planned(variants={"one": {}, "other": {"backbones": ["some/model"]}}, retrieval={})
+    ready = State().ready(cells)
+    first = cohort_of(ready, 100)
+    assert len({(cell.config.model, cell.config.tuning.steps) for cell in first}) == 1
+    assert len(cohort_of(ready, 3)) == 3
+    whole = planned(settings={"preset": "model-tuning"}, retrieval={})
+    assert len(cohort_of(State().ready(whole), 8)) == 1, "a whole model shares nothing"
+
+
+def test_a_model_that_learned_starts_the_next(write: Write, tmp_path: Path) -> None:
+    """Multi-task model tuning: the target's run begins with the source's model."""
+    tuned = {**{name: value for name, value in QUICK.items() if name not in ("preset", "prompt", "lr")}, "preset": "model-tuning"}
+    study = write(settings=tuned, sources=["helpdesk/intent+helpdesk/area"], targets=["helpdesk/urgency"], seeds=[0], retrieval={})
+    assert work(plan(read_study(study), "cpu"), tmp_path / "study", 4).failed == set()
+    (told,) = (told for told in results(tmp_path / "study").values() if told["stage"] == "transfer")
+    assert told["config"]["model"].endswith("source/helpdesk-intent-helpdesk-area/seed0/model")
