@@ -24,13 +24,22 @@ def test_every_cell_is_planned_once_and_after_what_it_starts_from() -> None:
         assert set(cell.needs) <= {before.name for before in cells[:place_]}
     transfer = next(cell for cell in cells if cell.stage == "transfer" and cell.seed == 1)
     assert transfer.starts == ("t5-tiny/source/helpdesk-intent/seed1",)
-    assert (transfer.source, transfer.target, transfer.config.seed, transfer.config.tuning.steps) == (
+    assert (transfer.source, transfer.target, transfer.seed, transfer.config.tuning.steps) == (
         "helpdesk/intent", "helpdesk/urgency", 1, 2,
     )  # fmt: skip
     average = next(cell for cell in cells if cell.stage == "average")
     assert len(average.starts) == 4, "the source prompts of all seeds"
     assert average.like == "t5-tiny/baseline/helpdesk-urgency/seed0"
     assert {cell.config.tuning.steps for cell in cells if cell.stage in ("source", "mixture-source")} == {4}
+
+
+def test_tasks_begin_with_words_of_their_own() -> None:
+    """Or all prompts of one seed would be alike; what is compared with a baseline sees the rows in its order."""
+    cells = plan(read_study(RECIPES / "spot-smoke.yaml"))
+    first = {cell.source or cell.target: cell.config.seed for cell in cells if cell.stage in ("source", "baseline") and cell.seed == 0}
+    assert len(set(first.values())) == len(first) == 6
+    assert all(cell.config.seed == first[cell.target] for cell in cells if cell.stage == "transfer" and cell.seed == 0)
+
 
 
 def test_a_benchmark_is_one_source_and_many_targets() -> None:
