@@ -41,7 +41,6 @@ def test_tasks_begin_with_words_of_their_own() -> None:
     assert all(cell.config.seed == first[cell.target] for cell in cells if cell.stage == "transfer" and cell.seed == 0)
 
 
-
 def test_a_benchmark_is_one_source_and_many_targets() -> None:
     cells = planned(sources=["glue", "mnli"], targets=["spot-targets"], seeds=[0], retrieval={})
     sources = [cell for cell in cells if cell.stage == "source"]
