@@ -7,6 +7,7 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start: threads of several would wait for each other
 
 import pytest
 import torch
@@ -43,9 +44,19 @@ def tiny() -> Backbone:
 
 
 @pytest.fixture
-def toy_csv(tmp_path: Path) -> Path:
+def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of many short runs, which take less time than their pictures; test_cli.py looks at the picture."""
+    monkeypatch.setattr("softprompts.api.learning_curve", lambda *_: False)
+
+
+def write_toy(folder: Path) -> Path:
     """A small file a newcomer might bring: 24 rows, quotes and commas inside."""
-    path = tmp_path / "reviews.csv"
+    path = folder / "reviews.csv"
     rows = [f'"{text}, visit {visit}",{label}' for visit in range(3) for text, label in TOY]
     path.write_text("review,mood\n" + "\n".join(rows) + "\n", encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def toy_csv(tmp_path: Path) -> Path:
+    return write_toy(tmp_path)
