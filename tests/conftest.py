@@ -7,7 +7,8 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start: threads of several would wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start: the workers keep every core busy
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # where a test takes two threads, the one that waits leaves its core to others
 
 import pytest
 import torch

@@ -63,7 +63,8 @@ def test_backbones_are_measured_side_by_side_and_not_again(tmp_path: Path, capsy
         made.model.save_pretrained(tmp_path / name)
         made.tokenizer.save_pretrained(tmp_path / name)
     command = [
-        f"old={tmp_path / 'first'}", f"new={tmp_path / 'second'}", "--tasks", "helpdesk/urgency,helpdesk/sentiment", "--seeds", "0,1", "--steps", "4",
+        f"old={tmp_path / 'first'}", f"new={tmp_path / 'second'}",
+        "--tasks", "helpdesk/urgency,helpdesk/sentiment", "--seeds", "0,1", "--steps", "4",
         "--evaluate-every", "2", "--cap-validation", "20", "--batch-size", "4", "--device", "cpu", "--output", str(tmp_path / "out"),
     ]  # fmt: skip
     assert backbones.main(command) == 0
