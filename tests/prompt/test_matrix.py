@@ -73,7 +73,7 @@ def check(backbone: Backbone, choices: Sequence[tuple[Any, Any, Any]], folder: P
     optimizer = torch.optim.AdamW([parameter for prompt in prompts for parameter in prompt.parameters()], lr=0.03)
     with torch.no_grad():
         before = losses_of_all(backbone, [prompt.eval() for prompt in prompts]).sum(1)
-    for _ in range(12):
+    for _ in range(6):
         loss = losses_of_all(backbone, [prompt.train() for prompt in prompts], rngs).sum()
         optimizer.zero_grad()
         loss.backward()
