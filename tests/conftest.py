@@ -7,6 +7,8 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start: the workers keep every core busy
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # where a test takes two threads, the one that waits leaves its core to others
 
 import pytest
 import torch
@@ -43,9 +45,19 @@ def tiny() -> Backbone:
 
 
 @pytest.fixture
-def toy_csv(tmp_path: Path) -> Path:
+def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of many short runs, which take less time than their pictures; test_cli.py looks at the picture."""
+    monkeypatch.setattr("softprompts.api.learning_curve", lambda *_: False)
+
+
+def write_toy(folder: Path) -> Path:
     """A small file a newcomer might bring: 24 rows, quotes and commas inside."""
-    path = tmp_path / "reviews.csv"
+    path = folder / "reviews.csv"
     rows = [f'"{text}, visit {visit}",{label}' for visit in range(3) for text, label in TOY]
     path.write_text("review,mood\n" + "\n".join(rows) + "\n", encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def toy_csv(tmp_path: Path) -> Path:
+    return write_toy(tmp_path)

@@ -1,5 +1,6 @@
 """Tiny random models of every family, and their tokenizers."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,8 +26,9 @@ SIZES = {"vocab_size": 16128, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers"
 TOKENS = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
 
 
+@cache
 def t5_tokenizer() -> Any:
-    """t5-tiny's tokenizer: real words for random models."""
+    """t5-tiny's tokenizer: real words for random models. One for all of them: it takes longer to read than they take to make."""
     from softprompts.backbone.load import EMBEDDED
 
     return transformers.AutoTokenizer.from_pretrained(EMBEDDED["t5-tiny"])

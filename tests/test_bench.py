@@ -1,7 +1,6 @@
 """The benchmarks: each runs, compares itself with PEFT for real, and refuses to give times where the two sides differ."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -182,13 +181,20 @@ def test_the_formula_counts_what_torch_counts() -> None:
     assert told.step == pytest.approx(forward.get_total_flops() + backward.get_total_flops(), rel=0.05)
 
 
-def test_tables_of_several_results(folders: dict[str, str], tmp_path: Path) -> None:
+def test_tables_of_several_results(
+    folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import bench_table
+
     names = [tmp_path / f"{batch}.json" for batch in (2, 3)]
     for name in names:
         flags = ["--model", folders["t5"], "--batch", name.stem, "--steps", "1", "--warmup", "0", "--device", "cpu", "--quiet"]
         assert main(["smop", *flags, "--output", str(name)]) == 0
-    script = [sys.executable, str(BENCHMARKS / "bench_table.py"), *map(str, names)]
-    told = subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["bench_table.py", *map(str, names)])
+    bench_table.main()
+    told = capsys.readouterr().out.splitlines()
     assert told[0].startswith("smop: ")
     assert told[2].startswith("| model | what |")
     assert len(told) == 4 + 2 * 3

@@ -1,19 +1,25 @@
 """The scripts in benchmarks/ run, so that a record can be made again."""
 
 import json
-import subprocess
+import multiprocessing.dummy
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from .models import random_model
+from .models import random_model, random_t5
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
-def test_a_sweep_records_every_run_once_and_makes_a_table(toy_csv: Path, tmp_path: Path) -> None:
+def test_a_sweep_records_every_run_once_and_makes_a_table(
+    toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import sweep
+    import sweep_table
+
     made = random_model("t5")
     made.model.save_pretrained(tmp_path / "models" / "tiny")
     made.tokenizer.save_pretrained(tmp_path / "models" / "tiny")
@@ -21,16 +27,20 @@ def test_a_sweep_records_every_run_once_and_makes_a_table(toy_csv: Path, tmp_pat
     grid = [{**entry, "grid": {"preset": ["prompt-tuning"], "seed": [0, 1], "prompt.length": [4]}}]
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid))
     command = [
-        sys.executable, str(BENCHMARKS / "sweep.py"), str(tmp_path / "grid.yaml"), "--output", str(tmp_path / "out.jsonl"),
-        "--device", "cpu", "--data", str(toy_csv.parent), "--backbones", str(tmp_path / "models"),
+        "sweep.py", str(tmp_path / "grid.yaml"), "--output", str(tmp_path / "out.jsonl"), "--device", "cpu",
+        "--data", str(toy_csv.parent), "--backbones", str(tmp_path / "models"),
     ]  # fmt: skip
-    for _ in range(2):
-        subprocess.run(command, check=True, capture_output=True)
+    monkeypatch.setattr(sys, "argv", command)
+    sweep.main()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: multiprocessing.dummy)  # a thread is enough where nothing is left to do
+    sweep.main()
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [record["settings"]["seed"] for record in records] == [0, 1]
     assert all("metrics" in record for record in records)
-    table = [sys.executable, str(BENCHMARKS / "sweep_table.py"), str(tmp_path / "out.jsonl")]
-    assert "prompt-tuning" in subprocess.run(table, check=True, capture_output=True, text=True).stdout
+    monkeypatch.setattr(sys, "argv", ["sweep_table.py", str(tmp_path / "out.jsonl")])
+    capsys.readouterr()
+    sweep_table.main()
+    assert "prompt-tuning" in capsys.readouterr().out
 
 
 def test_the_recorded_runs_are_those_of_the_grids() -> None:
@@ -44,15 +54,17 @@ def test_the_recorded_runs_are_those_of_the_grids() -> None:
         assert all(settings in grid for settings in recorded)
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_backbones_are_measured_side_by_side_and_not_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sys.path.insert(0, str(BENCHMARKS))
     import backbones
 
-    made = random_model("t5")
-    made.model.save_pretrained(tmp_path / "random")
-    made.tokenizer.save_pretrained(tmp_path / "random")
+    for name, made in (("first", random_t5()), ("second", random_t5(num_layers=1))):
+        made.model.save_pretrained(tmp_path / name)
+        made.tokenizer.save_pretrained(tmp_path / name)
     command = [
-        "old=t5-tiny", f"new={tmp_path / 'random'}", "--tasks", "helpdesk/urgency,helpdesk/sentiment", "--seeds", "0,1", "--steps", "4",
+        f"old={tmp_path / 'first'}", f"new={tmp_path / 'second'}",
+        "--tasks", "helpdesk/urgency,helpdesk/sentiment", "--seeds", "0,1", "--steps", "4",
         "--evaluate-every", "2", "--cap-validation", "20", "--batch-size", "4", "--device", "cpu", "--output", str(tmp_path / "out"),
     ]  # fmt: skip
     assert backbones.main(command) == 0

@@ -25,7 +25,7 @@ def own_data(toy_csv: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "intent"
-    assert main(["tune", "--task", "helpdesk/register", *QUICK, "--shots", "8", "--output", str(folder)]) == 0
+    assert main(["tune", "--task", "helpdesk/register", *QUICK, "--shots", "8", "--cap-validation", "40", "--output", str(folder)]) == 0
     return folder
 
 

@@ -3,12 +3,12 @@
 import csv
 import io
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 from collections import Counter
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from softprompts.cli import main
 from softprompts.errors import UserError
 from softprompts.files import read_tensors, sweep, write_tensors
 from softprompts.progress import CohortWatcher
+from softprompts.tasks import Task, TaskConfig, load_task
 from softprompts.tuning import Run
 from softprompts.tuning.lists import Member, run_configs
 
@@ -157,21 +158,18 @@ STUDY = ["tune", "--task", "helpdesk/register,helpdesk/urgency", "--seed", "0,1"
 def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The folder, and what --json told."""
     folder = tmp_path_factory.mktemp("runs") / "study"
-    command = [sys.executable, "-c", COUNTING, *STUDY, "--json", "--output", str(folder)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert told.stderr == "tasks read: helpdesk/register, helpdesk/urgency\n", "once each, and nothing else where there is no terminal"
-    return folder, json.loads(told.stdout)
+    read: list[str | None] = []
 
+    def counted(config: TaskConfig) -> Task:
+        read.append(config.task)
+        return load_task(config)
 
-COUNTING = """
-import sys
-from softprompts import api, cli
-read, load = [], api.load_task
-api.load_task = lambda config: (read.append(config.task), load(config))[1]
-code = cli.main(sys.argv[1:])
-print("tasks read:", ", ".join(read), file=sys.stderr)
-sys.exit(code)
-"""
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("softprompts.api.load_task", counted)
+        assert main([*STUDY, "--json", "--output", str(folder)]) == 0
+    assert read == ["helpdesk/register", "helpdesk/urgency"], "once each"
+    assert err.getvalue() == "", "nothing where there is no terminal"
+    return folder, json.loads(out.getvalue())
 
 
 def test_every_run_has_a_folder_of_its_own(study: tuple[Path, dict[str, Any]]) -> None:

@@ -9,6 +9,7 @@ import pytest
 RECIPES = Path(__file__).parents[1] / "recipes"
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_the_recipe_makes_every_backbone_and_a_report_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

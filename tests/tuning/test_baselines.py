@@ -14,6 +14,8 @@ from softprompts.tuning import run_config
 
 from ..models import random_model
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 
 def settings(toy_csv: Path, **more: Any) -> Any:
     task = {"train": str(toy_csv), "text": "review", "label": "mood"}

@@ -31,7 +31,7 @@ def make(csv: Path, backbone: Backbone, *settings: dict[str, Any], **tuning: Any
     runs = []
     for own in settings:
         task = {"train": str(csv), "text": "review", "label": "mood"}
-        base = {"task": task, "tuning": {"steps": 6, "batch_size": 8, "max_length": 128, "evaluate_every": 3, **tuning}}
+        base = {"task": task, "tuning": {"steps": 4, "batch_size": 8, "max_length": 128, "evaluate_every": 2, **tuning}}
         config = run_config(base, own)
         runs.append(Run(config, load_task(config.task), backbone))
     return runs
@@ -67,7 +67,7 @@ def test_each_run_is_the_run_alone(kind: str, dropout: float, toy_csv: Path) -> 
     With dropout too: what a row loses is counted out from its run's own seed, so it is the same alone and in company.
     """
     runs = compare(toy_csv, random_model(kind), MIXED, dropout=dropout)
-    assert [run.step for run in runs] == [6] * 6 + [3] + [6]
+    assert [run.step for run in runs] == [4] * 6 + [3] + [4]
 
 
 def test_one_pass_reads_the_rows_of_all(t5: Backbone, toy_csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_split_and_nothing_is_lost(kind: str, toy_csv: Path
     for one, other in zip(together, alone, strict=True):
         same(one, other)
     assert first > 0
-    assert len(seen) < 6 * first, "what did not fit is remembered"
+    assert len(seen) < 4 * first, "what did not fit is remembered"
 
 
 def test_a_row_that_never_fits_is_told_in_a_sentence(t5: Backbone, toy_csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """The loop: it learns, it resumes bit for bit, it survives a kill, it stops what goes wrong, and runs do not touch each other."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import torch
 
 from softprompts.api import tune_config
 from softprompts.backbone import Backbone, load_backbone
+from softprompts.cli import main
 from softprompts.errors import UserError
 from softprompts.files import read_tensors, write_tensors
 from softprompts.tasks import TaskConfig, load_task
@@ -22,7 +22,10 @@ from softprompts.tuning import PRESETS, Cohort, Run, RunConfig, RunFailedError, 
 from softprompts.tuning.evaluate import spellings
 from softprompts.tuning.lesson import Lesson, Room, learn
 
+from ..conftest import write_toy
 from ..models import random_model
+
+pytestmark = pytest.mark.usefixtures("no_curves")
 
 
 def config(toy: Path, preset: str = "prompt-tuning", seed: int = 0, **tuning: Any) -> RunConfig:
@@ -211,17 +214,26 @@ def test_a_prompt_longer_than_the_budget_is_one_sentence(t5: Backbone, bart: Bac
         Run(config(toy_csv, max_length=512), task, bart)
 
 
-@pytest.mark.parametrize("moment", [0.5, 1.5, 3.0])
-def test_kill_9_loses_at_most_the_steps_since_the_last_checkpoint(toy_csv: Path, tmp_path: Path, moment: float) -> None:
-    """A real process, killed at a moment of no one's choosing; the same command then finishes as if nothing had happened."""
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
+    """A command, and the folder of its run that nobody killed."""
+    home = tmp_path_factory.mktemp("undisturbed")
     command = [
-        sys.executable, "-m", "softprompts.cli", "tune", "--train", str(toy_csv), "--text", "review", "--label", "mood", "--steps", "30",
-        "--batch-size", "4", "--evaluate-every", "5", "--checkpoint-every", "5", "--prompt.length", "4", "--max-length", "32",
-        "--device", "cpu",
+        "tune", "--train", str(write_toy(home)), "--text", "review", "--label", "mood", "--steps", "30", "--batch-size", "4",
+        "--evaluate-every", "5", "--checkpoint-every", "5", "--prompt.length", "4", "--max-length", "32", "--device", "cpu", "--output",
     ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    parts, whole = tmp_path / "parts", tmp_path / "whole"
-    victim = subprocess.Popen([*command, "--output", str(parts)], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert main([*command, str(home / "whole")]) == 0
+    return command, home / "whole"
+
+
+@pytest.mark.parametrize("moment", [0.5, 1.5, 3.0])
+def test_kill_9_loses_at_most_the_steps_since_the_last_checkpoint(
+    undisturbed: tuple[list[str], Path], tmp_path: Path, moment: float
+) -> None:
+    """A real process, killed at a moment of no one's choosing; the same command then finishes as if nothing had happened."""
+    parts, whole = tmp_path / "parts", undisturbed[1]
+    command = [sys.executable, "-m", "softprompts.cli", *undisturbed[0], str(parts)]
+    victim = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.time() + 60
     while not (parts / "checkpoint.safetensors").exists() and victim.poll() is None and time.time() < deadline:
         time.sleep(0.01)
@@ -232,8 +244,7 @@ def test_kill_9_loses_at_most_the_steps_since_the_last_checkpoint(toy_csv: Path,
     assert note["step"] % 5 == 0
     left = parts / ".checkpoint.12345.safetensors"
     left.write_bytes(b"what a write that was killed leaves")
-    for folder in (parts, whole):
-        subprocess.run([*command, "--output", str(folder)], env=environment, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     one, other = (read_tensors(folder / "prompt.safetensors")[0]["vectors"] for folder in (parts, whole))
     assert torch.equal(one, other)
     assert json.loads((parts / "prompt.json").read_text()) == json.loads((whole / "prompt.json").read_text())

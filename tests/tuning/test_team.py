@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from softprompts.cli import main
 from softprompts.files import read_tensors
+from softprompts.tuning import Run
+from softprompts.tuning.checkpoint import save_checkpoint
 from softprompts.tuning.team import Team
 
 from ..models import random_model
@@ -19,7 +22,6 @@ SETTINGS = [
     "--text", "review", "--label", "mood", "--steps", "10", "--batch-size", "7", "--evaluate-every", "5", "--checkpoint-every", "5",
     "--prompt.length", "4", "--lr", "0.1", "--device", "cpu", "--quiet", "--max-length", "64",
 ]  # fmt: skip
-ALONE = [sys.executable, "-m"]
 LAUNCH = [
     sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no",
     "--dynamo_backend", "no", "--main_process_port", "0",
@@ -93,14 +95,16 @@ def same(one: Path, other: Path) -> None:
         assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-3)
 
 
+def alone(folder: Path, *options: str) -> None:
+    """The same command in this process."""
+    assert main([*options, "--output", str(folder)]) == 0
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("preset", "more"), [("smop", ["--accumulate", "2"]), ("residual", ["--clip", "0.5", "--trackers", "tensorboard"])]
-)
-def test_two_processes_learn_what_one_does(preset: str, more: list[str], model: Path, toy_csv: Path, tmp_path: Path) -> None:
+def test_two_processes_learn_what_one_does(model: Path, toy_csv: Path, tmp_path: Path) -> None:
     """22 training rows in batches of 7: the last batch of an epoch has one row, so that one process has none. SMoP draws noise."""
-    settings = ["tune", "--model", str(model), "--train", str(toy_csv), "--preset", preset, *SETTINGS, *more]
-    run(ALONE, tmp_path / "one", *settings)
+    settings = ["tune", "--model", str(model), "--train", str(toy_csv), "--preset", "smop", *SETTINGS, "--accumulate", "2"]
+    alone(tmp_path / "one", *settings)
     told = run(TWO, tmp_path / "two", *settings).stdout
     assert told.count("accuracy") == 1, "one process speaks"
     same(tmp_path / "one", tmp_path / "two")
@@ -109,7 +113,7 @@ def test_two_processes_learn_what_one_does(preset: str, more: list[str], model: 
 @pytest.mark.slow
 def test_a_sharded_backbone_learns_what_a_whole_one_does(model: Path, toy_csv: Path, tmp_path: Path) -> None:
     settings = ["tune", "--model", str(model), "--train", str(toy_csv), "--preset", "prompt-tuning", *SETTINGS]
-    run(ALONE, tmp_path / "one", *settings)
+    alone(tmp_path / "one", *settings)
     (tmp_path / "counting.py").write_text(COUNTING)
     run(SHARDED[:-1], tmp_path / "two", str(tmp_path), *settings, module=str(tmp_path / "counting.py"))
     for rank in (0, 1):
@@ -123,9 +127,13 @@ def test_a_sharded_backbone_learns_what_a_whole_one_does(model: Path, toy_csv: P
 
 @pytest.mark.slow
 def test_rows_are_shared_out_and_files_written_once(model: Path, toy_csv: Path, tmp_path: Path) -> None:
+    settings = ["tune", "--model", str(model), "--train", str(toy_csv), "--preset", "residual", *SETTINGS, "--clip", "0.5"]
+    alone(tmp_path / "one", *settings)
     (tmp_path / "counting.py").write_text(COUNTING)
-    settings = ["tune", "--model", str(model), "--train", str(toy_csv), "--preset", "prompt-tuning", *SETTINGS]
-    run([*LAUNCH, "--multi_gpu"], tmp_path / "two", str(tmp_path), *settings, module=str(tmp_path / "counting.py"))
+    counted = [str(tmp_path), *settings, "--trackers", "tensorboard"]
+    told = run([*LAUNCH, "--multi_gpu"], tmp_path / "two", *counted, module=str(tmp_path / "counting.py")).stdout
+    assert told.count("accuracy") == 1, "one process speaks"
+    same(tmp_path / "one", tmp_path / "two")
     first, second = (json.loads((tmp_path / f"counts-{rank}").read_text()) for rank in (0, 1))
     assert first["written"] == [5, 10, "prompt"]
     assert second["written"] == []
@@ -135,17 +143,21 @@ def test_rows_are_shared_out_and_files_written_once(model: Path, toy_csv: Path, 
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_processes(model: Path, toy_csv: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_another_number_of_processes(
+    model: Path, toy_csv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = ["tune", "--model", str(model), "--train", str(toy_csv), "--preset", "prompt-tuning", *SETTINGS]
-    code = (
-        "import sys; from softprompts import cli; from softprompts.tuning import cohort; save = cohort.save_checkpoint\n"
-        "def stop(run, folder):\n    save(run, folder)\n    sys.exit(9)\n"
-        "cohort.save_checkpoint = stop; cli.main(sys.argv[1:])"
-    )
-    (tmp_path / "stopping.py").write_text(code)
-    assert run([sys.executable], tmp_path / "parts", *settings, module=str(tmp_path / "stopping.py"), check=False).returncode == 9
+
+    def stop(run: Run, folder: Path) -> None:
+        save_checkpoint(run, folder)
+        sys.exit(9)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("softprompts.tuning.cohort.save_checkpoint", stop)
+        with pytest.raises(SystemExit):
+            alone(tmp_path / "parts", *settings)
     run(TWO, tmp_path / "parts", *settings)
-    run(ALONE, tmp_path / "whole", *settings)
+    alone(tmp_path / "whole", *settings)
     same(tmp_path / "whole", tmp_path / "parts")
     again = run(TWO, tmp_path / "parts", *settings[:-2], "--max-length", "63", check=False)
     assert again.returncode != 0
