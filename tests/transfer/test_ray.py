@@ -1,6 +1,5 @@
 """A study on a real Ray cluster of two machines' worth of workers, one of which is killed mid-way."""
 
-import json
 import sys
 import threading
 import time
@@ -32,6 +31,11 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         made.shutdown()
 
 
+def at_work(found: dict[str, Any]) -> set[str]:
+    """The processes that results are of."""
+    return {told["worker"].split("-")[-2] for told in found.values()}
+
+
 def test_one_node_is_killed_and_nothing_is_lost(cluster: Any, write: Write, whole: Path, tmp_path: Path) -> None:
     nodes = [cluster.add_node(num_cpus=1, include_dashboard=False) for _ in range(2)]
     cluster.wait_for_nodes()
@@ -39,12 +43,12 @@ def test_one_node_is_killed_and_nothing_is_lost(cluster: Any, write: Write, whol
     before: dict[str, Any] = {}
 
     def kill() -> None:
-        """When both nodes are at work and something is finished."""
+        """When both nodes have finished something."""
         end = time.monotonic() + 120
         while time.monotonic() < end:
-            workers = {json.loads(path.read_text())["worker"] for path in folder.rglob(".claim-*") if path.exists()}
-            if len(workers) == 2 and results(folder):
-                before.update(results(folder))
+            found = results(folder)
+            if len(at_work(found)) == 2:
+                before.update(found)
                 cluster.remove_node(nodes[0], allow_graceful=False)
                 return
             time.sleep(0.05)
@@ -54,10 +58,8 @@ def test_one_node_is_killed_and_nothing_is_lost(cluster: Any, write: Write, whol
     assert main(["run", str(study), "--output", str(folder), "--device", "cpu", "--cohort", "1", "--ray", cluster.address]) == 0
     killer.join()
     after = results(folder)
-    assert before
-    assert len(after) == 8
+    assert len(before) < len(after) == 8
     assert {name: after[name] for name in before} == before
-    assert len({told["worker"].split("-")[-2] for told in after.values()}) >= 2, "both nodes finished cells"
     assert scores(folder).items() <= scores(whole).items()
 
 

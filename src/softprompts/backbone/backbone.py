@@ -183,7 +183,14 @@ class Backbone(ABC):
 
     def common_pieces(self, population: int) -> Tensor:
         """Ids of the commonest usable pieces, by the rule of `vocabulary.py` [N]; all usable ones when `population` is 0."""
-        return torch.tensor(common_pieces(self.tokenizer, self.vocabulary, population))
+        if population not in self._pieces:
+            self._pieces[population] = torch.tensor(common_pieces(self.tokenizer, self.vocabulary, population))
+        return self._pieces[population]
+
+    @cached_property
+    def _pieces(self) -> dict[int, Tensor]:
+        """What was found so far: every run of a cohort asks again."""
+        return {}
 
     def pieces(self, text: str) -> list[int]:
         """Ids of a text without the special tokens around it."""
