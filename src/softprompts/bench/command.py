@@ -3,12 +3,12 @@
 import argparse
 import dataclasses
 import importlib
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..command import Parser, tell
 from ..errors import UserError
 from ..files import write_json
 from .tables import table
@@ -53,7 +53,7 @@ def main(argv: Sequence[str], prog: str = "softprompts bench ") -> int:
     except DisagreementError as error:
         print(f"softprompts: {error}", file=sys.stderr)
         return 1
-    print(json.dumps(result, ensure_ascii=False) if options.json else table([result]))
+    tell(options, result, table([result]))
     return 0
 
 
@@ -73,13 +73,6 @@ def say(line: str) -> None:
 
 def _unsaid(line: str) -> None:
     pass
-
-
-class Parser(argparse.ArgumentParser):
-    """One whose errors are sentences."""
-
-    def error(self, message: str) -> Any:
-        raise UserError(f"{message[0].upper()}{message[1:]}; see {self.prog} --help.")
 
 
 def _parsed(name: str, kind: type, argv: Sequence[str], prog: str) -> tuple[argparse.Namespace, Any]:

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 import sys
 import typing
 from collections.abc import Sequence
@@ -10,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..choice import from_mapping
-from ..errors import UserError
+from ..command import make_parser, tell
 from .config import PretrainConfig
 
-EXAMPLES = """examples:
-  softprompts pretrain --text wiki.txt.bz2,books.txt.xz --tokens 1e9 --output models/mine
+EXAMPLES = """softprompts pretrain --text wiki.txt.bz2,books.txt.xz --tokens 1e9 --output models/mine
   softprompts pretrain --text wiki.txt --tasks tasks.jsonl.xz --objectives span=0.45,prefix=0.2,tasks=0.35 --output models/mine
   softprompts pretrain --from models/mine --text wiki.txt --objectives prefix=1 --lr 1e-3 --steps 2000 --output models/mine-lm
 """
@@ -34,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     except FailedError as failed:
         print(f"softprompts: {failed}", file=sys.stderr)
         return 1
-    print(json.dumps(card, ensure_ascii=False) if options.json else _summary(card, options.output))
+    tell(options, card, _summary(card, options.output))
     return 0
 
 
@@ -45,26 +43,12 @@ def _summary(card: dict[str, Any], folder: Path) -> str:
     return f"{', '.join(said)}\n{end}"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        raise UserError(f"{message[0].upper()}{message[1:]}; see {self.prog} --help.")
-
-
 def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
-    parser = _Parser(
-        prog="softprompts pretrain",
-        description=main.__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = make_parser("pretrain", EXAMPLES, main.__doc__)
     parser.add_argument(
         "--output", metavar="FOLDER", type=Path, required=True, help="where the model goes; an unfinished run in it goes on"
     )
     parser.add_argument("--overwrite", action="store_true", help="start anew even if the folder holds a run")
-    parser.add_argument("--json", action="store_true", help="print the card as JSON")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     _add_settings(parser)
     given = vars(parser.parse_args(argv))
     names = [field.name for field in dataclasses.fields(PretrainConfig)]
