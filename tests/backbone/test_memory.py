@@ -171,3 +171,19 @@ def test_steps_over_keys_and_values_that_stay_in_their_place_write_the_same(kind
         assert torch.equal(backbone.generate(prompt, text, 12), plain)
     sliding = kind == "gemma2"
     assert len(backbone.steps.kept) == (0 if sliding else 1)
+
+
+def test_a_model_whose_steps_cannot_be_recorded_answers_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = random_causal("llama")
+    text = backbone.embed_rows(backbone.tokenise(TEXTS, 20))
+    prompt = torch.randn(len(TEXTS), 4, 32, generator=torch.Generator().manual_seed(0))
+    plain = backbone.generate(prompt, text, 12)
+
+    def fails(*asked: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    backbone.records = True
+    monkeypatch.setattr("softprompts.backbone.stepping.Stepping.begin", fails)
+    assert torch.equal(backbone.generate(prompt, text, 12), plain)
+    assert backbone.records is False, "it is not tried again"
+    assert "steps" not in vars(backbone), "what was taken for it is given back"
