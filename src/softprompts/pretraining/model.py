@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,30 +63,31 @@ def write_model(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype) ->
     """A Hugging Face folder; every file is moved in whole, the config last."""
     from ..backbone.load import quiet
 
-    beside = folder / f".model.{os.getpid()}"
     tied = model.lm_head.weight is model.get_input_embeddings().weight
-    try:
+
+    def save(beside: Path) -> None:
         with quiet():
             model.to(dtype).save_pretrained(beside)
             tokenizer.save_pretrained(beside)
         settings = read_json(beside / "config.json")
         write_json(beside / "config.json", {**settings, "tie_word_embeddings": tied})
-        for file in sorted(beside.iterdir(), key=lambda file: file.name == "config.json"):
-            os.replace(file, folder / file.name)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written ({error.strerror or error}); make room, and give the same command again.") from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+
+    _moved_in(folder, save, "config.json")
 
 
 def write_tokenizer(tokenizer: Any, folder: Path) -> None:
     """The tokenizer's part of the folder, as soon as it is known: a run that goes on needs the same one."""
-    beside = folder / f".tokenizer.{os.getpid()}"
+    _moved_in(folder, tokenizer.save_pretrained, "tokenizer.json")
+
+
+def _moved_in(folder: Path, save: Callable[[Path], object], last: str) -> None:
+    """What `save` writes, written beside and moved in file by file, `last` last."""
+    beside = folder / f".new.{os.getpid()}"
     try:
-        tokenizer.save_pretrained(beside)
-        for file in sorted(beside.iterdir(), key=lambda file: file.name == "tokenizer.json"):
+        save(beside)
+        for file in sorted(beside.iterdir(), key=lambda file: file.name == last):
             os.replace(file, folder / file.name)
     except OSError as error:
-        raise UserError(f"{folder} cannot be written ({error.strerror or error}); make room, or name another --output.") from None
+        raise UserError(f"{folder} cannot be written ({error.strerror or error}); make room, and give the same command again.") from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
