@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from softprompts.backbone import Backbone
+from softprompts.backbone import Backbone, load_backbone
 from softprompts.backbone.dropout import chances
 from softprompts.errors import UserError
 from softprompts.tasks import load_task
@@ -25,6 +25,7 @@ MIXED: list[dict[str, Any]] = [
     {"preset": "p-tuning", "prompt": {"length": 3}, "seed": 6, "tuning": {"steps": 3}},
     {"preset": "prompt-tuning", "prompt": {"length": 6, "place": "suffix"}, "seed": 7},
 ]
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def make(csv: Path, backbone: Backbone, *settings: dict[str, Any], **tuning: Any) -> list[Run]:
@@ -49,13 +50,13 @@ def same(one: Run, other: Run, tolerance: float = 1e-4) -> None:
         assert float(distance) < 10 * tolerance, name
 
 
-def compare(csv: Path, backbone: Backbone, settings: list[dict[str, Any]], **tuning: Any) -> list[Run]:
+def compare(csv: Path, backbone: Backbone, settings: list[dict[str, Any]], tolerance: float = 1e-4, **tuning: Any) -> list[Run]:
     together, alone = make(csv, backbone, *settings, **tuning), make(csv, backbone, *settings, **tuning)
     Cohort(together, [None] * len(together)).train()
     for run in alone:
         Cohort([run], [None]).train()
     for one, other in zip(together, alone, strict=True):
-        same(one, other)
+        same(one, other, tolerance)
     return together
 
 
@@ -68,6 +69,13 @@ def test_each_run_is_the_run_alone(kind: str, dropout: float, toy_csv: Path) -> 
     """
     runs = compare(toy_csv, random_model(kind), MIXED, dropout=dropout)
     assert [run.step for run in runs] == [4] * 6 + [3] + [4]
+
+
+@gpu
+def test_each_run_is_the_run_alone_on_a_gpu_with_dropout(toy_csv: Path) -> None:
+    """Of t5-tiny, where a residual network makes percents of a rounding within these steps; other dropout would make 5 % and more."""
+    steady = [own for own in MIXED if own["preset"] != "residual"]
+    compare(toy_csv, load_backbone(dtype="fp32", device="cuda"), steady, tolerance=1e-3, dropout=0.1)
 
 
 def test_one_pass_reads_the_rows_of_all(t5: Backbone, toy_csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,11 +175,19 @@ def test_a_row_that_never_fits_is_told_in_a_sentence(t5: Backbone, toy_csv: Path
 @pytest.mark.parametrize("kind", ["t5", "bart", "llama", "bert"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_recomputed_activations_give_the_same(kind: str, dropout: float, toy_csv: Path) -> None:
-    backbone = random_model(kind)
-    (kept,), (again,) = (make(toy_csv, backbone, MIXED[5], recompute=flag, dropout=dropout) for flag in (False, True))
+    check_recomputed(toy_csv, random_model(kind), dropout, 1e-5)
+
+
+@gpu
+def test_recomputed_activations_give_the_same_on_a_gpu_with_dropout(toy_csv: Path) -> None:
+    check_recomputed(toy_csv, load_backbone(dtype="fp32", device="cuda"), 0.1, 1e-3)
+
+
+def check_recomputed(csv: Path, backbone: Backbone, dropout: float, tolerance: float) -> None:
+    (kept,), (again,) = (make(csv, backbone, MIXED[5], recompute=flag, dropout=dropout) for flag in (False, True))
     for run in (kept, again):
         Cohort([run], [None]).train()
-    same(kept, again, 1e-5)
+    same(kept, again, tolerance)
 
 
 def test_counted_dropout_drops_its_share_and_no_pattern() -> None:
