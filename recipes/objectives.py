@@ -9,8 +9,10 @@ adaptation), for 10, 25, 50 and 100 % of it. Then prompts are tuned on each. Fin
 
 import argparse
 import json
+import multiprocessing
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -50,7 +52,9 @@ def models(options: argparse.Namespace, folder: Path) -> dict[str, PretrainConfi
     of a run at a constant rate is worse than its tokens allow, and the shares would differ in that too.
     """
     common = {"text": options.text.split(","), "size": options.size, "device": options.device, **(SMALL if options.smoke else {})}
-    begin = PretrainConfig(**common, objectives={"span": 1.0}, tokens=options.tokens, lr=options.lr, warmup=0.05)
+    begin = PretrainConfig(
+        **common, tokenizer=options.tokenizer, objectives={"span": 1.0}, tokens=options.tokens, lr=options.lr, warmup=0.05
+    )
 
     def after(objective: str, share: int) -> PretrainConfig:
         tokens = options.extra_tokens * share / 100
@@ -69,15 +73,30 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 """What is compared: the model, and the task's settings. The first two and the last have seen the same number of tokens."""
 
 
-def made(config: PretrainConfig, folder: Path) -> dict[str, Any]:
+def made(config: PretrainConfig, folder: Path, quiet: bool = False) -> dict[str, Any]:
     """The card of a model, which is trained unless it is there."""
     if not (folder / CARD).exists():
-        return pretrain(config, folder, watcher=Watcher())
+        return pretrain(config, folder, watcher=Watcher(quiet=quiet))
     card: dict[str, Any] = read_json(folder / CARD)
     wanted = json.loads(json.dumps(config.plain()))
     if any(card["config"].get(name) != value for name, value in wanted.items() if name not in ELSEWHERE):
         raise UserError(f"{folder} holds a model that was trained with other settings; name another --output.")
     return card
+
+
+def each(jobs: int, work: Callable[..., dict[str, Any]], asked: Mapping[str, tuple[Any, ...]]) -> dict[str, dict[str, Any]]:
+    """What `work` makes of each, `jobs` at once; what it comes to is told on the way."""
+    if jobs == 1:
+        return {name: _told(name, work(*given)) for name, given in asked.items()}
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        under_way = {name: pool.submit(work, *given) for name, given in asked.items()}
+        return {name: _told(name, future.result()) for name, future in under_way.items()}
+
+
+def _told(name: str, found: dict[str, Any]) -> dict[str, Any]:
+    what = f"{found['tokens'] / 1e6:,.1f}M tokens" if "tokens" in found else f"{list(found['mean']['best'].values())}"
+    print(f"{name}: {what} in {found['seconds']:.0f} s", file=sys.stderr, flush=True)
+    return found
 
 
 def picture(records: Mapping[str, Mapping[str, Any]], path: Path) -> bool:
@@ -129,20 +148,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = parsed(sys.argv[1:] if argv is None else argv)
         folder: Path = options.output
-        cards = {}
-        for name, config in models(options, folder / "models").items():
-            cards[name] = made(config, folder / "models" / name)
-            print(f"{name}: {cards[name]['tokens'] / 1e6:,.1f}M tokens in {cards[name]['seconds']:.0f} s", file=sys.stderr, flush=True)
+        asked = {name: (config, folder / "models" / name, options.jobs > 1) for name, config in models(options, folder / "models").items()}
+        cards = each(1, made, {"span": asked.pop("span")})
+        cards |= each(options.jobs, made, asked)
         given = settings(
             options.tasks.split(","), [int(seed) for seed in options.seeds.split(",")], options.steps, batch_size=options.batch_size,
             prompt={"length": options.length}, cap_validation=options.cap_validation, scoring=options.scoring, data_dir=options.data_dir,
             device=options.device,
         )  # fmt: skip
-        records = {}
-        for name, (model, more) in VARIANTS.items():
-            place = folder / "runs" / f"{model}{'-sentinel' * bool(more)}"
-            records[name] = measure(str(folder / "models" / model), place, given | more)
-            print(f"{name}: {list(records[name]['mean']['best'].values())}", file=sys.stderr, flush=True)
+        records = each(
+            options.jobs,
+            measure,
+            {
+                name: (str(folder / "models" / model), folder / "runs" / f"{model}{'-sentinel' * bool(more)}", given | more)
+                for name, (model, more) in VARIANTS.items()
+            },
+        )
         print(report(cards, records, given, folder))
     except FailedError as error:
         print(f"objectives: {error}", file=sys.stderr)
@@ -158,6 +179,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True, help="where models, runs and the report go")
     parser.add_argument("--smoke", action="store_true", help="a small scale that two CPU cores take two minutes for")
     parser.add_argument("--text", help="text files to learn from, with commas between")
+    parser.add_argument("--tokenizer", help="a folder with the tokenizer to use (default: one is trained on the text)")
     parser.add_argument("--size", default="tiny", help="the model's size, as softprompts pretrain has it")
     parser.add_argument("--tokens", type=float, help="tokens of span corruption")
     parser.add_argument("--extra-tokens", type=float, help="tokens of 100 %% adaptation")
@@ -172,6 +194,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--scoring", help="generate or labels, as softprompts tune has it")
     parser.add_argument("--data-dir", help="a folder with the tasks' rows (default: SOFTPROMPTS_DATA)")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--jobs", type=int, default=1, help="models, and then cohorts, that are made at once, each by a process of its own")
     parser.set_defaults(**(SMOKE if "--smoke" in argv else FULL))
     options = parser.parse_args(argv)
     if options.text is None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from softprompts.backbone import Backbone, EncoderDecoder, Text
 from softprompts.backbone import packed as module
-from softprompts.backbone.packed import Packed, bucket, group, lay, lay_wide
+from softprompts.backbone.packed import Packed, bucket, group, lay, lay_wide, rounded
 
 from ..models import random_model, random_t5
 
@@ -31,7 +31,7 @@ def check(backbone: EncoderDecoder, vectors: Tensor, text: Text, targets: list[l
     ours = backbone.gradients(vectors, text, targets, weight, z)
     plain = padded(backbone, vectors, text, targets, weight, z)
     torch.testing.assert_close(ours[0], plain[0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(ours[1], plain[1], rtol=1e-3, atol=1e-5 * float(plain[1].abs().max()))
+    torch.testing.assert_close(ours[1], plain[1], rtol=1e-3, atol=1e-4 * float(plain[1].abs().max()))
 
 
 @pytest.fixture(params=["t5", "mt5"])
@@ -93,11 +93,14 @@ def test_the_registered_attention_is_the_models_own(backbone: EncoderDecoder) ->
 
 @pytest.mark.parametrize("place", ["prefix", "suffix"])
 @pytest.mark.parametrize("given", [None, [1, 20, 5, 0, 20, 7, 19, 3]], ids=["one length", "lengths"])
-def test_the_layout_of_recorded_steps_puts_every_row_in_order(tiny: EncoderDecoder, place: Any, given: list[int] | None) -> None:
-    """What stands at each place, by going through the rows one by one."""
+@pytest.mark.parametrize("empty", [0, 3])
+def test_the_layout_of_recorded_steps_puts_every_row_in_order(
+    tiny: EncoderDecoder, place: Any, given: list[int] | None, empty: int
+) -> None:
+    """What stands at each place, by going through the rows one by one; empty ones come after them and stand nowhere."""
     text = tiny.embed_rows(rows(tiny), place)._replace(given=None if given is None else torch.tensor(given))
     room, width, batch = 192, text.mask.shape[1], len(SIZES)
-    layout = lay_wide(text, 20, room)
+    layout = lay_wide(text, 20, room, batch + empty)
     order, back, columns = [], [], []
     for row, size in enumerate(SIZES):
         own, at = 20 if given is None else given[row], 0 if text.at is None else int(text.at[row])
@@ -108,9 +111,11 @@ def test_the_layout_of_recorded_steps_puts_every_row_in_order(tiny: EncoderDecod
         columns.append([min(begin + column, len(order) - 1) for column in range(room)])
         assert layout.masks[0][row].sum() == len(order) - begin
         assert layout.inverse[begin : len(order)].tolist() == [row * room + column for column in range(len(order) - begin)]
-    assert layout.order.tolist() == order + [0] * (bucket(len(order)) - len(order))
-    assert (layout.back.tolist(), layout.padded.view(batch, room).tolist()) == (back, columns)
-    assert layout.rows.tolist() == list(range(batch))
+    assert layout.order.tolist() == order + [0] * (bucket(len(order), module.FEW) - len(order))
+    assert (layout.back.tolist(), layout.padded.view(-1, room)[:batch].tolist()) == (back, columns)
+    assert layout.rows.tolist() == list(range(batch + empty))
+    assert not layout.masks[0][batch:].any()
+    assert 0 <= int(layout.padded.min()) <= int(layout.padded.max()) < len(order)
 
 
 def test_nothing_of_the_model_stays_changed(backbone: EncoderDecoder) -> None:
@@ -128,9 +133,10 @@ def test_groups_and_buckets_waste_little() -> None:
     assert sum(many for many, _ in groups) == 500
     assert sum(many * columns for many, columns in groups) < module.WASTE * sum(lengths)
     assert len(groups) < 40
-    sizes = {bucket(tokens) for tokens in range(4096, 8192)}
-    assert len(sizes) <= 17
-    assert all(tokens <= bucket(tokens) <= tokens * 1.0625 + 128 for tokens in range(1, 70_000, 37))
+    for many, waste in ((16, 1.0625), (8, 1.125)):
+        assert len({bucket(tokens, many) for tokens in range(4096, 8192)}) <= many + 1
+        assert all(tokens <= bucket(tokens, many) <= tokens * waste + 128 for tokens in range(1, 70_000, 37))
+    assert [rounded(columns, 2) for columns in range(1, 18)] == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16, 16, 16, 16, 24]
 
 
 def test_the_tanh_form_of_gelu_is_one_operation(backbone: EncoderDecoder) -> None:

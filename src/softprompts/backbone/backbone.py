@@ -279,8 +279,16 @@ class Backbone(ABC):
             self.__dict__.pop(name, None)
 
     def embed_rows(self, rows: Sequence[Sequence[int]], place: Place = "prefix") -> Text:
-        """The same of rows of ids."""
-        return self.embed_in_order(*self.collate(rows), place)
+        """The same of rows of ids; only these are sent, and pads and mask are made where they are needed."""
+        at = None if place == "prefix" else self.at(*self.collate(rows), place)
+        sizes = np.fromiter(map(len, rows), np.int64, len(rows))
+        flat = np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(sizes.sum()))
+        numbers, lengths = (sent(torch.from_numpy(array), self.device) for array in (flat, sizes))
+        across = torch.arange(int(sizes.max()), device=self.device)
+        mask, places = across < lengths[:, None], (lengths.cumsum(0) - lengths)[:, None] + across
+        ids = torch.where(mask, numbers[places.clamp_(max=max(0, len(flat) - 1))].long(), self.pad)
+        with self.still():
+            return Text(self.embedding(ids), mask.long(), at, ids, None, torch.from_numpy(sizes))
 
     def at(self, ids: Tensor, mask: Tensor, place: Place) -> Tensor | None:
         """The column that a prompt at `place` begins at in each row of [text; pad] [B]; None: before all."""

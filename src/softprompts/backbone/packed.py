@@ -31,8 +31,12 @@ WASTE = 1.15
 """The most that padding may add to a group of rows in the CPU's attention."""
 GRAPHED = 2**27
 """Tokens times width of a step, up to which launching its kernels, one by one, could take longer than running them."""
-GRAPHS = 24
-"""Recorded steps that are kept."""
+GRAPHS = 64
+"""Recorded steps that are kept; they share their memory."""
+SMALL = 2**25
+"""Tokens times width, up to which a step costs less than recording one of another size."""
+FEW, MANY = 8, 16
+"""Sizes between a number and its double that steps are recorded for, up to `SMALL` and beyond."""
 RUINED = 1e15
 """A prompt with larger numbers is beyond saving; in its neighbours' attention it would do harm."""
 
@@ -99,7 +103,8 @@ class Packed:
         """Each row's summed negative log-likelihood [B], and the gradient of sum(weight * nll + z * squares) by the vectors [B, P, H]."""
         if self.fast:
             self.expect(text.mask.shape[1] + vectors.shape[1])
-        layout = lay_wide(text, vectors.shape[1], self.longest) if self.fast else lay(text, vectors.shape[1])
+            targets, kept, weight, z = self._few_shapes(targets, kept, weight, z)
+        layout = lay_wide(text, vectors.shape[1], self.longest, len(targets)) if self.fast else lay(text, vectors.shape[1])
         good = (vectors.abs() < RUINED).all(2).all(1)
         vectors = torch.where(good[:, None, None], vectors, 0)
         rows = layout.rows
@@ -107,9 +112,18 @@ class Packed:
         asked = [flat[layout.order][None], targets[rows], kept[rows], weight[rows], z[rows]]
         run = self._recorded if self.fast and asked[0].numel() <= GRAPHED else self._run
         nll, gradient = run(layout, *asked)
-        found = torch.empty_like(nll).index_copy_(0, rows, nll)
+        found = torch.empty_like(nll).index_copy_(0, rows, nll)[: len(vectors)]
         by_vector = gradient[0][layout.back] * layout.own.unsqueeze(-1)
         return torch.where(good, found, torch.nan), by_vector.to(vectors.dtype)
+
+    def _few_shapes(self, targets: Tensor, kept: Tensor, *by_row: Tensor) -> list[Tensor]:
+        """Rows and columns that count for nothing are added, because a step is recorded for each number of them."""
+        batch, columns = targets.shape
+        down, across = rounded(batch, FEW) - batch, rounded(columns, 2) - columns
+        return [
+            *(nn.functional.pad(part, (0, across, 0, down)) for part in (targets, kept)),
+            *(nn.functional.pad(p, (0, down)) for p in by_row),
+        ]
 
     def _run(self, layout: Layout, joined: Tensor, targets: Tensor, kept: Tensor, weight: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad(), self._apart():
@@ -319,41 +333,49 @@ def lay(text: Text, length: int) -> Layout:
     return Layout(order_, back_, own_, rows_, padded_, inverse_, groups, masks_, tiles_)
 
 
-def lay_wide(text: Text, length: int, room: int) -> Layout:
-    """The same of one group with `room` columns, in a bucket's number of places; worked out on the device, from the lengths alone."""
+def lay_wide(text: Text, length: int, room: int, rows: int | None = None) -> Layout:
+    """The same of one group with `room` columns, in a bucket's number of places; worked out on the device, from the lengths alone.
+
+    To the batch's rows come empty ones, up to `rows`.
+    """
     assert text.sizes is not None
     device, (batch, width) = text.mask.device, text.mask.shape
-    lengths = text.sizes + (length if text.given is None else text.given)
-    count = int(lengths.sum())
-    places = bucket(count)
-    tiles = kernels.tiles(lengths.numpy(), kernels.TILE, kernels.room(places, batch))
     given = torch.full((batch,), length) if text.given is None else text.given
+    lengths = text.sizes + given
+    count = int(lengths.sum())
+    places = bucket(count, FEW if count * text.embeds.shape[2] <= SMALL else MANY)
     at = torch.zeros(batch, dtype=torch.long) if text.at is None else text.at.cpu()
-    total, given, at = sent(torch.stack([lengths, given, at]), device)
+    told = nn.functional.pad(torch.stack([lengths, given, at]), (0, 0 if rows is None else rows - batch))
+    tiles = kernels.tiles(told[0].numpy(), kernels.TILE, kernels.room(places, told.shape[1]))
+    total, given, at = sent(told, device)
 
     ends = total.cumsum(0)
     starts, at_place = ends - total, torch.arange(places, device=device)
     used = at_place < count
-    row = torch.searchsorted(ends, at_place, right=True).clamp_(max=batch - 1)
+    row = torch.searchsorted(ends, at_place, right=True).clamp_(max=len(total) - 1)
     place = at_place - starts[row]
     inside, ours = place - at[row], given[row]
     from_text = batch * length + row * width + torch.where(inside < 0, place, place - ours)
     order = torch.where((inside >= 0) & (inside < ours), row * length + inside, from_text)
 
-    own = torch.arange(length, device=device) < given[:, None]
-    back = torch.where(own, (starts + at)[:, None] + torch.arange(length, device=device), starts[:, None])
+    own = torch.arange(length, device=device) < given[:batch, None]
+    back = torch.where(own, (starts + at)[:batch, None] + torch.arange(length, device=device), starts[:batch, None])
     across = torch.arange(room, device=device)
     padded = (starts[:, None] + torch.minimum(across, total[:, None] - 1)).view(-1)
     mask = across < total[:, None]
-    rows = torch.arange(batch, device=device)
-    moved = sent(torch.from_numpy(tiles), device)
-    return Layout(order * used, back, own, rows, padded, (row * room + place) * used, [(batch, room)], [mask], moved)
+    moved, every = sent(torch.from_numpy(tiles), device), torch.arange(len(total), device=device)
+    return Layout(order * used, back, own, every, padded, (row * room + place) * used, [(len(total), room)], [mask], moved)
 
 
-def bucket(tokens: int) -> int:
-    """The number of places for so many tokens: whole tiles, and at most sixteen sizes between a number and its double."""
-    step = max(kernels.TILE, 1 << max(0, tokens.bit_length() - 5))
-    return -(-tokens // step) * step
+def rounded(number: int, many: int) -> int:
+    """Up to one of at most `many` sizes (2, 4, 8, ...) between a number and its double."""
+    step = 1 << max(0, number.bit_length() - many.bit_length())
+    return -(-number // step) * step
+
+
+def bucket(tokens: int, many: int) -> int:
+    """The number of places for so many tokens: whole tiles."""
+    return -(-rounded(tokens, many) // kernels.TILE) * kernels.TILE
 
 
 def group(lengths: Sequence[int]) -> list[tuple[int, int]]:

@@ -222,13 +222,13 @@ class Bank:
         """Each text once, however many prompts it is for; a prompt goes in where its place is."""
         known = {row: number for number, row in enumerate(dict.fromkeys(map(tuple, rows)))}
         which = [known[tuple(row)] for row in rows]
-        ids, mask = self.backbone.collate(list(known))
-        text = self.backbone.embed_in_order(ids, mask)
+        text = self.backbone.embed_rows(list(known))
         if len(known) < len(rows):
             text = text.rows(which)
         kinds = list(dict.fromkeys(places))
         if kinds == ["prefix"]:
             return text
+        ids, mask = self.backbone.collate(list(known))
         columns = [self.backbone.at(ids, mask, place) for place in kinds]
         at = torch.stack([mask.new_zeros(len(mask)) if column is None else column for column in columns])
         return text._replace(at=at[[kinds.index(place) for place in places], which])

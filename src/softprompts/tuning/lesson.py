@@ -26,6 +26,10 @@ WASTE = 1.25
 """The most that padding may add to a group of rows."""
 
 
+BRIEF = 8
+"""Tokens of a target, such as a label, that may be padded to without much waste."""
+
+
 class Lesson(NamedTuple):
     """The rows of one forward pass of a run, as ids."""
 
@@ -53,10 +57,10 @@ def learn(lessons: Sequence[Lesson], room: Room) -> list[Tensor]:
     return [losses[index] for index in range(len(lessons))]
 
 
-def _kind(lesson: Lesson) -> tuple[bool, str]:
-    """Lessons of one kind can go through the model together."""
-    head = lesson.run.prompt.head
-    return lesson.run.config.tuning.dropout > 0, "" if head is None else head.pool
+def _kind(lesson: Lesson) -> tuple[bool, str, int]:
+    """Lessons of one kind go through the model together; those that write much would have the others write as many columns."""
+    head, longest = lesson.run.prompt.head, lesson.run.longest_target
+    return lesson.run.config.tuning.dropout > 0, "" if head is None else head.pool, longest.bit_length() if longest > BRIEF else 0
 
 
 class _Row(NamedTuple):

@@ -137,6 +137,11 @@ class Run:
     def finished(self) -> bool:
         return self.stopped is not None or self.step >= self.steps
 
+    @cached_property
+    def longest_target(self) -> int:
+        """Tokens of the longest target among its rows."""
+        return max(map(len, self.targets))
+
     def lessons(self) -> list[Lesson]:
         """What the next optimiser step learns from: one for each of its forward passes."""
         self.prompt.train()
