@@ -51,7 +51,8 @@ def models(options: argparse.Namespace, folder: Path) -> dict[str, PretrainConfi
     Every share of the adaptation is a run of its own whose rate comes down to zero, not a checkpoint along one run: a model in the middle
     of a run at a constant rate is worse than its tokens allow, and the shares would differ in that too.
     """
-    common = {"text": options.text.split(","), "size": options.size, "device": options.device, **(SMALL if options.smoke else {})}
+    common = {"text": options.text.split(","), "size": options.size, "device": options.device, "batch_tokens": options.batch_tokens}
+    common |= SMALL if options.smoke else {}
     begin = PretrainConfig(
         **common, tokenizer=options.tokenizer, objectives={"span": 1.0}, tokens=options.tokens, lr=options.lr, warmup=0.05
     )
@@ -183,6 +184,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--size", default="tiny", help="the model's size, as softprompts pretrain has it")
     parser.add_argument("--tokens", type=float, help="tokens of span corruption")
     parser.add_argument("--extra-tokens", type=float, help="tokens of 100 %% adaptation")
+    parser.add_argument("--batch-tokens", type=int, default=80_000, help="tokens of a step of pretraining")
     parser.add_argument("--lr", type=float, help="the highest learning rate of span corruption")
     parser.add_argument("--adapt-lr", type=float, help="the highest learning rate of what goes on from it")
     parser.add_argument("--tasks", help="tasks to tune prompts on")
