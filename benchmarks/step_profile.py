@@ -12,10 +12,10 @@ import pstats
 import re
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.profiler import ProfilerActivity, profile
 
 from softprompts.bench.learners import Ours, compile_ours, make_run
@@ -27,7 +27,7 @@ from softprompts.files import write_json
 
 KINDS = {
     "matrix products": r"gemm|cutlass|nvjet|cublas|::mm|::addmm|::bmm|xmma|splitK",
-    "attention": r"attention|attend|flash|fmha|_forward_kernel|_backward_kernel",
+    "attention": r"attention|attend|flash|fmha|^_forward$|^_to_key$|^_to_query$",
     "activations": r"gelu|tanh|relu|silu",
     "norms": r"rsqrt|norm",
     "softmax and loss": r"softmax|logsumexp|cross_entropy|nll",
@@ -96,7 +96,7 @@ def told(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="t5-tiny", help="as benchmarks/training.py has it")
     parser.add_argument("--workload", default="synthetic", help="synthetic or sst2")
@@ -111,7 +111,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--output", type=Path, help="where the result goes as JSON")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     try:
         result = profiled(options)
         if options.output is not None:

@@ -182,6 +182,7 @@ class Packed:
 
     def _sight(self, layout: Layout, joined: Tensor) -> Sight:
         if self.fast:
+            torch._dynamo.maybe_mark_dynamic(layout.tiles, 0)
             return Sight(self._wide(self.longest), tiles=layout.tiles)
         table = self.table.float() if joined.device.type == "cpu" else self.table.to(joined.dtype)  # a CPU's attention is slow in bf16
         middle = table.shape[1] // 2

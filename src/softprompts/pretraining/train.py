@@ -103,17 +103,16 @@ class Pretraining:
             raise FailedError(f"The loss is no number any more by step {self.step}; lower --lr, or lengthen --warmup.")
         return {name: round(loss, 5) for name, loss in losses.items()}
 
-    @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Losses on what is held out, always the same of it."""
+        """Losses on what is held out, always the same of it. Gradients stay on, since without them a step is compiled anew."""
         if self.unseen is None:
             return {}
-        self.model.eval()
+        self.model.train(self.config.dropout == 0)  # the same without dropout, and compiled already
         seen = torch.zeros_like(self.seen)
         for number in range(EVALUATED):
             inputs, targets = self.unseen.at(number)
             parts = zip(inputs.chunk(self.config.microbatches), targets.chunk(self.config.microbatches), strict=True)
-            seen += self._by_objective(torch.cat([self.losses(*part)[0] for part in parts]), targets)
+            seen += self._by_objective(torch.cat([self.losses(*part)[0].detach() for part in parts]), targets)
         return self.told(seen)
 
     def save(self, folder: Path) -> None:
