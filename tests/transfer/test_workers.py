@@ -29,7 +29,21 @@ START = "import sys, torch; torch.set_num_threads(1); from softprompts.transfer.
 
 
 def started(study: Path, folder: Path, *more: str) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-c", START, "run", str(study), "--output", str(folder), "--device", "cpu", "--cohort", "1", "--quiet", *more]
+    command = [
+        sys.executable,
+        "-c",
+        START,
+        "run",
+        str(study),
+        "--output",
+        str(folder),
+        "--device",
+        "cpu",
+        "--cohort",
+        "1",
+        "--quiet",
+        *more,
+    ]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
 
 
