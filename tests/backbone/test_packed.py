@@ -118,6 +118,46 @@ def test_the_layout_of_recorded_steps_puts_every_row_in_order(
     assert 0 <= int(layout.padded.min()) <= int(layout.padded.max()) < len(order)
 
 
+def by_tiles(query: Tensor, key: Tensor, value: Tensor, table: Tensor, tiles: Tensor, scale: float) -> Tensor:
+    """What the GPU's kernel computes, row by row."""
+    found, middle = torch.zeros_like(query), table.shape[1] // 2
+    for start, length, inside in tiles.tolist():
+        if length and not inside:
+            own, at = slice(start, start + length), torch.arange(length)
+            scores = query[0, :, own] @ key[0, :, own].transpose(1, 2) * scale + table[:, at[None] - at[:, None] + middle]
+            found = found.index_copy(2, start + at, (scores.softmax(-1) @ value[0, :, own])[None])
+    return found.transpose(1, 2)
+
+
+@pytest.mark.parametrize("many", [8, 19])
+def test_manyand_columns_that_fill_a_recorded_step_change_nothing(
+    backbone: EncoderDecoder, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way of a GPU, but neither compiled nor recorded; 19 rows come to 20, and targets of 5 tokens to 6."""
+    packed = backbone.packed
+    assert packed is not None
+    sizes = [*SIZES, *SIZES, 30, 4, 60][:many]
+    text, vectors = backbone.embed_rows(rows(backbone, sizes)), torch.randn(many, 20, backbone.hidden)
+    targets = [[5, 6, 7, 8, 1], [9, 1]] + [[5, 1]] * (many - 2)
+    asked = (vectors, text, targets, torch.rand(many), torch.rand(many) * 0.01)
+    plain = backbone.gradients(*asked)
+    shapes: list[list[int]] = []
+
+    def run(layout: Any, *given: Tensor) -> tuple[Tensor, Tensor]:
+        shapes.append([*given[0].shape[:2], *given[1].shape])
+        return packed._run(layout, *given)
+
+    monkeypatch.setattr(module.kernels, "ragged_attention", by_tiles)
+    monkeypatch.setattr(Packed, "_layers", (module._read, module._write))
+    monkeypatch.setattr(packed, "_recorded", run)
+    monkeypatch.setattr(packed, "fast", True)
+    filled = backbone.gradients(*asked)
+    count = sum(sizes) + 21 * many
+    assert shapes == [[1, bucket(count, module.FEW), {8: 8, 19: 20}[many], 6]]
+    torch.testing.assert_close(filled[0], plain[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(filled[1], plain[1], rtol=1e-3, atol=1e-4 * float(plain[1].abs().max()))
+
+
 def test_nothing_of_the_model_stays_changed(backbone: EncoderDecoder) -> None:
     text = backbone.embed_rows(rows(backbone))
     before = backbone.losses(torch.zeros(len(SIZES), 2, backbone.hidden), text, [[5, 1]] * len(SIZES)).nll
