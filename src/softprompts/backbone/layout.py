@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..devices import sent
 from . import kernels
-from .backbone import Text
+from .rows import Text
 
 WASTE = 1.15
 """The most that padding may add to a group of rows in the CPU's attention."""

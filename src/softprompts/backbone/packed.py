@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from . import kernels
-from .backbone import Losses, Text
 from .layout import FEW, Layout, gathered, lay, lay_wide, rounded, spread
 from .recorded import Recorded
+from .rows import Losses, Text
 
 NAME = "softprompts_packed"
 KINDS = frozenset({"t5", "mt5"})
