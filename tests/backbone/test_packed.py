@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from softprompts.backbone import Backbone, EncoderDecoder, Text
-from softprompts.backbone import packed as module
-from softprompts.backbone.packed import Packed, bucket, group, lay, lay_wide, rounded
+from softprompts.backbone.layout import FEW, WASTE, bucket, group, lay, lay_wide, rounded
+from softprompts.backbone.packed import Packed, _read
 
 from ..models import random_model, random_t5
 
@@ -81,7 +81,7 @@ def test_the_registered_attention_is_the_models_own(backbone: EncoderDecoder) ->
     layout = lay(text, 0)
     joined = text.embeds.flatten(0, 1)[layout.order][None]
     with torch.no_grad(), packed._apart():
-        ours = module._read(block, joined, packed._sight(layout, joined))[0]
+        ours = _read(block, joined, packed._sight(layout, joined))[0]
     begin = 0
     for row in layout.rows.tolist():
         size = SIZES[row] + 1
@@ -111,7 +111,7 @@ def test_the_layout_of_recorded_steps_puts_every_row_in_order(
         columns.append([min(begin + column, len(order) - 1) for column in range(room)])
         assert layout.masks[0][row].sum() == len(order) - begin
         assert layout.inverse[begin : len(order)].tolist() == [row * room + column for column in range(len(order) - begin)]
-    assert layout.order.tolist() == order + [0] * (bucket(len(order), module.FEW) - len(order))
+    assert layout.order.tolist() == order + [0] * (bucket(len(order), FEW) - len(order))
     assert (layout.back.tolist(), layout.padded.view(-1, room)[:batch].tolist()) == (back, columns)
     assert layout.rows.tolist() == list(range(batch + empty))
     assert not layout.masks[0][batch:].any()
@@ -171,7 +171,7 @@ def test_groups_and_buckets_waste_little() -> None:
     lengths = sorted(np.random.default_rng(0).integers(5, 300, 500).tolist(), reverse=True)
     groups = group(lengths)
     assert sum(many for many, _ in groups) == 500
-    assert sum(many * columns for many, columns in groups) < module.WASTE * sum(lengths)
+    assert sum(many * columns for many, columns in groups) < WASTE * sum(lengths)
     assert len(groups) < 40
     for many, waste in ((16, 1.0625), (8, 1.125)):
         assert len({bucket(tokens, many) for tokens in range(4096, 8192)}) <= many + 1
