@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from softprompts.backbone import Backbone, EncoderDecoder, Text
+from softprompts.backbone import Backbone, EncoderDecoder, Text, kernels
 from softprompts.backbone.layout import FEW, WASTE, bucket, group, lay, lay_wide, rounded
-from softprompts.backbone.packed import Packed, _read
+from softprompts.backbone.packed import Packed, _read, _write
 
 from ..models import random_model, random_t5
 
@@ -130,7 +130,7 @@ def by_tiles(query: Tensor, key: Tensor, value: Tensor, table: Tensor, tiles: Te
 
 
 @pytest.mark.parametrize("many", [8, 19])
-def test_manyand_columns_that_fill_a_recorded_step_change_nothing(
+def test_rows_and_columns_that_fill_a_recorded_step_change_nothing(
     backbone: EncoderDecoder, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The way of a GPU, but neither compiled nor recorded; 19 rows come to 20, and targets of 5 tokens to 6."""
@@ -147,13 +147,13 @@ def test_manyand_columns_that_fill_a_recorded_step_change_nothing(
         shapes.append([*given[0].shape[:2], *given[1].shape])
         return packed._run(layout, *given)
 
-    monkeypatch.setattr(module.kernels, "ragged_attention", by_tiles)
-    monkeypatch.setattr(Packed, "_layers", (module._read, module._write))
-    monkeypatch.setattr(packed, "_recorded", run)
+    monkeypatch.setattr(kernels, "ragged_attention", by_tiles)
+    monkeypatch.setattr(Packed, "_layers", (_read, _write))
+    monkeypatch.setattr(packed, "_replayed", run)
     monkeypatch.setattr(packed, "fast", True)
     filled = backbone.gradients(*asked)
     count = sum(sizes) + 21 * many
-    assert shapes == [[1, bucket(count, module.FEW), {8: 8, 19: 20}[many], 6]]
+    assert shapes == [[1, bucket(count, FEW), {8: 8, 19: 20}[many], 6]]
     torch.testing.assert_close(filled[0], plain[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(filled[1], plain[1], rtol=1e-3, atol=1e-4 * float(plain[1].abs().max()))
 
