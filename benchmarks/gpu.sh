@@ -3,7 +3,7 @@
 set -e
 out=${1:?name a folder for the results}
 run() { name=$1; shift; echo "== $name"; python -u "benchmarks/$1.py" --output "$out/$name.json" $(shift; echo "$@") || echo "$name failed"; }
-run training-t5-base-1x8 training --model t5-base --prompt 100 --runs 8 --alone 1 --steps 20 --warmup 16 --peers eager
+run training-t5-base-1x8 training --model t5-base --prompt 100 --runs 8 --alone 1 --steps 20 --warmup 16 --peers eager,regions
 run inference-t5-base inference --model t5-base --rounds 4
 run decoding-llama-135m decoding --model llama-135m --rounds 5
 run smop-t5-large smop --model t5-large --warmup 24

@@ -24,6 +24,7 @@ BUCKET = 64
 
 WAYS = {
     "eager": "as it comes",
+    "regions": "torch.compile(dynamic=True) of its layers one by one (regional compilation), padded to the longest text of a batch",
     "dynamic": "torch.compile(dynamic=True), padded to the longest text of a batch",
     "buckets": f"torch.compile(dynamic=False), padded to multiples of {BUCKET}",
     "graphs": f"torch.compile(mode='reduce-overhead'), padded to multiples of {BUCKET}",
@@ -31,7 +32,7 @@ WAYS = {
     "autocast": "as it comes, the model in fp32 under bf16 autocast",
 }
 """The ways PEFT is run; autocast is how its users' trainers run it."""
-COMPILED = ("dynamic", "buckets", "graphs", "padded")
+COMPILED = ("regions", "dynamic", "buckets", "graphs", "padded")
 
 
 class Learner(Protocol):
@@ -129,6 +130,11 @@ class Peft:
 
     def _compiled(self) -> Callable[..., Any]:
         if self.way not in COMPILED:
+            return self.model  # type: ignore[no-any-return]
+        if self.way == "regions":
+            for stack in [part for part in self.model.modules() if isinstance(part, torch.nn.ModuleList)]:
+                for layer in stack:
+                    layer.compile(dynamic=True)
             return self.model  # type: ignore[no-any-return]
         if self.way == "dynamic":
             return torch.compile(self.model, dynamic=True)

@@ -63,7 +63,7 @@ class Settings(Common):
     """Learning rate. A small one, because Adam makes whole steps of rounding errors, and the losses of both sides must stay comparable."""
 
     peers: str = "auto"
-    """How PEFT is run: any of eager,dynamic,buckets,graphs,padded,autocast; auto: eager, and on a GPU three compiled ways as well."""
+    """How PEFT is run: any of eager,regions,dynamic,buckets,graphs,padded,autocast; auto: eager, and on a GPU also compiled by regions."""
 
     seconds: float = 0.0
     """Begin with no further compiled way of PEFT's after so many seconds; 0: take the time it takes."""
@@ -176,7 +176,7 @@ def _checked(timed: dict[str, Timed], alone: int, dtype: str) -> dict[str, float
 def _peers(settings: Settings, backbone: Backbone, rows: Sequence[Rows]) -> list[Subject]:
     ways = settings.peers.split(",")
     if ways == ["auto"]:
-        ways = ["eager", "dynamic", "buckets", "graphs"] if backbone.device.type == "cuda" else ["eager"]
+        ways = ["eager", "regions"] if backbone.device.type == "cuda" else ["eager"]
     unknown = [way for way in ways if way not in WAYS]
     if unknown:
         raise UserError(f"PEFT is not run {unknown[0]!r} here; choose among {', '.join(WAYS)}.")
