@@ -21,10 +21,10 @@ from .prompt.prompt import plain
 from .prompt.store import CARD, TENSORS, check_backbone
 from .summary import as_csv, records
 from .tasks import Form, Task, TaskConfig, load_task
+from .tasks.form import check_template
 from .tasks.metrics import METRICS as METRIC_NAMES
 from .tasks.mixture import MEAN
 from .tasks.sources import Row
-from .tasks.task import check_template
 from .tuning import Cohort, Predictor, Run, RunConfig, RunFailedError, TuningConfig, Watcher, run_config
 from .tuning.checkpoint import CHECKPOINT, load_checkpoint
 from .tuning.config import CONFIG_HEAD

@@ -233,8 +233,9 @@ def _show_task(argv: Sequence[str]) -> int:
     _task_arguments(parser)
     options = parser.parse_args(argv)
 
+    from .tasks.config import TaskConfig
     from .tasks.registry import definition
-    from .tasks.task import TaskConfig, data_folder, named_split
+    from .tasks.task import data_folder, named_split
 
     task = definition(options.task)
     result: dict[str, Any] = {
@@ -266,8 +267,9 @@ def _export_task(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
 
     from .files import write_text
+    from .tasks.config import TaskConfig
     from .tasks.registry import definition
-    from .tasks.task import TaskConfig, data_folder, named_split
+    from .tasks.task import data_folder, named_split
 
     examples = named_split(definition(options.task), options.split, data_folder(TaskConfig(data_dir=options.data_dir)), options.task_word)
     lines = [json.dumps({"input": e.input, "target": e.target}, ensure_ascii=False) for e in examples]
@@ -294,11 +296,12 @@ def _score_task(argv: Sequence[str]) -> int:
     )
     options = parser.parse_args(argv)
 
+    from .tasks.config import TaskConfig
     from .tasks.definition import UNLABELLED
     from .tasks.metrics import score
     from .tasks.registry import definition
     from .tasks.sources import read_predictions
-    from .tasks.task import TaskConfig, data_folder, named_split
+    from .tasks.task import data_folder, named_split
 
     task = definition(options.task)
     predictions = read_predictions(options.predictions)
