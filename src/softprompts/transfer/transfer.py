@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..api import CONFIG, OURS, Tuned, load, sections, tune_cohort
+from ..api import Tuned, load, sections, tune_cohort
 from ..backbone import Backbone, load_backbone
 from ..errors import UserError
 from ..files import read_json, write_json, write_text
@@ -19,6 +19,7 @@ from ..library import default_folder
 from ..library.library import Entry, Found, Library
 from ..library.named import named_prompt
 from ..library.search import SIMILARITIES
+from ..output import CONFIG, OURS
 from ..progress import CohortWatcher
 from ..prompt.store import CARD, check_backbone, load_prompt, safe_name
 from ..tuning import Run, RunConfig, RunFailedError
