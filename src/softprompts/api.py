@@ -14,6 +14,7 @@ from .card import backbone_card, check_card, make_card
 from .errors import UserError
 from .files import sweep, write_text
 from .library.embedding import read_embedding, write_embedding
+from .lock import alone_in
 from .output import CONFIG, CURVE, MODEL, open_folders, save_model
 from .prompt import Prompt, load_prompt, save_prompt
 from .prompt.peft import read_adapter, write_adapter
@@ -103,7 +104,7 @@ def tune(
     members = run_configs(sections({**({"task": task} if task is not None else {}), **settings}))
     folder = Path(output) if output is not None else None
     if members[0].apart:
-        return tune_cohort(members, folder, trackers=trackers)
+        return tune_cohort(members, folder, trackers=trackers, alone=True)
     return tune_config(members[0].config, folder, trackers=trackers)
 
 
@@ -210,7 +211,9 @@ def tune_config(
     trackers: Sequence[str] = (),
 ) -> Tuned:
     """Run a config to its end, going on where an earlier try in the same folder left off; with others, where a launcher started them."""
-    (result,) = _tune(make_team(config.device), [config], [folder], overwrite, watcher, backbone, trackers)
+    team = make_team(config.device)
+    with alone_in(folder, team):
+        (result,) = _tune(team, [config], [folder], overwrite, watcher, backbone, trackers)
     if isinstance(result, RunFailedError):
         raise result
     return result
@@ -225,18 +228,21 @@ def tune_cohort(
     trackers: Sequence[str] = (),
     began: Callable[[Sequence[Run]], object] = lambda runs: None,
     curves: bool = True,
+    alone: bool = False,
 ) -> list[Tuned | RunFailedError]:
     """Run all members to their ends on one backbone, each in its own folder below `folder` and each from where it left off.
 
     A run that leaves no prompt is told by its error, after all others were saved. `began` hears of the runs before their first step.
-    Without `curves` nothing is drawn, which of short runs would take longer than the runs.
+    Without `curves` nothing is drawn, which of short runs would take longer than the runs. With `alone`, no other process may work in
+    `folder` meanwhile; the workers of a study share theirs.
     """
     team = make_team(members[0].config.device)
     folders = [folder / member.name if folder is not None else None for member in members]
-    results = _tune(team, [member.config for member in members], folders, overwrite, watcher, backbone, trackers, began, curves)
-    if folder is not None and team.writes:
-        sweep(folder, [COHORT])
-        write_text(folder / COHORT, as_csv(records(members, results, folder)))
+    with alone_in(folder if alone else None, team):
+        results = _tune(team, [member.config for member in members], folders, overwrite, watcher, backbone, trackers, began, curves)
+        if folder is not None and team.writes:
+            sweep(folder, [COHORT])
+            write_text(folder / COHORT, as_csv(records(members, results, folder)))
     return results
 
 

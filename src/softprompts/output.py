@@ -7,7 +7,7 @@ from pathlib import Path
 from .backbone import Backbone
 from .backbone.load import quiet
 from .errors import UserError
-from .files import read_json, sweep
+from .files import make_folder, read_json, sweep
 from .library.embedding import EMBEDDING
 from .prompt.store import CARD, TENSORS
 from .tuning import Run
@@ -38,10 +38,7 @@ def open_folders(runs: Sequence[Run], folders: Sequence[Path | None], overwrite:
 
 def _check_folder(folder: Path, run: Run, overwrite: bool) -> None:
     """The folder is there and free for the run; nobody's finished work is overwritten unasked."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"The output {folder} cannot be a folder ({error.strerror}); name another with --output.") from None
+    make_folder(folder)
     config = folder / CONFIG
     if config.exists() and not (config.is_file() and config.read_text(encoding="utf-8", errors="replace").startswith(CONFIG_HEAD)):
         raise UserError(f"{config} is not one of ours; name another folder with --output.")

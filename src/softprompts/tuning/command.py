@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 def _tune_cohort(members: Sequence[Member], options: argparse.Namespace, trackers: Sequence[str]) -> int:
     folder = options.output or _folder(members[0])
     with CohortWatcher([member.apart for member in members], options.quiet or not speaks()) as watcher:
-        results = tune_cohort(members, folder, options.overwrite, watcher, trackers=trackers, began=watcher.began)
+        results = tune_cohort(members, folder, options.overwrite, watcher, trackers=trackers, began=watcher.began, alone=True)
     runs = records(members, results, folder)
     if speaks():
         tell(options, {"runs": runs, "summary": over_seeds(runs)}, table(runs, folder))
