@@ -29,7 +29,7 @@ KINDS = {
     "matrix products": r"gemm|cutlass|nvjet|cublas|::mm|::addmm|::bmm|xmma|splitK",
     "attention": r"attention|attend|flash|fmha|^_forward$|^_to_key$|^_to_query$",
     "activations": r"gelu|tanh|relu|silu",
-    "norms": r"rsqrt|norm",
+    "norms": r"rsqrt|norm|pow_sum",
     "softmax and loss": r"softmax|logsumexp|cross_entropy|nll",
     "gathers and scatters": r"index|gather|scatter|embedding",
     "copies and fills": r"copy|memcpy|memset|fill|cat",

@@ -129,3 +129,23 @@ def test_a_studys_cells_are_timed_as_a_cohort_and_one_by_one(tmp_path: Path, cap
     assert "has 4 such cells" in capsys.readouterr().err
     assert study.main([*command, "--stage", "transfer"]) == 2
     assert "choose source or baseline" in capsys.readouterr().err
+
+
+def test_a_profile_tells_where_a_step_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sys.path.insert(0, str(BENCHMARKS))
+    import step_profile
+
+    made = random_t5()
+    made.model.save_pretrained(tmp_path / "random")
+    made.tokenizer.save_pretrained(tmp_path / "random")
+    command = ["--model", str(tmp_path / "random"), "--runs", "2", "--batch", "4", "--prompt", "3", "--steps", "2", "--warmup", "1"]
+    assert step_profile.main([*command, "--device", "cpu", "--output", str(tmp_path / "out.json"), "--python", "5"]) == 0
+    told, found = capsys.readouterr(), json.loads((tmp_path / "out.json").read_text())
+    assert found["kinds"]["matrix products"] > 0
+    assert sum(found["kinds"].values()) == pytest.approx(found["busy_ms"], rel=0.01)
+    assert found["run_step_ms"] == pytest.approx(found["step_ms"] / 2, rel=0.01)
+    assert f"{found['tokens']:,} tokens a step" in told.out
+    assert "tottime" in told.err
+    assert step_profile.main(["--model", str(tmp_path / "none")]) == 2
+    names = {"nvjet_sm90_tst_128x192": "matrix products", "_to_key": "attention", "triton_poi_fused_add": "other pointwise"}
+    assert {name: step_profile.kind_of(name) for name in names} == names

@@ -134,3 +134,17 @@ def from_mapping(kind: type[T], value: Any, name: str = "") -> T:
     if unknown:
         raise UserError(f"There is no setting {f'{name}.' if name else ''}{unknown[0]}; the settings are {', '.join(known)}.")
     return kind(**{key: coerce(f"{name}.{key}" if name else key, entry, hints[key]) for key, entry in value.items()})
+
+
+def difference(old: Any, new: Any, usual: Any = None, name: str = "") -> str | None:
+    """The first setting that is not what it was, in words: `tuning.lr 0.3 where it says 0.1 now`; None: all are.
+
+    A setting that an older version did not have was what is `usual`.
+    """
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        return None if old == new else f"{name} {old} where it says {new} now"
+    usual = usual if isinstance(usual, Mapping) else {}
+    parts = (
+        (old.get(key, usual.get(key)), new.get(key), usual.get(key), f"{name}.{key}".strip(".")) for key in dict.fromkeys([*old, *new])
+    )
+    return next((change for part in parts if (change := difference(*part))), None)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from softprompts.api import load, tune_config
 from softprompts.backbone import Backbone, Causal, EncoderDecoder, Masked, Text, load_backbone
-from softprompts.backbone.backbone import Place
+from softprompts.backbone.rows import Place
 from softprompts.errors import UserError
 from softprompts.prompt.head import Linear
 from softprompts.tasks import load_task

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from softprompts.backbone import Backbone, EncoderDecoder, Text
-from softprompts.backbone import packed as module
-from softprompts.backbone.packed import Packed, bucket, group, lay, lay_wide, rounded
+from softprompts.backbone import Backbone, EncoderDecoder, Text, kernels
+from softprompts.backbone.layout import FEW, WASTE, bucket, group, lay, lay_wide, rounded
+from softprompts.backbone.packed import Packed, _read, _write
 
 from ..models import random_model, random_t5
 
@@ -81,7 +81,7 @@ def test_the_registered_attention_is_the_models_own(backbone: EncoderDecoder) ->
     layout = lay(text, 0)
     joined = text.embeds.flatten(0, 1)[layout.order][None]
     with torch.no_grad(), packed._apart():
-        ours = module._read(block, joined, packed._sight(layout, joined))[0]
+        ours = _read(block, joined, packed._sight(layout, joined))[0]
     begin = 0
     for row in layout.rows.tolist():
         size = SIZES[row] + 1
@@ -111,11 +111,51 @@ def test_the_layout_of_recorded_steps_puts_every_row_in_order(
         columns.append([min(begin + column, len(order) - 1) for column in range(room)])
         assert layout.masks[0][row].sum() == len(order) - begin
         assert layout.inverse[begin : len(order)].tolist() == [row * room + column for column in range(len(order) - begin)]
-    assert layout.order.tolist() == order + [0] * (bucket(len(order), module.FEW) - len(order))
+    assert layout.order.tolist() == order + [0] * (bucket(len(order), FEW) - len(order))
     assert (layout.back.tolist(), layout.padded.view(-1, room)[:batch].tolist()) == (back, columns)
     assert layout.rows.tolist() == list(range(batch + empty))
     assert not layout.masks[0][batch:].any()
     assert 0 <= int(layout.padded.min()) <= int(layout.padded.max()) < len(order)
+
+
+def by_tiles(query: Tensor, key: Tensor, value: Tensor, table: Tensor, tiles: Tensor, scale: float) -> Tensor:
+    """What the GPU's kernel computes, row by row."""
+    found, middle = torch.zeros_like(query), table.shape[1] // 2
+    for start, length, inside in tiles.tolist():
+        if length and not inside:
+            own, at = slice(start, start + length), torch.arange(length)
+            scores = query[0, :, own] @ key[0, :, own].transpose(1, 2) * scale + table[:, at[None] - at[:, None] + middle]
+            found = found.index_copy(2, start + at, (scores.softmax(-1) @ value[0, :, own])[None])
+    return found.transpose(1, 2)
+
+
+@pytest.mark.parametrize("many", [8, 19])
+def test_rows_and_columns_that_fill_a_recorded_step_change_nothing(
+    backbone: EncoderDecoder, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way of a GPU, but neither compiled nor recorded; 19 rows come to 20, and targets of 5 tokens to 6."""
+    packed = backbone.packed
+    assert packed is not None
+    sizes = [*SIZES, *SIZES, 30, 4, 60][:many]
+    text, vectors = backbone.embed_rows(rows(backbone, sizes)), torch.randn(many, 20, backbone.hidden)
+    targets = [[5, 6, 7, 8, 1], [9, 1]] + [[5, 1]] * (many - 2)
+    asked = (vectors, text, targets, torch.rand(many), torch.rand(many) * 0.01)
+    plain = backbone.gradients(*asked)
+    shapes: list[list[int]] = []
+
+    def run(layout: Any, *given: Tensor) -> tuple[Tensor, Tensor]:
+        shapes.append([*given[0].shape[:2], *given[1].shape])
+        return packed._run(layout, *given)
+
+    monkeypatch.setattr(kernels, "ragged_attention", by_tiles)
+    monkeypatch.setattr(Packed, "_layers", (_read, _write))
+    monkeypatch.setattr(packed, "_replayed", run)
+    monkeypatch.setattr(packed, "fast", True)
+    filled = backbone.gradients(*asked)
+    count = sum(sizes) + 21 * many
+    assert shapes == [[1, bucket(count, FEW), {8: 8, 19: 20}[many], 6]]
+    torch.testing.assert_close(filled[0], plain[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(filled[1], plain[1], rtol=1e-3, atol=1e-4 * float(plain[1].abs().max()))
 
 
 def test_nothing_of_the_model_stays_changed(backbone: EncoderDecoder) -> None:
@@ -131,7 +171,7 @@ def test_groups_and_buckets_waste_little() -> None:
     lengths = sorted(np.random.default_rng(0).integers(5, 300, 500).tolist(), reverse=True)
     groups = group(lengths)
     assert sum(many for many, _ in groups) == 500
-    assert sum(many * columns for many, columns in groups) < module.WASTE * sum(lengths)
+    assert sum(many * columns for many, columns in groups) < WASTE * sum(lengths)
     assert len(groups) < 40
     for many, waste in ((16, 1.0625), (8, 1.125)):
         assert len({bucket(tokens, many) for tokens in range(4096, 8192)}) <= many + 1

@@ -28,8 +28,22 @@ from .conftest import FEW, QUICK, Write, planned, results, scores
 START = "import sys, torch; torch.set_num_threads(1); from softprompts.transfer.study_command import main; sys.exit(main(sys.argv[1:]))"
 
 
-def started(study: Path, folder: Path) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-c", START, "run", str(study), "--output", str(folder), "--device", "cpu", "--cohort", "1", "--quiet"]
+def started(study: Path, folder: Path, *more: str) -> "subprocess.Popen[bytes]":
+    command = [
+        sys.executable,
+        "-c",
+        START,
+        "run",
+        str(study),
+        "--output",
+        str(folder),
+        "--device",
+        "cpu",
+        "--cohort",
+        "1",
+        "--quiet",
+        *more,
+    ]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
 
 
@@ -62,6 +76,34 @@ def test_two_workers_are_killed_and_a_third_ends_the_study(write: Write, whole: 
     assert {name: after[name] for name in before} == before, "finished cells stay as they are"
     assert len(after) == 16
     assert scores(folder).items() <= scores(whole).items()
+
+
+def test_one_command_has_several_workers_which_end_with_it(write: Write, tmp_path: Path) -> None:
+    study, folder = write(**FEW, source={"steps": 40}, target={"steps": 40}), tmp_path / "study"
+    command = started(study, folder, "--workers", "3")
+    try:
+        wait_for(lambda: len(list((folder / WORKERS).glob("[!.]*.json"))) == 3)
+        assert command.wait(120) == 0
+    finally:
+        command.kill()
+    found = results(folder)
+    assert len(found) == 8
+    assert len({told["worker"] for told in found.values()}) > 1
+    assert not list((folder / WORKERS).glob("[!.]*.json")), "all have left"
+
+
+def test_workers_of_a_command_that_is_stopped_stop_too(write: Write, tmp_path: Path) -> None:
+    study, folder = write(**FEW, source={"steps": 4000}, target={"steps": 4}), tmp_path / "study"
+    command = started(study, folder, "--workers", "2")
+    try:
+        wait_for(lambda: len(list((folder / WORKERS).glob("[!.]*.json"))) == 2)
+        command.send_signal(signal.SIGINT)
+        assert command.wait(60) != 0
+    finally:
+        command.kill()
+    assert status(plan(read_study(study)), folder)["running"] == []
+    with pytest.raises(UserError, match="either --ray or --workers"):
+        main(["run", str(study), "--output", str(folder), "--ray", "--workers", "2"])
 
 
 def holds(folder: Path, process: int) -> bool:

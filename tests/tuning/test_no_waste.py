@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import masking_utils
 
 from softprompts.backbone import Backbone, EncoderDecoder, kernels, load_backbone
-from softprompts.backbone.packed import lay_wide
+from softprompts.backbone.layout import lay_wide
 from softprompts.tuning import Cohort, Run
 from softprompts.tuning.optim import make_optimizer
 from softprompts.tuning.run import CHECK_EVERY

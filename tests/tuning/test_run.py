@@ -191,7 +191,7 @@ def test_dropout_draws_from_the_runs_own_generator(t5: Backbone, toy_csv: Path) 
 
 def test_other_settings_in_the_same_folder_are_refused(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
     tune_config(config(toy_csv), tmp_path, backbone=t5)
-    with pytest.raises(UserError, match="other settings"):
+    with pytest.raises(UserError, match=r"other settings \(tuning.lr 0.1 where it says 0.2 now\)"):
         tune_config(config(toy_csv, lr=0.2), tmp_path, backbone=t5)
     replaced = tune_config(config(toy_csv, lr=0.2), tmp_path, overwrite=True, backbone=t5)
     assert replaced.card["config"]["tuning"]["lr"] == 0.2

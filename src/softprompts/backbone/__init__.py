@@ -1,9 +1,10 @@
-"""Frozen models. `backbone.py` is what they share; each family has one file."""
+"""Frozen models. `backbone.py` is what they share, `rows.py` what they take and answer with; each family has one file."""
 
-from .backbone import Backbone, Losses, Text
+from .backbone import Backbone
 from .causal import Causal
 from .encoder_decoder import EncoderDecoder
 from .load import DEFAULT, load_backbone
 from .masked import Masked
+from .rows import Losses, Text
 
 __all__ = ["DEFAULT", "Backbone", "Causal", "EncoderDecoder", "Losses", "Masked", "Text", "load_backbone"]

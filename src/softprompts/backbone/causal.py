@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from ..devices import sent
 from ..errors import UserError
-from .backbone import Losses, Text, only
+from .backbone import only
 from .memory import Memory, Reading
+from .rows import Losses, Text
 from .stepping import Steps
 from .writer import Writer
 

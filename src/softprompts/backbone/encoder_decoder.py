@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from ..devices import sent
 from ..errors import UserError
 from . import kernels
-from .backbone import Losses, Text
 from .memory import Memory, Reading
 from .packed import Packed
+from .rows import Losses, Text
 from .writer import Writer
 
 

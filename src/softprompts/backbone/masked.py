@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from ..devices import sent
 from ..errors import UserError
-from .backbone import Backbone, Candidates, Head, Losses, Place, Text, each_row, only
+from .backbone import Backbone, Head, only
 from .memory import Memory
+from .rows import Candidates, Losses, Place, Text, each_row
 
 _NEAR = 16
 """The words before a mask that are kept with it."""

@@ -1,67 +1,35 @@
 """T5 without waste: rows laid end to end, so that no pad is computed; no keys and values of the encoder for a target of a few tokens.
 
-The layers are transformers' own. What is ours: where rows stand, the attention function that keeps them apart (registered under `NAME`,
-called by the model's own attention), and the decoder's attention to the encoder. On a GPU layers are compiled once for all sizes, and a
-step of up to `GRAPHED` numbers is recorded once for its bucket of sizes and replayed.
+The layers are transformers' own. What is ours: where rows stand (`layout.py`), the attention function that keeps them apart (registered
+under `NAME`, called by the model's own attention), and the decoder's attention to the encoder. On a GPU layers are compiled once for all
+sizes, and a step of up to `GRAPHED` numbers is recorded once for its bucket of sizes and replayed (`recorded.py`).
 
 Shape letters: N tokens of all rows, L the longest row, G rows of a group, D of a head, M distances; the others as in `backbone.py`.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from ..devices import sent
 from . import kernels
-from .backbone import Losses, Text
+from .layout import FEW, Layout, gathered, lay, lay_wide, rounded, spread
+from .recorded import Recorded
+from .rows import Losses, Text
 
 NAME = "softprompts_packed"
 KINDS = frozenset({"t5", "mt5"})
 """The types of model whose layers are known to fit."""
 LEAST = -1e30
 """What is added to a score that must not count; finite, so that nothing minus itself is no number."""
-WASTE = 1.15
-"""The most that padding may add to a group of rows in the CPU's attention."""
 GRAPHED = 2**27
 """Tokens times width of a step, up to which launching its kernels, one by one, could take longer than running them."""
-GRAPHS = 64
-"""Recorded steps that are kept; they share their memory."""
-SMALL = 2**25
-"""Tokens times width, up to which a step costs less than recording one of another size."""
-FEW, MANY = 8, 16
-"""Sizes between a number and its double that steps are recorded for, up to `SMALL` and beyond."""
 RUINED = 1e15
 """A prompt with larger numbers is beyond saving; in its neighbours' attention it would do harm."""
-
-
-class Layout(NamedTuple):
-    """Where the rows of a batch stand when they are laid end to end."""
-
-    order: Tensor
-    """What stands at each place, counted through all prompts' vectors and then all texts' tokens: [N]."""
-    back: Tensor
-    """The place of each prompt vector: [B, P]; its row's first where it is not the row's own."""
-    own: Tensor
-    """Which prompt vectors are a row's own: [B, P]."""
-    rows: Tensor
-    """The batch's rows in their order, longest first where groups are made: [B]."""
-    padded: Tensor
-    """The place of each column of each group's rows, one group after another; beyond its end a row repeats its last token."""
-    inverse: Tensor
-    """The other way round: [N]."""
-    groups: list[tuple[int, int]]
-    """Rows and columns of each group."""
-    masks: list[Tensor]
-    """Which columns are a row's own: [G, L] each."""
-    tiles: Tensor
-    """The parts of rows that the GPU's attention works on: see `kernels.tiles`."""
 
 
 class Sight(NamedTuple):
@@ -81,8 +49,7 @@ class Packed:
     def __init__(self, model: Any, start: Callable[[Tensor], Tensor]) -> None:
         self.model, self.shifted = model, start
         self.encoder, self.decoder = model.get_encoder(), model.get_decoder()
-        self.graphs: OrderedDict[tuple[int, ...], _Graph] = OrderedDict()
-        self.held = _Held()
+        self.recorded = Recorded()
         self.fast = False
         """Whether layers are compiled and steps recorded: on a GPU, when many steps are to come."""
 
@@ -110,7 +77,7 @@ class Packed:
         rows = layout.rows
         flat = torch.cat([vectors.to(text.embeds).flatten(0, 1), text.embeds.flatten(0, 1)])
         asked = [flat[layout.order][None], targets[rows], kept[rows], weight[rows], z[rows]]
-        run = self._recorded if self.fast and asked[0].numel() <= GRAPHED else self._run
+        run = self._replayed if self.fast and asked[0].numel() <= GRAPHED else self._run
         nll, gradient = run(layout, *asked)
         found = torch.empty_like(nll).index_copy_(0, rows, nll)[: len(vectors)]
         by_vector = gradient[0][layout.back] * layout.own.unsqueeze(-1)
@@ -218,8 +185,7 @@ class Packed:
 
     def forget(self) -> None:
         """Recorded steps, and the memory they share."""
-        self.graphs.clear()
-        self.held.kept.clear()
+        self.recorded.forget()
 
     longest = 0
     """The columns that recorded steps have room for."""
@@ -228,168 +194,16 @@ class Packed:
         """Make room for rows of so many tokens."""
         self.longest = max(self.longest, -(-longest // 64) * 64)
 
-    def _recorded(self, layout: Layout, *asked: Tensor) -> tuple[Tensor, Tensor]:
+    def _replayed(self, layout: Layout, *asked: Tensor) -> tuple[Tensor, Tensor]:
         """The same by replaying a step that was recorded for these sizes."""
         given = [*asked, layout.padded, layout.inverse, *layout.masks, layout.tiles]
-        key = tuple(size for tensor in given for size in tensor.shape)
-        if key not in self.graphs:
-            pool = next(iter(self.graphs.values())).graph.pool() if self.graphs else None
-            self.graphs[key] = _Graph(
-                lambda *held: self._run(_told(layout, held[len(asked) :]), *held[: len(asked)]), given, self.held, pool
-            )
-        self.graphs.move_to_end(key)
-        if len(self.graphs) > GRAPHS:
-            self.graphs.popitem(last=False)
-        return self.graphs[key](given)
+        return self.recorded(lambda *held: self._run(_told(layout, held[len(asked) :]), *held[: len(asked)]), given)
 
 
 def _told(layout: Layout, held: Sequence[Tensor]) -> Layout:
     """A layout of one group with tensors that stay where they are."""
     padded, inverse, mask, tiles = held
     return layout._replace(padded=padded, inverse=inverse, masks=[mask], tiles=tiles)
-
-
-class _Held:
-    """Memory that recorded steps share, because one is replayed at a time: what they are given and what they made."""
-
-    def __init__(self) -> None:
-        self.kept: dict[tuple[str, int], Tensor] = {}
-
-    @cached_property
-    def beside(self) -> Any:
-        """The stream that steps are recorded in."""
-        return torch.cuda.Stream()  # type: ignore[no-untyped-call]
-
-    def like(self, what: str, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Room for such tensors; where more is needed than there is, twice as much is taken."""
-        return [self._room((what, place), tensor)[: tensor.numel()].view(tensor.shape) for place, tensor in enumerate(tensors)]
-
-    def _room(self, key: tuple[str, int], tensor: Tensor) -> Tensor:
-        if key not in self.kept or len(self.kept[key]) < tensor.numel():
-            self.kept[key] = tensor.new_empty(1 << (tensor.numel() - 1).bit_length())
-        return self.kept[key]
-
-
-class _Graph:
-    """A step that was recorded once; to replay it, what it reads is copied in and what it made is copied out."""
-
-    def __init__(self, step: Callable[..., tuple[Tensor, Tensor]], given: Sequence[Tensor], room: _Held, pool: Any) -> None:
-        self.held = room.like("given", given)
-        torch._foreach_copy_(self.held, list(given))
-        beside = room.beside  # one for all, because cuBLAS keeps memory for every stream
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            for _ in range(2 if pool is None else 1):
-                made = step(*self.held)
-        torch.cuda.current_stream().wait_stream(beside)
-        self.made = room.like("made", made)
-        del made
-        torch.cuda.empty_cache()  # what the steps before took; the recorded one has memory of its own
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool, stream=beside):
-            torch._foreach_copy_(self.made, list(step(*self.held)))
-
-    def __call__(self, given: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        torch._foreach_copy_(self.held, list(given))
-        self.graph.replay()
-        nll, gradient = (tensor.clone() for tensor in self.made)
-        return nll, gradient
-
-
-def lay(text: Text, length: int) -> Layout:
-    """The layout of a batch with `length` prompt vectors a row."""
-    assert text.sizes is not None
-    device, (batch, width) = text.mask.device, text.mask.shape
-    sizes = text.sizes.numpy().astype(np.int64)
-    given = np.full(batch, length) if text.given is None else text.given.numpy()
-    at = np.zeros(batch, np.int64) if text.at is None else text.at.cpu().numpy()
-    total = sizes + given
-    rows = np.argsort(-total, kind="stable")
-    ends = total[rows].cumsum()
-    starts, count = ends - total[rows], int(ends[-1])
-    document = np.repeat(np.arange(batch), total[rows])
-    place = np.arange(count) - starts[document]
-    row = rows[document]
-    inside = place - at[row]
-    from_text = batch * length + row * width + np.where(inside < 0, place, place - given[row])
-    order = np.where((inside >= 0) & (inside < given[row]), row * length + inside, from_text)
-
-    first = np.empty(batch, np.int64)
-    first[rows] = starts
-    own = np.arange(length) < given[:, None]
-    back = np.where(own, (first + at)[:, None] + np.arange(length), first[:, None])
-
-    groups = group(total[rows])
-    padded, inverse, masks, begin, base = [], [], [], 0, 0
-    for many, columns in groups:
-        own_rows, across = slice(begin, begin + many), np.arange(columns)
-        masks.append(across < total[rows][own_rows, None])
-        padded.append((starts[own_rows, None] + np.minimum(across, total[rows][own_rows, None] - 1)).reshape(-1))
-        inside_group = (document >= begin) & (document < begin + many)
-        inverse.append(base + (document[inside_group] - begin) * columns + place[inside_group])
-        begin, base = begin + many, base + many * columns
-    tensors = [rows, order, back, own, np.concatenate(padded), np.concatenate(inverse), np.zeros((0, 3), np.int32), *masks]
-    moved = [sent(torch.from_numpy(np.ascontiguousarray(array)), device) for array in tensors]
-    rows_, order_, back_, own_, padded_, inverse_, tiles_, *masks_ = moved
-    return Layout(order_, back_, own_, rows_, padded_, inverse_, groups, masks_, tiles_)
-
-
-def lay_wide(text: Text, length: int, room: int, rows: int | None = None) -> Layout:
-    """The same of one group with `room` columns, in a bucket's number of places; worked out on the device, from the lengths alone.
-
-    To the batch's rows come empty ones, up to `rows`.
-    """
-    assert text.sizes is not None
-    device, (batch, width) = text.mask.device, text.mask.shape
-    given = torch.full((batch,), length) if text.given is None else text.given
-    lengths = text.sizes + given
-    count = int(lengths.sum())
-    places = bucket(count, FEW if count * text.embeds.shape[2] <= SMALL else MANY)
-    at = torch.zeros(batch, dtype=torch.long) if text.at is None else text.at.cpu()
-    told = nn.functional.pad(torch.stack([lengths, given, at]), (0, 0 if rows is None else rows - batch))
-    tiles = kernels.tiles(told[0].numpy(), kernels.TILE, kernels.room(places, told.shape[1]))
-    total, given, at = sent(told, device)
-
-    ends = total.cumsum(0)
-    starts, at_place = ends - total, torch.arange(places, device=device)
-    used = at_place < count
-    row = torch.searchsorted(ends, at_place, right=True).clamp_(max=len(total) - 1)
-    place = at_place - starts[row]
-    inside, ours = place - at[row], given[row]
-    from_text = batch * length + row * width + torch.where(inside < 0, place, place - ours)
-    order = torch.where((inside >= 0) & (inside < ours), row * length + inside, from_text)
-
-    own = torch.arange(length, device=device) < given[:batch, None]
-    back = torch.where(own, (starts + at)[:batch, None] + torch.arange(length, device=device), starts[:batch, None])
-    across = torch.arange(room, device=device)
-    padded = (starts[:, None] + torch.minimum(across, total[:, None] - 1)).view(-1)
-    mask = across < total[:, None]
-    moved, every = sent(torch.from_numpy(tiles), device), torch.arange(len(total), device=device)
-    return Layout(order * used, back, own, every, padded, (row * room + place) * used, [(len(total), room)], [mask], moved)
-
-
-def rounded(number: int, many: int) -> int:
-    """Up to one of at most `many` sizes (2, 4, 8, ...) between a number and its double."""
-    step = 1 << max(0, number.bit_length() - many.bit_length())
-    return -(-number // step) * step
-
-
-def bucket(tokens: int, many: int) -> int:
-    """The number of places for so many tokens: whole tiles."""
-    return -(-rounded(tokens, many) // kernels.TILE) * kernels.TILE
-
-
-def group(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Rows, longest first, in groups that padding makes little larger: the number and the columns of each."""
-    groups: list[tuple[int, int]] = []
-    begin = 0
-    tokens = 0
-    for row, length in enumerate(lengths):
-        if row > begin and (row + 1 - begin) * lengths[begin] > WASTE * (tokens + length):
-            groups.append((row - begin, int(lengths[begin])))
-            begin, tokens = row, 0
-        tokens += int(length)
-    return [*groups, (len(lengths) - begin, int(lengths[begin]))]
 
 
 def _read(block: nn.Module, states: Tensor, sight: Sight) -> Tensor:
@@ -492,46 +306,3 @@ class _Norm(torch.autograd.Function):
         whole, by_norm = states.float(), (gradient[0] * weight).float()
         along = torch.linalg.vecdot(by_norm, whole).unsqueeze(-1) * scale**3 / states.shape[-1]
         return by_norm.mul_(scale).addcmul_(whole, along, value=-1).to(states.dtype), None, None
-
-
-class _Spread(torch.autograd.Function):
-    """From places to columns: [N, ...] -> [G * L, ...]. Columns beyond a row's end are seen by nobody, so they give nothing back."""
-
-    @staticmethod
-    def forward(ctx: Any, states: Tensor, padded: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse)
-        return states[padded]
-
-    @staticmethod
-    def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, None, None]:
-        (inverse,) = ctx.saved_tensors
-        return gradient[0][inverse], None, None
-
-
-class _Gather(torch.autograd.Function):
-    """From columns to places."""
-
-    @staticmethod
-    def forward(ctx: Any, states: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse)
-        ctx.columns = len(states)
-        return states[inverse]
-
-    @staticmethod
-    def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, None]:
-        (inverse,) = ctx.saved_tensors
-        return gradient[0].new_zeros(ctx.columns, *gradient[0].shape[1:]).index_copy_(0, inverse, gradient[0]), None
-
-
-def spread(states: Tensor, layout: Layout) -> list[Tensor]:
-    """Rows laid end to end as rows of columns, group by group: [N, ...] -> [G, L, ...] each."""
-    columns: Tensor = _Spread.apply(states, layout.padded, layout.inverse)  # type: ignore[no-untyped-call]
-    parts = torch.split(columns, [rows * width for rows, width in layout.groups])
-    return [part.view(*shape, *part.shape[1:]) for part, shape in zip(parts, layout.groups, strict=True)]
-
-
-def gathered(groups: Sequence[Tensor], layout: Layout) -> Tensor:
-    """The other way round: [G, L, ...] each -> [N, ...]."""
-    columns = torch.cat([part.flatten(0, 1) for part in groups]) if len(groups) > 1 else groups[0].flatten(0, 1)
-    places: Tensor = _Gather.apply(columns, layout.inverse)  # type: ignore[no-untyped-call]
-    return places

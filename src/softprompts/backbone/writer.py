@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from ..devices import sent
-from .backbone import Backbone, Candidates, Losses, Text, each_row
+from .backbone import Backbone
 from .memory import Memory, Reading
+from .rows import Candidates, Losses, Text, each_row
 
 ROOM = 2**32
 """Bytes of keys and values for candidates that are scored together; one for each row has room always."""

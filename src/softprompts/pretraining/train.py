@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..backbone.load import named_device
+from ..choice import difference
 from ..errors import UserError
 from ..files import read_tensors, sweep, write_json, write_tensors, write_text
 from ..lock import alone_in
@@ -127,8 +128,8 @@ class Pretraining:
     def load(self, folder: Path) -> None:
         """Go on where the checkpoint left off."""
         tensors, note = read_tensors(folder / CHECKPOINT)
-        if note.get("config") != learned(self.config):
-            raise UserError(f"{folder} holds a run with other settings; choose another --output, or start it anew with --overwrite.")
+        if change := difference(note.get("config"), json.loads(json.dumps(learned(self.config)))):
+            raise UserError(f"{folder} holds a run with other settings ({change}); choose another --output, or --overwrite it.")
         if note.get("origin") != self.origin:
             raise UserError(f"The data of the run in {folder} has changed since; choose another --output, or --overwrite it.")
         try:

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from ..api import Tuned
+from ..choice import difference
 from ..errors import UserError
 from ..files import read_json, read_tensors, sweep, write_json
 from ..library.embedding import read_embedding
@@ -29,6 +30,9 @@ from .strategies import multi_task, shares, start_from
 from .study import Cell
 
 CELLS, PLAN, RESULT = "cells", "cell.json", "result.json"
+
+USUAL = {"config": json.loads(json.dumps(RunConfig().plain()))}
+"""What a cell's settings are unless told."""
 
 Chosen = list[dict[str, Any]]
 """Which source prompts a cell starts from, nearest first: cell, similarity, and weight in an average."""
@@ -52,23 +56,12 @@ def check_unchanged(cells: Sequence[Cell], folder: Path) -> None:
     found = []
     for cell in cells:
         path = place(folder, cell.name) / PLAN
-        if path.exists() and (change := _difference(read_json(path), json.loads(json.dumps(cell.plain())))):
-            found.append(f"{cell.name} was begun with {change}")
+        if path.exists() and (change := difference(read_json(path), json.loads(json.dumps(cell.plain())), USUAL)):
+            told = "other sources or seeds to choose among" if change.startswith("starts ") else change.removeprefix("config.")
+            found.append(f"{cell.name} was begun with {told}")
     if found:
         more = f" (and {len(found) - 1} more cells)" if len(found) > 1 else ""
         raise UserError(f"The study file has changed: {found[0]}{more}; change it back, or give another --output.")
-
-
-def _difference(old: Any, new: Any, name: str = "") -> str | None:
-    """The first setting that is not what it was; a setting that an older version did not have is no change."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        below = (_difference(value, new.get(key), f"{name}.{key}".strip(".")) for key, value in old.items())
-        return next((change for change in below if change), None)
-    if old == new:
-        return None
-    if name == "starts":
-        return "other sources or seeds to choose among"
-    return f"{name.removeprefix('config.')} {old} where it says {new} now"
 
 
 def check_data(cells: Sequence[Cell], folder: Path) -> None:

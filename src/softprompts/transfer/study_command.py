@@ -3,8 +3,11 @@
 import argparse
 import math
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +21,7 @@ STUDY = "study.yaml"
 """The study file, as it was last run, in the study's folder."""
 EXAMPLES = {
     "run": "softprompts study run recipes/spot-smoke.yaml --output runs/spot\n"
-    "  softprompts study run recipes/spot-small.yaml --data-dir DATA --cohort 32      # again after a kill: goes on\n"
+    "  softprompts study run recipes/spot-small.yaml --data-dir DATA --workers 4      # again after a kill: goes on\n"
     "  softprompts study run recipes/spot-paper.yaml --ray      # on the Ray cluster of this machine",
     "status": "softprompts study status runs/spot\n  softprompts study status runs/spot --json",
     "report": "softprompts study report runs/spot --output results/spot",
@@ -38,6 +41,8 @@ def run(argv: Sequence[str]) -> int:
         "--output", metavar="FOLDER", type=output_folder, help="where the cells go (default runs/NAME); an unfinished study goes on"
     )
     parser.add_argument("--cohort", metavar="N", type=_number, help="runs that share one forward pass, at most (default: as the file says)")
+    several = "processes of this machine that share the work (default 1); on one GPU, three or four keep it busier than one"
+    parser.add_argument("--workers", metavar="N", type=_number, default=1, help=several)
     parser.add_argument("--only", metavar="STAGES", help="stages to run now, such as source,baseline; the others stay for later")
     parser.add_argument("--device", help="cpu, cuda or auto")
     parser.add_argument("--data-dir", metavar="DIR", help="a folder with named tasks' rows (default: as the file says)")
@@ -45,7 +50,9 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--ray", metavar="ADDRESS", nargs="?", const="auto", help=address)
     options = parser.parse_args(argv)
     if any(os.environ.get(name, "1") != "1" for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")):
-        raise UserError("A study is not launched as several processes; give the same command several times, or --ray.")
+        raise UserError("A study is not launched as several processes; give it --workers N, or --ray.")
+    if options.ray and options.workers > 1:
+        raise UserError("A Ray cluster has workers of its own; give either --ray or --workers.")
 
     from .cells import check_data, check_unchanged
     from .records import status as where
@@ -60,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
     _keep(study, folder)
     cohort = options.cohort or study.cohort
     begun = time.monotonic()
-    with StudyBars(cells, options.quiet) as bars:
+    with _company(argv, options.workers), StudyBars(cells, options.quiet) as bars:
         asked = (cells, folder, cohort, bars, stages)
         state = work_on_ray(*asked, options.ray) if options.ray else work(*asked)
     told = {**where(cells, folder, state), "seconds": round(time.monotonic() - begun, 1)}
@@ -108,6 +115,30 @@ def rerun(argv: Sequence[str]) -> int:
     ]
     tell(options, {"cells": found}, "\n".join(rows))
     return 0 if all(told["same"] for told in found if told["cell"] == options.cell) else 1
+
+
+@contextmanager
+def _company(argv: Sequence[str], workers: int) -> Iterator[None]:
+    """Inside, this process is one of so many that are given the same command, each with its share of the cores."""
+    import torch
+
+    if workers == 1:
+        yield
+        return
+    share = max(1, (os.cpu_count() or 1) // workers)
+    torch.set_num_threads(share)
+    command = [sys.executable, "-m", "softprompts", "study", "run", *argv, "--workers", "1", "--quiet"]
+    surroundings = {"OMP_NUM_THREADS": str(share), **os.environ}
+    others = [subprocess.Popen(command, stdout=subprocess.DEVNULL, env=surroundings) for _ in range(workers - 1)]
+    try:
+        yield
+    except BaseException:
+        for other in others:
+            other.terminate()
+        raise
+    finally:
+        for other in others:
+            other.wait()
 
 
 # -- which study, and where --------------------------------------------------------------------------------------------------
@@ -199,7 +230,7 @@ def duration(seconds: float | None) -> str:
 
 def _number(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise UserError(f"--cohort is {text}; it must be a whole number of at least 1.")
+        raise UserError(f"--cohort and --workers take a whole number of at least 1, not {text}.")
     return int(text)
 
 

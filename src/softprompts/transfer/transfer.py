@@ -5,6 +5,7 @@ beside `choice.json`. The same request in the same folder goes on where it was k
 """
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from ..api import Tuned, load, sections, tune_cohort
 from ..backbone import Backbone, load_backbone
+from ..choice import difference
 from ..errors import UserError
 from ..files import read_json, write_json, write_text
 from ..library import default_folder
@@ -335,8 +337,8 @@ def _opened(request: Request, output: Path, overwrite: bool) -> tuple[Record, li
     if overwrite:
         named = [Path(run["name"]).name for run in record["runs"]] if sound and "runs" in record else []
         return fresh, [PROBE, MIXTURE, BASELINE, *named]
-    if record["request"] != fresh["request"]:
-        raise UserError(f"{output} holds a transfer with other settings; choose another --output, or start it anew with --overwrite.")
+    if change := difference(record["request"], json.loads(json.dumps(fresh["request"]))):
+        raise UserError(f"{output} holds a transfer with other settings ({change}); choose another --output, or --overwrite it.")
     if not sound:
         raise UserError(f"{path} is damaged or of another version; start it anew with --overwrite, or choose another --output.")
     return record, []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..choice import difference
 from ..errors import UserError
 from ..files import read_tensors, write_tensors
 
@@ -36,8 +37,9 @@ def load_checkpoint(run: "Run", folder: Path) -> None:
         tensors, note = read_tensors(folder / CHECKPOINT)
     except UserError as error:
         raise UserError(f"{error} Or start that run anew: remove {folder}, or give --overwrite for all.") from None
-    if not isinstance(note, dict) or note.get("config") != run.config.plain():
-        raise UserError(f"{folder} holds a run with other settings; choose another --output, or start it anew with --overwrite.")
+    own = run.config.plain()
+    if change := difference(note.get("config") if isinstance(note, dict) else None, own, type(run.config)().plain()):
+        raise UserError(f"{folder} holds a run with other settings ({change}); choose another --output, or start it anew with --overwrite.")
     changed = [what for what, digest in run.origin.items() if note.get("origin", {}).get(what) != digest]
     if changed:
         raise UserError(f"The {changed[0]} of the run in {folder} has changed since; choose another --output, or --overwrite it.")

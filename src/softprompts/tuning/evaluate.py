@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..backbone import Backbone, Text
-from ..backbone.backbone import Place
 from ..backbone.memory import Memory
+from ..backbone.rows import Place
 from ..devices import sent
 from ..errors import UserError
 from ..prompt import Prompt

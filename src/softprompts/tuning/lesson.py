@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..backbone import Backbone
-from ..backbone.backbone import Text
+from ..backbone import Backbone, Text
 from ..backbone.masked import Headed, Heads
 from ..devices import sent
 from ..errors import UserError
