@@ -166,7 +166,8 @@ def test_the_readmes_commands_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Every softprompts line of the README names commands, flags, presets and options that exist."""
     from softprompts import flags
     from softprompts.api import sections
-    from softprompts.cli import COMMANDS, _parser
+    from softprompts.cli import COMMANDS
+    from softprompts.command import make_parser
     from softprompts.tuning.lists import run_configs
 
     readme = (Path(__file__).parents[1] / "README.md").read_text()
@@ -175,7 +176,7 @@ def test_the_readmes_commands_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for command, *rest in lines:
         assert command in COMMANDS
         if command == "tune":
-            parser = _parser("tune", "")
+            parser = make_parser("tune", "", None)
             parser.add_argument("--output")
             flags.add(parser)
             run_configs(sections(flags.parse(parser, rest)[1]))

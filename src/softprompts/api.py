@@ -1,7 +1,6 @@
 """Three lines to a tuned prompt: `tune`, `save`, `predict`."""
 
 import dataclasses
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,34 +10,28 @@ from torch import Tensor
 from . import __version__
 from .analysis.plots import learning_curve
 from .backbone import Backbone, load_backbone
-from .backbone.load import quiet
+from .card import backbone_card, check_card, make_card
 from .errors import UserError
-from .files import read_json, sweep, write_text
-from .library.embedding import EMBEDDING, read_embedding, write_embedding
+from .files import sweep, write_text
+from .library.embedding import read_embedding, write_embedding
+from .lock import alone_in
+from .output import CONFIG, CURVE, MODEL, open_folders, save_model
 from .prompt import Prompt, load_prompt, save_prompt
 from .prompt.peft import read_adapter, write_adapter
 from .prompt.prompt import plain
-from .prompt.store import CARD, TENSORS, check_backbone
+from .prompt.store import check_backbone
 from .summary import as_csv, records
 from .tasks import Form, Task, TaskConfig, load_task
-from .tasks.metrics import METRICS as METRIC_NAMES
-from .tasks.mixture import MEAN
+from .tasks.form import check_template
 from .tasks.sources import Row
-from .tasks.task import check_template
 from .tuning import Cohort, Predictor, Run, RunConfig, RunFailedError, TuningConfig, Watcher, run_config
 from .tuning.checkpoint import CHECKPOINT, load_checkpoint
-from .tuning.config import CONFIG_HEAD
 from .tuning.lists import Member, run_configs
 from .tuning.team import Team, make_team
-from .tuning.track import TRACKS, Tracking, check_trackers
+from .tuning.track import Tracking, check_trackers
 
-CONFIG, METRICS, CURVE = "config.yaml", "metrics.jsonl", "curve.png"
-MODEL = "model"
-"""Where a run that tuned the whole model keeps it."""
 COHORT = "cohort.csv"
 """What the runs of a cohort came to, beside their folders."""
-OURS = (CARD, TENSORS, EMBEDDING, CHECKPOINT, METRICS, CURVE, CONFIG)
-"""The files of a run, the card first: without it a folder holds no prompt."""
 
 
 @dataclasses.dataclass
@@ -111,7 +104,7 @@ def tune(
     members = run_configs(sections({**({"task": task} if task is not None else {}), **settings}))
     folder = Path(output) if output is not None else None
     if members[0].apart:
-        return tune_cohort(members, folder, trackers=trackers)
+        return tune_cohort(members, folder, trackers=trackers, alone=True)
     return tune_config(members[0].config, folder, trackers=trackers)
 
 
@@ -126,7 +119,7 @@ def load(
     """A saved prompt on its backbone, which is loaded by the name on the card unless given. A card never decides whose code runs."""
     folder = Path(folder)
     prompt, card = load_prompt(folder)
-    _check_card(folder, card)
+    check_card(folder, card)
     if backbone is None:
         own = str(folder / MODEL) if card.get("model") == MODEL else card["backbone"]["name"]
         backbone = load_backbone(model or own, dtype, device, trust_remote_code)
@@ -187,20 +180,6 @@ def import_peft(
     return Tuned(prompt, backbone, card)
 
 
-def _check_card(folder: Path, card: dict[str, Any]) -> None:
-    try:
-        form = Form(**card["task"]["form"])
-        if form.definition is None:
-            check_template(form.template)
-        good = card["scoring"] in (("generate", "labels") if form.labels else ("generate",))
-        good = good and all(name.rpartition(":")[2] in {*METRIC_NAMES, MEAN} for name in card["task"]["metrics"])
-        if not good or not isinstance(card["backbone"]["name"], str) or not isinstance(card["task"]["commonest"], str | None):
-            raise ValueError("a usable task, scoring or backbone")
-        int(card["config"]["tuning"]["max_length"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"The card {folder / CARD} is not whole (it lacks {error}); take a whole copy, or tune the prompt again.") from None
-
-
 def sections(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Flat settings put where a config keeps them: `steps` under tuning, `label` under task, the rest as it is."""
     placed: dict[str, Any] = {}
@@ -232,7 +211,9 @@ def tune_config(
     trackers: Sequence[str] = (),
 ) -> Tuned:
     """Run a config to its end, going on where an earlier try in the same folder left off; with others, where a launcher started them."""
-    (result,) = _tune(make_team(config.device), [config], [folder], overwrite, watcher, backbone, trackers)
+    team = make_team(config.device)
+    with alone_in(folder, team):
+        (result,) = _tune(team, [config], [folder], overwrite, watcher, backbone, trackers)
     if isinstance(result, RunFailedError):
         raise result
     return result
@@ -247,18 +228,21 @@ def tune_cohort(
     trackers: Sequence[str] = (),
     began: Callable[[Sequence[Run]], object] = lambda runs: None,
     curves: bool = True,
+    alone: bool = False,
 ) -> list[Tuned | RunFailedError]:
     """Run all members to their ends on one backbone, each in its own folder below `folder` and each from where it left off.
 
     A run that leaves no prompt is told by its error, after all others were saved. `began` hears of the runs before their first step.
-    Without `curves` nothing is drawn, which of short runs would take longer than the runs.
+    Without `curves` nothing is drawn, which of short runs would take longer than the runs. With `alone`, no other process may work in
+    `folder` meanwhile; the workers of a study share theirs.
     """
     team = make_team(members[0].config.device)
     folders = [folder / member.name if folder is not None else None for member in members]
-    results = _tune(team, [member.config for member in members], folders, overwrite, watcher, backbone, trackers, began, curves)
-    if folder is not None and team.writes:
-        sweep(folder, [COHORT])
-        write_text(folder / COHORT, as_csv(records(members, results, folder)))
+    with alone_in(folder if alone else None, team):
+        results = _tune(team, [member.config for member in members], folders, overwrite, watcher, backbone, trackers, began, curves)
+        if folder is not None and team.writes:
+            sweep(folder, [COHORT])
+            write_text(folder / COHORT, as_csv(records(members, results, folder)))
     return results
 
 
@@ -280,7 +264,7 @@ def _tune(
     backbone = backbone or team.all(lambda: team.load(first.model, dtype, first.device, first.trust_remote_code))
     resumed = team.first(lambda: [not overwrite and folder is not None and (folder / CHECKPOINT).exists() for folder in folders])
     runs = team.all(lambda: [Run(c, task, backbone, not old, team) for c, task, old in zip(configs, tasks, resumed, strict=True)])
-    team.first(lambda: _open(runs, folders, overwrite))
+    team.first(lambda: open_folders(runs, folders, overwrite))
     for run, folder, old in zip(runs, folders, resumed, strict=True):
         if folder is not None and old:
             load_checkpoint(run, folder)
@@ -302,38 +286,6 @@ def _load_tasks(configs: Sequence[RunConfig]) -> list[Task]:
     return [loaded[str(config.task)] for config in configs]
 
 
-def _open(runs: Sequence[Run], folders: Sequence[Path | None], overwrite: bool) -> None:
-    """All are looked at before anything is removed."""
-    places = [(folder, run) for run, folder in zip(runs, folders, strict=True) if folder is not None]
-    for folder, run in places:
-        _check_folder(folder, run, overwrite)
-    for folder, _ in places:
-        sweep(folder, OURS)
-        if overwrite:
-            for name in OURS:
-                (folder / name).unlink(missing_ok=True)
-            for part in (TRACKS, MODEL):
-                shutil.rmtree(folder / part, ignore_errors=True)
-
-
-def _check_folder(folder: Path, run: Run, overwrite: bool) -> None:
-    """The folder is there and free for the run; nobody's finished work is overwritten unasked."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"The output {folder} cannot be a folder ({error.strerror}); name another with --output.") from None
-    config = folder / CONFIG
-    if config.exists() and not (config.is_file() and config.read_text(encoding="utf-8", errors="replace").startswith(CONFIG_HEAD)):
-        raise UserError(f"{config} is not one of ours; name another folder with --output.")
-    if not overwrite and (folder / CARD).exists() and not (folder / CHECKPOINT).exists() and not _untrained(folder, run):
-        raise UserError(f"{folder} already holds a prompt; choose another --output, or replace it with --overwrite.")
-
-
-def _untrained(folder: Path, run: Run) -> bool:
-    """Whether the folder's prompt is the run's own, which nothing was learned for, so that there is no checkpoint."""
-    return run.steps == 0 and read_json(folder / CARD).get("config") == run.config.plain()
-
-
 def _finish(run: Run, folder: Path | None, curves: bool) -> Tuned | RunFailedError:
     try:
         run.restore_best()
@@ -347,61 +299,6 @@ def _finish(run: Run, folder: Path | None, curves: bool) -> Tuned | RunFailedErr
             title = f"{run.task.name} on {run.backbone.name}: {run.config.method}, seed {run.config.seed}"
             learning_curve(run.history, run.metric, card["majority"][run.metric], title, folder / CURVE)
         if card["model"] is not None:
-            _save_model(run.backbone, folder / card["model"])
+            save_model(run.backbone, folder / card["model"])
         tuned.save(folder)
     return tuned
-
-
-def _save_model(backbone: Backbone, folder: Path) -> None:
-    """The tuned model as a Hugging Face folder, whole or not at all."""
-    beside = folder.with_name(f".{folder.name}.new")
-    shutil.rmtree(beside, ignore_errors=True)
-    with quiet():
-        backbone.model.save_pretrained(beside)
-        backbone.tokenizer.save_pretrained(beside)
-    shutil.rmtree(folder, ignore_errors=True)
-    beside.rename(folder)
-
-
-def make_card(run: Run) -> dict[str, Any]:
-    """Everything a stranger must know to use and to trust the prompt."""
-    best = run.best_entry
-    return {
-        "method": run.config.method,
-        "backbone": backbone_card(run.backbone),
-        "model": MODEL if "model" in run.trained else None,
-        "task": run.task.card(),
-        "metrics": {name: best[name] for name in run.task.metrics},
-        "majority": run.task.majority(),
-        "test": _tested(run),
-        "scoring": run.config.tuning.scoring,
-        "best_step": best["step"],
-        "embedding": None if run.embedding is None else {"step": run.embedding[0]},
-        "steps": run.step,
-        "stopped": run.stopped,
-        "failed": run.failed,
-        "cut_texts": run.cut,
-        "trained_parameters": sum(parameter.numel() for parameter in run.parameters()),
-        "seed": run.config.seed,
-        "config": run.config.plain(),
-        "version": __version__,
-    }
-
-
-def _tested(run: Run) -> dict[str, float] | None:
-    """The best prompt's scores on the examples that nothing was chosen by, where the task keeps some."""
-    if not run.task.test:
-        return None
-    predictions = run.predictor()([e.input for e in run.task.test])
-    return run.task.score(predictions, run.task.test)
-
-
-def backbone_card(backbone: Backbone) -> dict[str, Any]:
-    """What a prompt's card says of its backbone."""
-    return {
-        "name": backbone.name,
-        "fingerprint": backbone.fingerprint,
-        "family": backbone.family,
-        "dtype": backbone.dtype,
-        "hidden": backbone.hidden,
-    }

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,18 @@ def tell(options: argparse.Namespace, result: Mapping[str, Any], text: str) -> N
     print(json.dumps(result, ensure_ascii=False) if options.json else text)
 
 
+def scores(result: Mapping[str, Any]) -> str:
+    """Every metric beside what always answering the commonest label would score."""
+    return ", ".join(f"{name} {value:.1f} (majority class {result['majority'][name]:.1f})" for name, value in result["metrics"].items())
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """A table's lines, its columns one below the other."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def speaks() -> bool:
+    """Of several processes on one run, the first one speaks."""
+    return os.environ.get("RANK", "0") == "0"

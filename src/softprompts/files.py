@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def make_folder(folder: Path) -> None:
+    """A folder for output, with those above it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"The output {folder} cannot be a folder ({error.strerror}); name another with --output.") from None
+
+
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` on a temporary file in the same folder, then move it to `path`."""
     beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")

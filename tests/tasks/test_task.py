@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from softprompts.errors import UserError
 from softprompts.tasks import Example, TaskConfig, load_task
-from softprompts.tasks.task import few_shot, stratified_split
+from softprompts.tasks.draw import few_shot, stratified_split
 
 from ..conftest import DATA
 

@@ -12,6 +12,7 @@ import torch
 
 from softprompts.cli import main
 from softprompts.files import read_tensors
+from softprompts.lock import alone_in
 from softprompts.tuning import Run
 from softprompts.tuning.checkpoint import save_checkpoint
 from softprompts.tuning.team import Team
@@ -162,6 +163,10 @@ def test_a_run_goes_on_with_another_number_of_processes(
     again = run(TWO, tmp_path / "parts", *settings[:-2], "--max-length", "63", check=False)
     assert again.returncode != 0
     assert again.stderr.count("holds a run with other settings") == 1, "told once"
+    with alone_in(tmp_path / "parts"):
+        again = run(TWO, tmp_path / "parts", *settings, check=False)
+    assert again.returncode != 0
+    assert again.stderr.count("Another process is at work") == 1, "all of them end"
 
 
 def test_one_process_is_a_team_of_itself() -> None:

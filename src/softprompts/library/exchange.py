@@ -50,7 +50,7 @@ def take_in(argv: Sequence[str]) -> int:
 
 
 def _take_adapter(options: argparse.Namespace) -> int:
-    from ..api import OURS
+    from ..output import OURS
     from .library import Library
 
     library = Library(options.library)

@@ -16,6 +16,7 @@ from ..backbone.load import named_device
 from ..choice import difference
 from ..errors import UserError
 from ..files import read_tensors, sweep, write_json, write_tensors, write_text
+from ..lock import alone_in
 from .batches import Batches, Tokens, mixed
 from .config import PretrainConfig
 from .corpus import Corpus, file_digest, raw_texts, read_definitions, tokenised
@@ -163,7 +164,12 @@ def pretrain(config: PretrainConfig, folder: Path, overwrite: bool = False, watc
     for given in (config.from_model, config.tokenizer):
         if given is not None and Path(given).resolve() == folder.resolve():
             raise UserError(f"{folder} is what the run begins from; name another --output.")
-    _open(folder, overwrite)
+    with alone_in(folder):
+        _open(folder, overwrite)
+        return _trained(config, folder, watcher)
+
+
+def _trained(config: PretrainConfig, folder: Path, watcher: Watcher) -> dict[str, Any]:
     device = named_device(config.device)
     definitions = read_definitions(config.definitions)
     for name in (*config.text, *config.tasks):
@@ -228,10 +234,6 @@ def _loop(run: Pretraining, folder: Path, watcher: Watcher) -> dict[str, dict[st
 
 def _open(folder: Path, overwrite: bool) -> None:
     """Nobody's model is overwritten unasked."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"The output {folder} cannot be a folder ({error.strerror}); name another with --output.") from None
     if (folder / "config.json").exists() and not (folder / METRICS).exists():
         raise UserError(f"{folder} already holds a model that was not pretrained here; choose another --output.")
     if (folder / CARD).exists() and not overwrite:

@@ -1,6 +1,8 @@
 """Tasks: rows in, text pairs out; predictions in, metrics out."""
 
+from .config import TaskConfig
 from .definition import Example
-from .task import Form, Task, TaskConfig, load_task
+from .form import Form
+from .task import Task, load_task
 
 __all__ = ["Example", "Form", "Task", "TaskConfig", "load_task"]

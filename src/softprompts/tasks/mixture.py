@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UserError
+from .config import TaskConfig
 from .definition import Example
+from .form import Form
 from .metrics import score, settled
 from .registry import BENCHMARKS
-from .task import Form, Task, TaskConfig, load_task
+from .task import Task, load_task
 
 MEAN = "mean"
 """The metric of a mixture: the mean of its tasks' first metrics."""

@@ -12,12 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ..api import CONFIG, MODEL, OURS, Tuned
+from ..api import Tuned
 from ..choice import difference
 from ..errors import UserError
 from ..files import read_json, read_tensors, sweep, write_json
 from ..library.embedding import read_embedding
 from ..library.search import SIMILARITIES
+from ..output import CONFIG, MODEL, OURS
 from ..prompt.store import TENSORS
 from ..tasks.starter import STARTERS
 from ..tasks.task import data_folder

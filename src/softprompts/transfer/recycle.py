@@ -141,7 +141,7 @@ METHODS: dict[str, Callable[[Prompt, "Backbone", "Backbone", Tensor, Recycling],
 
 def recycled_card(card: dict[str, Any], name: str, prompt: Prompt, target: "Backbone", how: Recycling, words: int) -> dict[str, Any]:
     """What a recycled prompt's card says: the task it is for and what it came from; how good it is, nobody knows yet."""
-    from ..api import backbone_card
+    from ..card import backbone_card
     from ..tasks import Form
     from ..tuning import Predictor
 

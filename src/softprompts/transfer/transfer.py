@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..api import CONFIG, OURS, Tuned, load, sections, tune_cohort
+from ..api import Tuned, load, sections, tune_cohort
 from ..backbone import Backbone, load_backbone
 from ..choice import difference
 from ..errors import UserError
@@ -21,6 +21,8 @@ from ..library import default_folder
 from ..library.library import Entry, Found, Library
 from ..library.named import named_prompt
 from ..library.search import SIMILARITIES
+from ..lock import alone_in
+from ..output import CONFIG, OURS
 from ..progress import CohortWatcher
 from ..prompt.store import CARD, check_backbone, load_prompt, safe_name
 from ..tuning import Run, RunConfig, RunFailedError
@@ -90,21 +92,22 @@ def transfer(
     target = request.target
     if make_team(target.device).size > 1:
         raise UserError("transfer runs as one process; start it without a launcher.")
-    record, stale = _opened(request, output, overwrite)
-    backbone = backbone or load_backbone(target.model, target.dtype, target.device, target.trust_remote_code)
-    work = _Work(output, record, overwrite, quiet, backbone, stale)
-    if "runs" not in record:
-        record |= _chosen(request, work)
-    chosen(record)
-    if record["mixture"] is not None:
-        (multi,) = work.tune({MIXTURE: _mixed(request, record["mixture"]["task"])})
-        if isinstance(multi, RunFailedError):
-            raise multi
-    wanted = {run["name"]: _started(target, run["start"]) for run in record["runs"]}
-    own = PROBE if record["probe"] and strategies.probe(target, record["probe"]["steps"]) == target else BASELINE
-    if own == PROBE or baseline:
-        wanted[own] = target
-    return _kept(record, dict(zip(wanted, work.tune(wanted), strict=True)), own, output)
+    with alone_in(output):
+        record, stale = _opened(request, output, overwrite)
+        backbone = backbone or load_backbone(target.model, target.dtype, target.device, target.trust_remote_code)
+        work = _Work(output, record, overwrite, quiet, backbone, stale)
+        if "runs" not in record:
+            record |= _chosen(request, work)
+        chosen(record)
+        if record["mixture"] is not None:
+            (multi,) = work.tune({MIXTURE: _mixed(request, record["mixture"]["task"])})
+            if isinstance(multi, RunFailedError):
+                raise multi
+        wanted = {run["name"]: _started(target, run["start"]) for run in record["runs"]}
+        own = PROBE if record["probe"] and strategies.probe(target, record["probe"]["steps"]) == target else BASELINE
+        if own == PROBE or baseline:
+            wanted[own] = target
+        return _kept(record, dict(zip(wanted, work.tune(wanted), strict=True)), own, output)
 
 
 def transfer_to(
