@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..command import act, make_parser, output_folder, tell
 from ..errors import UserError
+from ..files import make_folder
 
 if TYPE_CHECKING:
     from .study import Cell, Study
@@ -166,10 +167,7 @@ def _looked_at(action: str, about: str | None, argv: Sequence[str]) -> "tuple[ar
 
 
 def _check_output(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"The output {folder} cannot be a folder ({error.strerror}); name another with --output.") from None
+    make_folder(folder)
     # What begins with a dot is on its way: another worker's study file, or a killed one's.
     if any(not path.name.startswith(".") for path in folder.iterdir()) and not (folder / STUDY).exists():
         raise UserError(f"{folder} holds other things than a study; name another folder with --output.")

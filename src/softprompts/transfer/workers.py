@@ -161,7 +161,7 @@ def rerun(folder: Path, name: str, output: Path) -> list[dict[str, Any]]:
             f"The study in {folder} has no result of a cell {name!r}; softprompts study status {folder} --json tells the cells."
         )
     configs = {cell: on_disk.saved_config(folder, cell) for cell in told["beside"]}
-    outcomes = tune_cohort([Member(config, {"cell": cell}, cell) for cell, config in configs.items()], output)
+    outcomes = tune_cohort([Member(config, {"cell": cell}, cell) for cell, config in configs.items()], output, alone=True)
     found = []
     for cell, outcome in zip(configs, outcomes, strict=True):
         again = None if isinstance(outcome, RunFailedError) else outcome.card["metrics"][outcome.card["task"]["metrics"][0]]
