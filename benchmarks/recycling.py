@@ -4,7 +4,8 @@
 
 The folder holds tuned prompts, such as a cohort of benchmarks/backbones.py. Each is mapped by least squares and by nearest words, and is
 judged as it is by the task's validation rows, beside the score it had, the majority class, and, with --beside FOLDER, what prompts that
-were tuned on the new model reach. Scores are means over the prompts of a task.
+were tuned on the new model reach. Scores are means over the prompts of a task. A mapped prompt that no longer makes the model write labels
+scores nothing; --scoring labels asks which label it finds likeliest, and tells what is left then.
 """
 
 import argparse
@@ -36,7 +37,7 @@ def judged(folder: Path, options: argparse.Namespace, old: Any, new: Any) -> dic
     for name, how in WAYS.items():
         made = recycle(prompt, old, new, how)
         told = Tuned(made.to(new.device), new, recycled_card(card, str(folder), made, new, how, 0))
-        found[name] = task.score(told.predictor()([example.input for example in task.validation]))[metric]
+        found[name] = task.score(told.predictor(options.scoring)([example.input for example in task.validation]))[metric]
     return found
 
 
@@ -75,6 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", required=True, help="the model they are to be for")
     parser.add_argument("--beside", type=Path, help="a folder of prompts that were tuned on the new model, to compare with")
     parser.add_argument("--data-dir", help="a folder with the tasks' rows (default: SOFTPROMPTS_DATA)")
+    parser.add_argument("--scoring", choices=["generate", "labels"], help="how a mapped prompt answers (default: as it did before)")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--output", type=Path, required=True, help="where the JSON goes")
     options = parser.parse_args(argv)
@@ -91,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"recycling: {error}", file=sys.stderr)
         return 2
-    models = {"from": options.from_model, "to": options.model, "shared_words": len(shared_words(old, new))}
+    models = {"from": options.from_model, "to": options.model, "shared_words": len(shared_words(old, new)), "scoring": options.scoring}
     write_json(options.output, {**models, "prompts": rows, "table": table})
     print(markdown(table))
     return 0
