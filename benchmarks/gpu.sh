@@ -11,5 +11,5 @@ run training-t5-base-32 training --model t5-base --prompt 100 --runs 32 --alone 
 run training-t5-large-8 training --model t5-large --prompt 100 --runs 8 --alone 1 --steps 12 --warmup 12 --peers eager
 run profile-t5-base-r8 step_profile --model t5-base --prompt 100 --runs 8
 run profile-t5-tiny-r32 step_profile --model t5-tiny --prompt 20 --runs 32
-python -u benchmarks/short_of_memory.py
+python -u benchmarks/short_of_memory.py || echo short_of_memory failed
 run training-t5-base-peft-compiled training --model t5-base --prompt 100 --runs 1 --steps 16 --warmup 16 --peers eager,padded,dynamic

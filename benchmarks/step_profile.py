@@ -43,6 +43,8 @@ def kind_of(name: str) -> str:
 
 
 def profiled(options: argparse.Namespace) -> dict[str, Any]:
+    if min(options.runs, options.prompt, options.batch, options.steps, options.warmup) < 1:
+        raise UserError("--runs, --prompt, --batch, --steps and --warmup must be at least 1.")
     backbone = load(options.model, options.dtype, options.device, 0)
     total = options.warmup + 2 * options.steps + (options.steps if options.python else 0)
     rows = draw(options.workload, backbone, options.runs, total, options.batch, 0, options.data_dir, 256)

@@ -12,7 +12,8 @@ import json
 import multiprocessing
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -30,17 +31,19 @@ from backbones import about, measure, settings, table  # noqa: E402
 SHARES = (10, 25, 50, 100)
 """Per cent of the extra tokens."""
 FULL: dict[str, Any] = {
-    "tokens": 4e8, "extra_tokens": 2e8, "lr": 3e-3, "adapt_lr": 1e-3, "steps": 1000, "seeds": "0,1,2", "batch_size": 32, "length": 20,
+    "tokens": 4e8, "extra_tokens": 2e8, "batch_tokens": 80_000, "lr": 3e-3, "adapt_lr": 1e-3,
+    "steps": 1000, "seeds": "0,1,2", "batch_size": 32, "length": 20,
     "tasks": "glue/sst2,textcls/trec,textcls/agnews,textcls/cr,glue/mrpc,superglue/boolq,superglue/cb",
 }  # fmt: skip
 """One H200: a few minutes for each model and each cohort."""
 SMOKE: dict[str, Any] = FULL | {
+    "batch_tokens": 4000,
     "text": ",".join(map(str, sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]))), "tokens": 4e5, "extra_tokens": 1.2e5,
     "steps": 20, "batch_size": 8, "length": 8, "cap_validation": 60, "scoring": "labels", "tasks": "helpdesk/intent,helpdesk/sentiment",
 }  # fmt: skip
 SMALL: dict[str, Any] = {
     "vocabulary": 1500, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4,
-    "input_length": 64, "batch_tokens": 4000, "held_out": 0.05, "processes": 1,
+    "input_length": 64, "held_out": 0.05, "processes": 1,
 }  # fmt: skip
 """The model of --smoke."""
 
@@ -51,8 +54,8 @@ def models(options: argparse.Namespace, folder: Path) -> dict[str, PretrainConfi
     Every share of the adaptation is a run of its own whose rate comes down to zero, not a checkpoint along one run: a model in the middle
     of a run at a constant rate is worse than its tokens allow, and the shares would differ in that too.
     """
-    common = {"text": options.text.split(","), "size": options.size, "device": options.device, "batch_tokens": options.batch_tokens}
-    common |= SMALL if options.smoke else {}
+    common = {"text": options.text.split(","), "size": options.size, "device": options.device, **(SMALL if options.smoke else {})}
+    common["batch_tokens"] = options.batch_tokens
     begin = PretrainConfig(
         **common, tokenizer=options.tokenizer, objectives={"span": 1.0}, tokens=options.tokens, lr=options.lr, warmup=0.05
     )
@@ -90,8 +93,14 @@ def each(jobs: int, work: Callable[..., dict[str, Any]], asked: Mapping[str, tup
     if jobs == 1:
         return {name: _told(name, work(*given)) for name, given in asked.items()}
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        under_way = {name: pool.submit(work, *given) for name, given in asked.items()}
-        return {name: _told(name, future.result()) for name, future in under_way.items()}
+        names = {pool.submit(work, *given): name for name, given in asked.items()}
+        try:
+            found = {names[future]: _told(names[future], future.result()) for future in as_completed(names)}
+        except BrokenProcessPool:
+            raise UserError("A process was killed, most likely for want of memory; lower --jobs, and give the command again.") from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return {name: found[name] for name in asked}
 
 
 def _told(name: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -184,7 +193,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--size", default="tiny", help="the model's size, as softprompts pretrain has it")
     parser.add_argument("--tokens", type=float, help="tokens of span corruption")
     parser.add_argument("--extra-tokens", type=float, help="tokens of 100 %% adaptation")
-    parser.add_argument("--batch-tokens", type=int, default=80_000, help="tokens of a step of pretraining")
+    parser.add_argument("--batch-tokens", type=int, help="tokens of a step of pretraining")
     parser.add_argument("--lr", type=float, help="the highest learning rate of span corruption")
     parser.add_argument("--adapt-lr", type=float, help="the highest learning rate of what goes on from it")
     parser.add_argument("--tasks", help="tasks to tune prompts on")
@@ -199,6 +208,8 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="models, and then cohorts, that are made at once, each by a process of its own")
     parser.set_defaults(**(SMOKE if "--smoke" in argv else FULL))
     options = parser.parse_args(argv)
+    if options.jobs < 1:
+        raise UserError(f"--jobs is {options.jobs}; it must be at least 1.")
     if options.text is None:
         raise UserError("There is no text to learn from; name files with --text, or give --smoke.")
     return options

@@ -92,7 +92,7 @@ def test_a_peer_that_learns_something_else_is_noticed(
     folders: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     right = training.start
-    monkeypatch.setattr(training, "start", lambda *given: right(*given) + 0.5)
+    monkeypatch.setattr(training, "start", lambda *given: right(*given) + 5.0)
     output = tmp_path / "none.json"
     assert main([*TRAINING, "--model", folders["t5"], "--runs", "1", "--output", str(output)]) == 1
     assert "do not learn the same: at step 0 of run 0" in capsys.readouterr().err

@@ -1,7 +1,6 @@
 """One process at a time in an output folder: the second is refused and touches nothing, and the dead hold nothing."""
 
 import errno
-import fcntl
 import os
 import signal
 import socket
@@ -19,6 +18,8 @@ from softprompts.lock import LOCK, alone_in
 
 from .conftest import write_toy
 from .pretraining.conftest import texts
+
+fcntl = pytest.importorskip("fcntl", reason="a folder is locked on POSIX systems only")
 
 STOPPING = """
 import os, signal, sys, torch

@@ -1,10 +1,13 @@
 """The recipe of the pretraining objectives, whole, at a scale of seconds."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
+
+from softprompts.errors import UserError
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -53,3 +56,25 @@ def test_without_text_there_is_nothing_to_learn(tmp_path: Path, capsys: pytest.C
 
     assert objectives.main(["--output", str(tmp_path)]) == 2
     assert "name files with --text" in capsys.readouterr().err
+    assert objectives.main(["--smoke", "--output", str(tmp_path), "--jobs", "0"]) == 2
+    assert "--jobs is 0" in capsys.readouterr().err
+
+
+def halved(number: int) -> dict[str, float]:
+    if number < 0:
+        os._exit(1)
+    if number % 2:
+        raise UserError(f"{number} is odd.")
+    return {"tokens": number / 2, "seconds": 0}
+
+
+def test_several_at_once_come_to_the_same_and_an_error_ends_them() -> None:
+    sys.path.insert(0, str(RECIPES))
+    import objectives
+
+    found = objectives.each(2, halved, {"six": (6,), "two": (2,), "ten": (10,)})
+    assert [(name, told["tokens"]) for name, told in found.items()] == [("six", 3), ("two", 1), ("ten", 5)]
+    with pytest.raises(UserError, match="3 is odd"):
+        objectives.each(2, halved, {"three": (3,), "six": (6,)})
+    with pytest.raises(UserError, match="lower --jobs"):
+        objectives.each(2, halved, {"gone": (-1,), "six": (6,)})

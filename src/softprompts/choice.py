@@ -142,7 +142,8 @@ def difference(old: Any, new: Any, usual: Any = None, name: str = "") -> str | N
     A setting that an older version did not have was what is `usual`.
     """
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
-        return None if old == new else f"{name} {old} where it says {new} now"
+        told = f"{name} {old} where it says {new} now" if name else "they are not told, or not by this version"
+        return None if old == new else told
     usual = usual if isinstance(usual, Mapping) else {}
     parts = (
         (old.get(key, usual.get(key)), new.get(key), usual.get(key), f"{name}.{key}".strip(".")) for key in dict.fromkeys([*old, *new])

@@ -56,7 +56,7 @@ def _locked(folder: Path) -> int | None:
     path = folder / LOCK
     for _ in range(TRIES):
         try:
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            file = _opened(path)
         except FileNotFoundError:  # whoever made the folder removed it
             make_folder(folder)
             continue
@@ -78,6 +78,13 @@ def _locked(folder: Path) -> int | None:
             return None
         os.close(file)
     return None
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:  # another user's, which can be locked all the same
+        return os.open(path, os.O_RDONLY)
 
 
 def _sign(file: int) -> None:

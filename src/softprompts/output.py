@@ -48,7 +48,7 @@ def _check_folder(folder: Path, run: Run, overwrite: bool) -> None:
 
 def _untrained(folder: Path, run: Run) -> bool:
     """Whether the folder's prompt is the run's own, which nothing was learned for, so that there is no checkpoint."""
-    return run.steps == 0 and read_json(folder / CARD).get("config") == run.config.plain()
+    return run.steps == 0 and run.config.changed(read_json(folder / CARD).get("config")) is None
 
 
 def save_model(backbone: Backbone, folder: Path) -> None:

@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from softprompts.errors import UserError
+from softprompts.transfer import company
 from softprompts.transfer.cells import RESULT, commit, open_cell, place
-from softprompts.transfer.claims import WORKERS, Claims, owner
+from softprompts.transfer.claims import WORKERS, Claims, _process, owner
 from softprompts.transfer.records import status
 from softprompts.transfer.strategies import start_from
 from softprompts.transfer.study import plan, read_study
@@ -92,18 +94,61 @@ def test_one_command_has_several_workers_which_end_with_it(write: Write, tmp_pat
     assert not list((folder / WORKERS).glob("[!.]*.json")), "all have left"
 
 
-def test_workers_of_a_command_that_is_stopped_stop_too(write: Write, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_workers_of_a_command_that_is_stopped_stop_too(write: Write, tmp_path: Path, how: signal.Signals) -> None:
     study, folder = write(**FEW, source={"steps": 4000}, target={"steps": 4}), tmp_path / "study"
     command = started(study, folder, "--workers", "2")
     try:
         wait_for(lambda: len(list((folder / WORKERS).glob("[!.]*.json"))) == 2)
-        command.send_signal(signal.SIGINT)
+        command.send_signal(how)
         assert command.wait(60) != 0
     finally:
         command.kill()
-    assert status(plan(read_study(study)), folder)["running"] == []
+    wait_for(lambda: status(plan(read_study(study)), folder)["running"] == [], 20)
+
+
+def test_a_worker_that_is_killed_is_missed_at_once_and_one_that_hangs_is_not_waited_for(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(company, "PATIENCE", 0.5)
+    study = write(**FEW, source={"steps": 4000}, target={"steps": 4})
+    hangs = [sys.executable, "-c", "import time; time.sleep(600)"]
+    real, begun = subprocess.Popen, []
+
+    def start(command: list[str], **how: Any) -> "subprocess.Popen[bytes]":
+        begun.append(real(hangs, **how))
+        return begun[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with company.company(["run", str(study)], 3):
+        assert len(begun) == 2
+        begun[0].kill()
+        wait_for(lambda: not _process(begun[0].pid), 10)
+        assert _process(begun[1].pid)
+    assert all(worker.poll() is not None for worker in begun)
+
+
+def test_either_a_ray_cluster_or_workers(write: Write, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="either --ray or --workers"):
-        main(["run", str(study), "--output", str(folder), "--ray", "--workers", "2"])
+        main(["run", str(write(**FEW)), "--output", str(tmp_path / "study"), "--ray", "--workers", "2"])
+
+
+def test_a_study_goes_on_with_the_model_it_began_with(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another model under the same name is refused, and what is done stays; so is a report of both."""
+    study, folder = write(**FEW), tmp_path / "study"
+    command = ["run", str(study), "--output", str(folder), "--device", "cpu"]
+    assert main([*command, "--only", "baseline"]) == 0
+    before = results(folder)
+    other = {name: {**told, "fingerprint": "another"} for name, told in before.items()}
+    for name, told in other.items():
+        (place(folder, name) / RESULT).write_text(json.dumps(told))
+    with pytest.raises(UserError, match=r"was done on another .* than it is now.*give another --output"):
+        main(command)
+    assert results(folder) == other
+    changed = next(iter(before))
+    (place(folder, changed) / RESULT).write_text(json.dumps(before[changed]))
+    with pytest.raises(UserError, match="cannot be compared"):
+        main(["report", str(folder)])
 
 
 def holds(folder: Path, process: int) -> bool:

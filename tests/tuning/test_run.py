@@ -276,8 +276,8 @@ def test_a_bf16_backbone_keeps_a_float32_prompt_and_learns(toy_csv: Path) -> Non
 
 def test_a_label_the_model_cannot_write_is_one_sentence(t5: Backbone, tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
-    path.write_text("".join(json.dumps({"review": f"t{i}", "mood": "☃" if i % 2 else "bad"}) + "\n" for i in range(20)))
-    with pytest.raises(UserError, match=r"cannot write the label '☃'.*--labels ☃=WORD"):
+    path.write_text("".join(json.dumps({"review": f"t{i}", "mood": "𓂀" if i % 2 else "bad"}) + "\n" for i in range(20)))
+    with pytest.raises(UserError, match=r"cannot write the label '𓂀'.*--labels 𓂀=WORD"):
         Run(config(path), load_task(config(path).task), t5)
 
 

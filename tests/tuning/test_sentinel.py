@@ -48,7 +48,7 @@ def test_labels_are_scored_behind_it(tiny: Backbone) -> None:
 
 
 def test_answers_come_without_it_and_a_saved_prompt_keeps_it(toy_csv: Path, tiny: Backbone, tmp_path: Path) -> None:
-    tuned = tune_config(run_config(settings(toy_csv)), tmp_path / "run", backbone=tiny)
+    tuned = tune_config(run_config(settings(toy_csv, steps=60)), tmp_path / "run", backbone=tiny)
     assert tuned.metrics["accuracy"] >= 50.0
     answers = tuned.predict(TEXTS, "generate")
     assert set(answers) <= set(LABELS)

@@ -132,6 +132,7 @@ class Peft:
         if self.way not in COMPILED:
             return self.model  # type: ignore[no-any-return]
         if self.way == "regions":
+            torch._dynamo.config.recompile_limit = 64  # or it would give up where sizes are many
             for stack in [part for part in self.model.modules() if isinstance(part, torch.nn.ModuleList)]:
                 for layer in stack:
                     layer.compile(dynamic=True)

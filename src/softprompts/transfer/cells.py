@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,22 @@ def check_unchanged(cells: Sequence[Cell], folder: Path) -> None:
     if found:
         more = f" (and {len(found) - 1} more cells)" if len(found) > 1 else ""
         raise UserError(f"The study file has changed: {found[0]}{more}; change it back, or give another --output.")
+
+
+def check_model(cells: Iterable[Cell], folder: Path, model: str, fingerprint: str | None = None) -> None:
+    """All that is done on the frozen model of this name was done on the same one: the one of now, where its fingerprint is told."""
+    first = "it is now"
+    for cell in cells:
+        told = read_result(folder, cell.name) if cell.config.model == model and not cell.whole_model else None
+        if told is None or told.get("fingerprint") is None:
+            continue
+        if told["fingerprint"] != (fingerprint or told["fingerprint"]):
+            raise UserError(
+                f"{cell.name} was done on another {model} than {first}, so their scores and prompts cannot be compared; "
+                "give another --output, or remove the cells of one of the two models."
+            )
+        if fingerprint is None:
+            fingerprint, first = told["fingerprint"], cell.name
 
 
 def check_data(cells: Sequence[Cell], folder: Path) -> None:

@@ -154,6 +154,8 @@ def write_study_report(study: Study, cells: Sequence[Cell], folder: Path, output
     from ..analysis.transfer import KS
 
     check()
+    for model in dict.fromkeys(cell.config.model for cell in cells):
+        on_disk.check_model(cells, folder, model)
     state = State().look(cells, folder)
     found = records(cells, state)
     table = lines(found, _benchmarks(study))

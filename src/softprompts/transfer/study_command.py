@@ -3,11 +3,8 @@
 import argparse
 import math
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +53,7 @@ def run(argv: Sequence[str]) -> int:
         raise UserError("A Ray cluster has workers of its own; give either --ray or --workers.")
 
     from .cells import check_data, check_unchanged
+    from .company import BESIDE, company
     from .records import status as where
     from .study_progress import StudyBars
     from .workers import work, work_on_ray
@@ -67,8 +65,9 @@ def run(argv: Sequence[str]) -> int:
     check_data([cell for cell in cells if cell.stage in stages], folder)
     _keep(study, folder)
     cohort = options.cohort or study.cohort
+    workers = 1 if os.environ.get(BESIDE) else options.workers
     begun = time.monotonic()
-    with _company(argv, options.workers), StudyBars(cells, options.quiet) as bars:
+    with company(argv, workers), StudyBars(cells, options.quiet) as bars:
         asked = (cells, folder, cohort, bars, stages)
         state = work_on_ray(*asked, options.ray) if options.ray else work(*asked)
     told = {**where(cells, folder, state), "seconds": round(time.monotonic() - begun, 1)}
@@ -116,30 +115,6 @@ def rerun(argv: Sequence[str]) -> int:
     ]
     tell(options, {"cells": found}, "\n".join(rows))
     return 0 if all(told["same"] for told in found if told["cell"] == options.cell) else 1
-
-
-@contextmanager
-def _company(argv: Sequence[str], workers: int) -> Iterator[None]:
-    """Inside, this process is one of so many that are given the same command, each with its share of the cores."""
-    import torch
-
-    if workers == 1:
-        yield
-        return
-    share = max(1, (os.cpu_count() or 1) // workers)
-    torch.set_num_threads(share)
-    command = [sys.executable, "-m", "softprompts", "study", "run", *argv, "--workers", "1", "--quiet"]
-    surroundings = {"OMP_NUM_THREADS": str(share), **os.environ}
-    others = [subprocess.Popen(command, stdout=subprocess.DEVNULL, env=surroundings) for _ in range(workers - 1)]
-    try:
-        yield
-    except BaseException:
-        for other in others:
-            other.terminate()
-        raise
-    finally:
-        for other in others:
-            other.wait()
 
 
 # -- which study, and where --------------------------------------------------------------------------------------------------

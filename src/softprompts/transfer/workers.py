@@ -4,7 +4,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,7 @@ _kept: dict[str, Backbone] = {}
 """The frozen model of the last cohort, which the next one most often needs too."""
 
 
-def _backbone(cell: Cell, config: RunConfig) -> Backbone | None:
+def _backbone(cell: Cell, config: RunConfig, cells: Iterable[Cell], folder: Path) -> Backbone | None:
     if cell.whole_model:
         _kept.clear()
         return None
@@ -132,6 +132,7 @@ def _backbone(cell: Cell, config: RunConfig) -> Backbone | None:
     if key not in _kept:
         _kept.clear()
         _kept[key] = load_backbone(config.model, config.dtype, config.device, config.trust_remote_code)
+    on_disk.check_model(cells, folder, cell.config.model, _kept[key].fingerprint)
     return _kept[key]
 
 
@@ -145,7 +146,7 @@ def run_cohort(claims: Claims, taken: Sequence[Cell], cells: Mapping[str, Cell],
     how["resumed"] = [cell.name for cell in taken if (on_disk.place(folder, cell.name) / CHECKPOINT).exists()]
     members = [Member(config, {"cell": cell.name}, cell.name) for cell, (config, _) in zip(taken, settled, strict=True)]
     home = folder / on_disk.CELLS
-    backbone = _backbone(taken[0], settled[0][0])
+    backbone = _backbone(taken[0], settled[0][0], cells.values(), folder)
     outcomes = tune_cohort(members, home, watcher=_Guard(claims, watcher), backbone=backbone, began=watcher.began, curves=False)
     (home / COHORT).unlink(missing_ok=True)  # a cohort is how cells were run, not what they are
     for cell, (_, chosen), outcome in zip(taken, settled, outcomes, strict=True):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..choice import difference
 from ..errors import UserError
 from ..files import read_tensors, write_tensors
 
@@ -37,8 +36,7 @@ def load_checkpoint(run: "Run", folder: Path) -> None:
         tensors, note = read_tensors(folder / CHECKPOINT)
     except UserError as error:
         raise UserError(f"{error} Or start that run anew: remove {folder}, or give --overwrite for all.") from None
-    own = run.config.plain()
-    if change := difference(note.get("config") if isinstance(note, dict) else None, own, type(run.config)().plain()):
+    if change := run.config.changed(note.get("config") if isinstance(note, dict) else None):
         raise UserError(f"{folder} holds a run with other settings ({change}); choose another --output, or start it anew with --overwrite.")
     changed = [what for what, digest in run.origin.items() if note.get("origin", {}).get(what) != digest]
     if changed:

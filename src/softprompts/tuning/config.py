@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import inspect
+import json
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from ..backbone import DEFAULT
-from ..choice import Choice, coerce, from_mapping
+from ..choice import Choice, coerce, difference, from_mapping
 from ..errors import UserError
 from ..files import write_text
 from ..prompt import PromptConfig
@@ -153,6 +154,10 @@ class RunConfig:
     def plain(self) -> dict[str, Any]:
         """As YAML and JSON hold it."""
         return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+    def changed(self, old: Any) -> str | None:
+        """What is not as a saved config tells, in words; what an older version did not know was as it is by default."""
+        return difference(old, json.loads(json.dumps(self.plain())), json.loads(json.dumps(RunConfig().plain())))
 
     def save(self, path: Path) -> None:
         write_text(path, CONFIG_HEAD + yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True))

@@ -54,7 +54,7 @@ PRESETS: dict[str, Preset] = {
     "mixture": Preset(
         "Ours, and the default: sixteen short prompts blended for each input by a router (SMoP's, with all prompts and no noise). "
         "It learns several times faster than a single prompt on small backbones. No paper has it, so it has no paper mode.",
-        ours={"prompt": {"length": 5, "count": 16, "route": {"kind": "soft"}}},
+        ours={"prompt": {"length": 5, "count": 16, "route": {"kind": "soft"}}, "tuning": {"lr": 0.6}},
     ),
     "prompt-tuning": Preset(
         "Prompt Tuning (Lester 2021): vectors in front of the text. Paper mode: class-label start and 100 tokens as the paper; "
