@@ -74,13 +74,13 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
-    if not argv or argv[0] in ("-h", "--help"):
-        print(_help())
-        return 0
-    if argv[0] in ("-V", "--version"):
-        print(f"softprompts {__version__}")
-        return 0
     try:
+        if not argv or argv[0] in ("-h", "--help"):
+            print(_help(), flush=True)
+            return 0
+        if argv[0] in ("-V", "--version"):
+            print(f"softprompts {__version__}", flush=True)
+            return 0
         if argv[0] not in COMMANDS:
             raise UserError(f"There is no command {argv[0]!r}; choose one of {', '.join(COMMANDS)}.")
         return COMMANDS[argv[0]]([a for a in argv[1:] if a != "--debug"])

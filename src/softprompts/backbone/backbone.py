@@ -39,6 +39,13 @@ class Head(Protocol):
         """[B, F] -> logits [B, C]."""
 
 
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The layers of a transformer, from the input on: what stands in lists that are in no other's."""
+    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    inner = {id(part) for stack in stacks for block in stack for part in block.modules() if part is not block}
+    return [block for stack in stacks if id(stack) not in inner for block in stack]
+
+
 class Backbone(ABC):
     """A frozen model of one family. No gradient is ever allocated for it and no byte of it changes."""
 
@@ -181,10 +188,7 @@ class Backbone(ABC):
     def embed(self, ids: Tensor, mask: Tensor, place: Place = "prefix") -> Text:
         """[B, T] -> embeddings; pads on the left or inside are moved to the end, so that rows are always [text; pad]."""
         order = mask.argsort(dim=1, descending=True, stable=True)
-        return self.embed_in_order(ids.gather(1, order), mask.gather(1, order), place)
-
-    def embed_in_order(self, ids: Tensor, mask: Tensor, place: Place = "prefix") -> Text:
-        """The same of rows whose pads are at the end."""
+        ids, mask = ids.gather(1, order), mask.gather(1, order)
         at, sizes = self.at(ids, mask, place), mask.sum(1)
         ids, mask = sent(ids, self.device), sent(mask, self.device)
         with self.still():
@@ -323,9 +327,7 @@ class Backbone(ABC):
 
     def blocks(self) -> list[nn.Module]:
         """The transformer's layers, from the input on."""
-        stacks = [module for module in self.model.modules() if isinstance(module, nn.ModuleList)]
-        inner = {id(part) for stack in stacks for block in stack for part in block.modules() if part is not block}
-        return [block for stack in stacks if id(stack) not in inner for block in stack]
+        return layers_of(self.model)
 
     @abstractmethod
     def last_block(self) -> nn.Module:

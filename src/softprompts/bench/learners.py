@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.activations import NewGELUActivation
 
 from ..backbone import Backbone, Causal
+from ..backbone.backbone import layers_of
 from ..prompt.peft import TASK_TYPES
 from ..tasks import Example, Form, Task
 from ..tuning import Cohort, Run, run_config
@@ -133,9 +134,8 @@ class Peft:
             return self.model  # type: ignore[no-any-return]
         if self.way == "regions":
             torch._dynamo.config.recompile_limit = 64  # or it would give up where sizes are many
-            for stack in [part for part in self.model.modules() if isinstance(part, torch.nn.ModuleList)]:
-                for layer in stack:
-                    layer.compile(dynamic=True)
+            for layer in layers_of(self.model):
+                layer.compile(dynamic=True)
             return self.model  # type: ignore[no-any-return]
         if self.way == "dynamic":
             return torch.compile(self.model, dynamic=True)

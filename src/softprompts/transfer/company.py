@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import IO
 
 BESIDE = "SOFTPROMPTS_BESIDE"
 """Set for a process that another one started to work beside it."""
@@ -49,9 +50,9 @@ def company(argv: Sequence[str], workers: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _leave_with(pipe: object) -> None:
+def _leave_with(pipe: IO[bytes]) -> None:
     """End this process when the one that holds the other end of the pipe is gone; a study may be left at any moment."""
-    pipe.read()  # type: ignore[attr-defined]
+    pipe.read()
     os._exit(1)
 
 
