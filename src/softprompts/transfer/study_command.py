@@ -59,10 +59,10 @@ def run(argv: Sequence[str]) -> int:
     from .workers import work, work_on_ray
 
     study, folder, cells = _planned(options)
-    _check_output(folder)
     check_unchanged(cells, folder)
     stages = _stages(cells, folder, options.only)
     check_data([cell for cell in cells if cell.stage in stages], folder)
+    _check_output(folder)
     _keep(study, folder)
     cohort = options.cohort or study.cohort
     workers = 1 if os.environ.get(BESIDE) else options.workers
