@@ -158,6 +158,30 @@ def test_rows_and_columns_that_fill_a_recorded_step_change_nothing(
     torch.testing.assert_close(filled[1], plain[1], rtol=1e-3, atol=1e-4 * float(plain[1].abs().max()))
 
 
+def test_layers_of_the_decoder_are_compiled_once_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, again when rows outgrow their room, and once for targets so long that the encoder's keys are made."""
+    backbone = random_t5(d_kv=32)
+    packed, compiled = backbone.packed, []
+    assert packed is not None
+
+    def compiler(graph: Any, example: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(kernels, "ragged_attention", lambda query, *rest: query.transpose(1, 2))
+    monkeypatch.setattr(Packed, "_layers", (_read, torch.compile(_write, backend=compiler)))
+    monkeypatch.setattr(packed, "_replayed", packed._run)
+    monkeypatch.setattr(packed, "fast", True)
+    found = []
+    many = [(SIZES, 2), ([5] * 3, 1), ([70, 3], 6), (SIZES[::-1], 3), ([150] * 40, 4), ([30] * 7, 9), ([30] * 9, 40), ([9], 20)]
+    for sizes, columns in many:
+        text, targets = backbone.embed_rows(rows(backbone, sizes)), [[5] * columns] * len(sizes)
+        backbone.gradients(torch.randn(len(sizes), 20, backbone.hidden), text, targets, torch.ones(len(sizes)), torch.zeros(len(sizes)))
+        found.append(len(compiled))
+    assert found == [1, 1, 1, 1, 2, 3, 3, 3]
+
+
 def test_nothing_of_the_model_stays_changed(backbone: EncoderDecoder) -> None:
     text = backbone.embed_rows(rows(backbone))
     before = backbone.losses(torch.zeros(len(SIZES), 2, backbone.hidden), text, [[5, 1]] * len(SIZES)).nll
@@ -197,10 +221,11 @@ def test_compiled_and_recorded_steps_give_the_same() -> None:
     from torch._dynamo.utils import counters
 
     counters.clear()
-    for seed, sizes in enumerate([SIZES, [5] * 3, [70, 3, 3, 9], SIZES[::-1], [200] * 40]):
+    for seed, (sizes, columns) in enumerate([(SIZES, 2), ([5] * 3, 3), ([70, 3, 3, 9], 6), (SIZES[::-1], 2), ([200] * 40, 4)]):
         text = backbone.embed_rows(rows(backbone, sizes))
         vectors = torch.randn(len(sizes), 20, backbone.hidden, device="cuda", generator=torch.Generator("cuda").manual_seed(seed))
-        asked = (vectors, text, [[5, 1]] * len(sizes), torch.ones(len(sizes), device="cuda"), torch.zeros(len(sizes), device="cuda"))
+        targets = [[*[5] * (columns - 1), 1]] * len(sizes)
+        asked = (vectors, text, targets, torch.ones(len(sizes), device="cuda"), torch.zeros(len(sizes), device="cuda"))
         backbone.hurry(False)
         plain = backbone.gradients(*asked)
         backbone.hurry()
@@ -209,4 +234,4 @@ def test_compiled_and_recorded_steps_give_the_same() -> None:
             fast = backbone.gradients(*asked)
             torch.testing.assert_close(fast[0], plain[0], rtol=1e-3, atol=1e-3)
             assert float((fast[1] - plain[1]).norm() / plain[1].norm()) < 1e-2
-    assert counters["stats"]["unique_graphs"] <= 8, "sizes that come and go are not compiled one by one"
+    assert counters["stats"]["unique_graphs"] <= 6, "sizes that come and go are not compiled one by one"

@@ -84,9 +84,9 @@ class Packed:
         return torch.where(good, found, torch.nan), by_vector.to(vectors.dtype)
 
     def _few_shapes(self, targets: Tensor, kept: Tensor, *by_row: Tensor) -> list[Tensor]:
-        """Rows and columns that count for nothing are added, because a step is recorded for each number of them."""
+        """Rows and columns that count for nothing are added: steps are recorded for each number of them, and compilers treat 1 apart."""
         batch, columns = targets.shape
-        down, across = rounded(batch, FEW) - batch, rounded(columns, 2) - columns
+        down, across = max(2, rounded(batch, FEW)) - batch, max(2, rounded(columns, 2)) - columns
         return [
             *(nn.functional.pad(part, (0, across, 0, down)) for part in (targets, kept)),
             *(nn.functional.pad(p, (0, down)) for p in by_row),
@@ -163,7 +163,7 @@ class Packed:
 
     def _through(self, which: int, block: nn.Module, states: Tensor, *rest: Any) -> Tensor:
         if self.fast:
-            torch._dynamo.maybe_mark_dynamic(states, 1 - which)
+            torch._dynamo.maybe_mark_dynamic(states, (0, 1) if which else 1)
         made: Tensor = (self._layers if self.fast else (_read, _write))[which](block, states, *rest)
         return made
 
@@ -178,6 +178,9 @@ class Packed:
         bias = self.decoder.block[0].layer[0].SelfAttention.compute_bias(count, count)
         later = torch.ones(count, count, dtype=torch.bool, device=ids.device).triu(1)
         bias = bias.masked_fill(later, LEAST)
+        if self.fast:
+            torch._dynamo.maybe_mark_dynamic(bias, (2, 3))
+            hidden.requires_grad_(torch.is_grad_enabled())  # the first layer is compiled as the others are
         for block in self.decoder.block:
             hidden = self._through(1, block, hidden, bias, groups, shut)
         told: Tensor = self.decoder.final_layer_norm(hidden)
