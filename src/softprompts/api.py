@@ -278,12 +278,15 @@ def _tune(
 
 
 def _load_tasks(configs: Sequence[RunConfig]) -> list[Task]:
-    """Each run's task; runs of the same task share its rows."""
+    """Each run's task; runs of the same task, and mixtures of it, share its rows."""
     loaded: dict[str, Task] = {}
-    for config in configs:
-        if str(config.task) not in loaded:
-            loaded[str(config.task)] = load_task(config.task)
-    return [loaded[str(config.task)] for config in configs]
+
+    def load(config: TaskConfig) -> Task:
+        if str(config) not in loaded:
+            loaded[str(config)] = load_task(config, load)
+        return loaded[str(config)]
+
+    return [load(config.task) for config in configs]
 
 
 def _finish(run: Run, folder: Path | None, curves: bool) -> Tuned | RunFailedError:

@@ -1,7 +1,7 @@
 """Mixtures: several tasks learned by one prompt, each with the share min(n, K) / sum of min(n, K), exact in every epoch."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from .definition import Example
 from .form import Form
 from .metrics import score, settled
 from .registry import BENCHMARKS
-from .task import Task, load_task
+from .task import Task
 
 MEAN = "mean"
 """The metric of a mixture: the mean of its tasks' first metrics."""
@@ -25,8 +25,8 @@ class Mixture(Task):
     most: int = 2**19
 
     @property
-    def parts(self) -> tuple[int, ...]:
-        return tuple(len(task.train) for task in self.tasks)
+    def mixed(self) -> tuple[Task, ...]:
+        return self.tasks
 
     @property
     def limit(self) -> int | None:
@@ -53,13 +53,13 @@ class Mixture(Task):
         return self.score([task.commonest for task in self.tasks for _ in task.validation])
 
 
-def load_mixture(config: TaskConfig) -> Mixture:
-    """`a+b+c`, where each may be a benchmark's name too."""
+def load_mixture(config: TaskConfig, load: Callable[[TaskConfig], Task]) -> Mixture:
+    """`a+b+c`, where each may be a benchmark's name too; each is loaded by `load`."""
     assert config.task is not None
     names = [task for name in config.task.split("+") for task in BENCHMARKS.get(name.strip(), (name.strip(),))]
     if len(set(names)) < len(names) or not all(names):
         raise UserError(f"The mixture {config.task} names a task twice, or none; name every task once, with + between.")
-    tasks = tuple(load_task(dataclasses.replace(config, task=name)) for name in names)
+    tasks = tuple(load(dataclasses.replace(config, task=name)) for name in names)
     words = {word: word for task in tasks for word in task.labels} if all(task.labels for task in tasks) else {}
     train, validation, test = ([e for task in tasks for e in getattr(task, part)] for part in ("train", "validation", "test"))
     metrics = (MEAN, *(f"{task.name}:{metric}" for task in tasks for metric in task.metrics))

@@ -7,7 +7,7 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -63,9 +63,14 @@ class Task:
         return self.form.definition.answer_length if self.form.definition is not None and not self.labels else None
 
     @property
+    def mixed(self) -> "tuple[Task, ...]":
+        """The tasks whose examples are its own, one task's after another's; of one task, itself."""
+        return (self,)
+
+    @property
     def parts(self) -> tuple[int, ...]:
-        """How many training examples belong to each task that is mixed here, in order; one task is one part."""
-        return (len(self.train),)
+        """How many training examples belong to each."""
+        return tuple(len(task.train) for task in self.mixed)
 
     @property
     def limit(self) -> int | None:
@@ -97,14 +102,14 @@ class Task:
         }
 
 
-def load_task(config: TaskConfig) -> Task:
-    """The task a config describes, with every promise about its rows checked."""
+def load_task(config: TaskConfig, part: Callable[[TaskConfig], Task] | None = None) -> Task:
+    """The task a config describes, with every promise about its rows checked; `part` loads what is mixed in it (default: this)."""
     if config.metric is not None and config.metric not in METRICS:
         raise UserError(f"There is no metric {config.metric!r}; choose one of {', '.join(METRICS)}.")
     if config.task is not None and "+" in config.task:
         from .mixture import load_mixture
 
-        return load_mixture(config)
+        return load_mixture(config, part or load_task)
     if config.task == PREFIX_LM:
         task = _prefix_lm(config)
     elif config.task is not None and config.task not in STARTERS:

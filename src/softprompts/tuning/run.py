@@ -67,14 +67,15 @@ class Run:
         self.rng = torch.Generator().manual_seed(config.seed)
 
         budget = self.predictor().budget
-        whole = tokens.whole(self.speaker, [e.input for e in task.train])
+        whole = [row for part in task.mixed for row in tokens.whole(self.speaker, [e.input for e in part.train])]
         self.cut = sum(len(row) > budget for row in whole)
         self.inputs = [self.speaker.cut(row, budget) for row in whole]
         words = list(dict.fromkeys(e.target for e in task.train))
         answers = opened(self.speaker.tokenise_targets(words), backbone.tokenizer, backbone.name, task.form.sentinel)
         spelled = dict(zip(words, answers, strict=True))
         self.targets = [spelled[e.target] for e in task.train]
-        self.held_out = [self.speaker.cut(row, budget) for row in tokens.whole(self.speaker, [e.input for e in task.validation])]
+        held = [row for part in task.mixed for row in tokens.whole(self.speaker, [e.input for e in part.validation])]
+        self.held_out = [self.speaker.cut(row, budget) for row in held]
         self.batches = Batches([len(ids) for ids in self.inputs], config.tuning.batch_size, config.seed, task.parts, task.limit)
 
         per_epoch = self.batches.per_epoch / config.tuning.accumulate

@@ -2,12 +2,15 @@
 
 import contextlib
 import hashlib
+import itertools
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from ..backbone import Backbone
 from ..errors import UserError
@@ -17,8 +20,8 @@ FROM = 2000
 """Fewer texts than this are not worth a file."""
 
 
-KEPT = 8
-"""Lists of texts whose ids stay in memory, for the next run of a cohort on the same ones."""
+KEPT = 2**27
+"""Tokens of texts that stay in memory, for the next run of a cohort on the same ones."""
 _kept: OrderedDict[str, list[list[int]]] = OrderedDict()
 
 
@@ -43,7 +46,7 @@ def whole(backbone: Backbone, texts: Sequence[str]) -> list[list[int]]:
             backbone.whole(texts) if len(texts) < FROM else _from_disk(backbone, texts, cache_folder() / "tokens" / f"{name}.safetensors")
         )
     _kept.move_to_end(name)
-    while len(_kept) > KEPT:
+    while len(_kept) > 1 and sum(sum(map(len, rows)) for rows in _kept.values()) > KEPT:
         _kept.popitem(last=False)
     return _kept[name]
 
@@ -52,13 +55,21 @@ def _from_disk(backbone: Backbone, texts: Sequence[str], path: Path) -> list[lis
     if path.exists():
         try:
             tensors, _ = read_tensors(path)
-            ids, ends = tensors["ids"].tolist(), tensors["ends"].tolist()
+            ids, ends = tensors["ids"], tensors["ends"]
             if len(ends) == len(texts) and ends[-1] == len(ids):
-                return [ids[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+                return _rows(ids, ends)
         except (UserError, KeyError, RuntimeError):
             pass  # damaged: made again
     rows = backbone.whole(texts)
-    flat = torch.tensor([index for row in rows for index in row], dtype=torch.int32)
+    ids = torch.from_numpy(np.fromiter(itertools.chain.from_iterable(rows), np.int32))
+    ends = torch.tensor([len(row) for row in rows]).cumsum(0)
     with contextlib.suppress(OSError):  # a full or read-only disk costs time, not the run
-        write_tensors(path, {"ids": flat, "ends": torch.tensor([len(row) for row in rows]).cumsum(0)})
-    return rows
+        write_tensors(path, {"ids": ids, "ends": ends})
+    return _rows(ids, ends)
+
+
+def _rows(ids: Tensor, ends: Tensor) -> list[list[int]]:
+    """Ids up to each end; every id is one object, which takes a fifth of the memory of as many as there are tokens."""
+    each = np.arange(int(ids.max()) + 1).astype(object)
+    words, stops = each[ids.numpy()].tolist(), ends.tolist()
+    return [words[begin:end] for begin, end in zip([0, *stops], stops, strict=False)]
