@@ -97,7 +97,8 @@ def each(jobs: int, work: Callable[..., dict[str, Any]], asked: Mapping[str, tup
         try:
             found = {names[future]: _told(names[future], future.result()) for future in as_completed(names)}
         except BrokenProcessPool:
-            raise UserError("A process was killed, most likely for want of memory; lower --jobs, and give the command again.") from None
+            why = "what it said is above; if it ran out of memory, lower --jobs"
+            raise UserError(f"A process ended amid its work: {why}. Then go on with the same command.") from None
         finally:
             pool.shutdown(cancel_futures=True)
     return {name: found[name] for name in asked}
