@@ -12,16 +12,19 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from softprompts import tune
+from softprompts.api import Tuned
 from softprompts.backbone import load_backbone
+from softprompts.choice import from_mapping
 from softprompts.errors import UserError
 from softprompts.files import read_json, write_json, write_text
 from softprompts.prompt.store import safe_name
+from softprompts.tasks import TaskConfig, load_task
 
 TASKS = (
     *("glue/sst2", "textcls/trec", "textcls/agnews", "textcls/cr", "glue/mrpc"),
@@ -40,10 +43,14 @@ def settings(tasks: Sequence[str], seeds: Sequence[int], steps: int = 1000, **ot
     return made | {name: value for name, value in others.items() if value is not None}
 
 
-def measure(model: str, folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Tune all runs as one cohort in `folder`, or go on with them; what they came to is kept, and not measured again."""
+def measure(model: str, folder: Path, given: Mapping[str, Any], also: Sequence[str] = ()) -> dict[str, Any]:
+    """Tune all runs as one cohort in `folder`, or go on with them; what they came to is kept, and not measured again.
+
+    The best prompts are judged once more by every way of answering in `also`.
+    """
     backbone = load_backbone(model, device="cpu")
     what = {"fingerprint": backbone.fingerprint, "settings": {name: value for name, value in given.items() if name not in HERE}}
+    what |= {"also": list(also)} if also else {}
     if (folder / SCORES).exists():
         record: dict[str, Any] = read_json(folder / SCORES)
         if {name: record.get(name) for name in what} != what:
@@ -53,7 +60,8 @@ def measure(model: str, folder: Path, given: Mapping[str, Any]) -> dict[str, Any
     begun = time.monotonic()
     results = tune(**given, model=model, output=folder)
     seconds = round(time.monotonic() - begun, 1)
-    tasks: dict[str, dict[str, Any]] = {task: {"majority": None, "best": {}, "last": {}, "failed": {}} for task in given["task"]}
+    kinds = ("best", "last", *also)
+    tasks: dict[str, dict[str, Any]] = {task: {"majority": None, **{kind: {} for kind in kinds}, "failed": {}} for task in given["task"]}
     for (task, seed), result in zip(itertools.product(given["task"], given["seed"]), results, strict=True):
         if isinstance(result, Exception):
             tasks[task]["failed"][str(seed)] = str(result)
@@ -62,11 +70,19 @@ def measure(model: str, folder: Path, given: Mapping[str, Any]) -> dict[str, Any
         tasks[task]["best"][str(seed)] = result.metrics["accuracy"]
         last = (result.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1]
         tasks[task]["last"][str(seed)] = json.loads(last)["accuracy"]
-    totals = {which: over_tasks(tasks, which) for which in ("best", "last")}
+        for scoring in also:
+            tasks[task][scoring][str(seed)] = judged(result, scoring)
+    totals = {which: over_tasks(tasks, which) for which in kinds}
     sizes = {"parameters": sum(parameter.numel() for parameter in backbone.model.parameters())}
     record = {**what, **sizes, "tasks": tasks, "mean": totals, "seconds": seconds, "resumed": resumed}
     write_json(folder / SCORES, record)
     return record
+
+
+def judged(tuned: Tuned, scoring: str) -> float:
+    """A prompt's accuracy on its task's validation rows when it answers in another way."""
+    task = load_task(from_mapping(TaskConfig, tuned.card["config"]["task"]))
+    return task.score(tuned.predictor(scoring)([example.input for example in task.validation]))["accuracy"]
 
 
 def over_tasks(tasks: Mapping[str, Mapping[str, Any]], which: str) -> dict[str, float]:
@@ -83,16 +99,17 @@ def spread(scores: Mapping[str, float]) -> str:
     return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
 
 
-def table(records: Mapping[str, Mapping[str, Any]]) -> str:
-    """Markdown: a row for each task and one for their mean; best validation accuracy, and the last step's in brackets."""
+def table(records: Mapping[str, Mapping[str, Any]], cell: Callable[[Mapping[str, Any]], str] | None = None) -> str:
+    """Markdown: a row for each task and one for their mean; best validation accuracy, and the last step's in brackets, unless told."""
+    cell = cell or _cell
     first = next(iter(records.values()))
     rows = [["task", "majority class", *records], ["---", *["---:"] * (1 + len(records))]]
     for task, scores in first["tasks"].items():
         own = [record["tasks"][task] for record in records.values()]
-        rows.append([task, "" if scores["majority"] is None else f"{scores['majority']:.1f}", *map(_cell, own)])
+        rows.append([task, "" if scores["majority"] is None else f"{scores['majority']:.1f}", *map(cell, own)])
     lines = [value["majority"] for value in first["tasks"].values()]
     floor = f"{mean(lines):.1f}" if all(line is not None for line in lines) else ""
-    rows.append(["**mean**", floor, *(f"**{_cell(record['mean'])}**" for record in records.values())])
+    rows.append(["**mean**", floor, *(f"**{cell(record['mean'])}**" for record in records.values())])
     rows.append(["seconds", "", *(f"{r['seconds']:.0f}{' since it went on' * r['resumed']}" for r in records.values())])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 

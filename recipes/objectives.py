@@ -26,7 +26,7 @@ from softprompts.pretraining.train import CARD, ELSEWHERE, FailedError, pretrain
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from backbones import about, measure, settings, table  # noqa: E402
+from backbones import about, measure, settings, spread, table  # noqa: E402
 
 SHARES = (10, 25, 50, 100)
 """Per cent of the extra tokens."""
@@ -116,26 +116,34 @@ def picture(records: Mapping[str, Mapping[str, Any]], path: Path) -> bool:
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    scores = {name: list(record["mean"]["best"].values()) for name, record in records.items()}
-    spread = {name: stdev(values) if len(values) > 1 else 0.0 for name, values in scores.items()}
+    kinds = {"best": "mean accuracy (%)", "labels": "by the likeliest label (%)"}
+    shown = [kind for kind in kinds if all(kind in record["mean"] for record in records.values())]
+    figure = Figure(figsize=(6 * len(shown) + 1, 4), layout="constrained")
+    for axes, kind in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        draw(axes, records, kind)
+        axes.set(xlabel="LM adaptation (% of the extra tokens)", ylabel=kinds[kind])
+    figure.suptitle("prompt tuning after each objective")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small")
+    write_atomically(path, lambda place: figure.savefig(place, format="png", dpi=150))
+    return True
+
+
+def draw(axes: Any, records: Mapping[str, Mapping[str, Any]], kind: str) -> None:
+    scores = {name: list(record["mean"][kind].values()) for name, record in records.items()}
+    around = {name: stdev(values) if len(values) > 1 else 0.0 for name, values in scores.items()}
     shares = [share for share in (0, *SHARES) if scores[f"LM adaptation {share} %"]]
     names = [f"LM adaptation {share} %" for share in shares]
     heights = [mean(scores[name]) for name in names]
-    axes.errorbar(shares, heights, [spread[name] for name in names], color="tab:blue", marker="o", capsize=3, label="LM adaptation")
+    axes.errorbar(shares, heights, [around[name] for name in names], color="tab:blue", marker="o", capsize=3, label="LM adaptation")
     for name, colour in (("span corruption", "tab:orange"), ("span corruption + sentinel", "tab:green")):
         if scores[name]:
             height = mean(scores[name])
             axes.axhline(height, color=colour, linestyle="--", label=name)
-            axes.axhspan(height - spread[name], height + spread[name], color=colour, alpha=0.15)
+            axes.axhspan(height - around[name], height + around[name], color=colour, alpha=0.15)
     majority = [task["majority"] for task in next(iter(records.values()))["tasks"].values() if task["majority"] is not None]
     if majority:
         axes.axhline(mean(majority), color="tab:gray", linestyle=":", label="majority class")
-    axes.set(xlabel="LM adaptation (% of the extra tokens)", ylabel="mean accuracy (%)", title="prompt tuning after each objective")
-    figure.legend(loc="outside lower center", ncols=4, fontsize="small")
-    write_atomically(path, lambda place: figure.savefig(place, format="png", dpi=150))
-    return True
 
 
 def report(cards: Mapping[str, Mapping[str, Any]], records: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any], folder: Path) -> str:
@@ -149,6 +157,9 @@ def report(cards: Mapping[str, Mapping[str, Any]], records: Mapping[str, Mapping
         rows.append(f"| {name} | {objective} | {(before + card['tokens']) / 1e6:,.1f}M | {loss} | {card['tokens_per_second']:,} |")
     drawn = picture(records, folder / "objectives.png")
     parts = ["# Pretraining objectives and prompt tuning\n", "\n".join(rows) + "\n", about(given), table(records)]
+    if all("labels" in record["mean"] for record in records.values()):
+        told = "The same prompts when the likeliest label is the answer, so that knowing and writing are told apart:\n"
+        parts += [told, table(records, lambda scores: spread(scores["labels"]))]
     text = "\n".join([*parts, *(["![score against adaptation](objectives.png)\n"] if drawn else [])])
     write_json(folder / "objectives.json", {"models": cards, "variants": records})
     write_text(folder / "objectives.md", text)
@@ -167,11 +178,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             prompt={"length": options.length}, cap_validation=options.cap_validation, scoring=options.scoring, data_dir=options.data_dir,
             device=options.device,
         )  # fmt: skip
+        also = () if options.scoring == "labels" else ("labels",)
         records = each(
             options.jobs,
             measure,
             {
-                name: (str(folder / "models" / model), folder / "runs" / f"{model}{'-sentinel' * bool(more)}", given | more)
+                name: (str(folder / "models" / model), folder / "runs" / f"{model}{'-sentinel' * bool(more)}", given | more, also)
                 for name, (model, more) in VARIANTS.items()
             },
         )

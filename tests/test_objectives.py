@@ -23,7 +23,7 @@ def test_the_recipe_makes_every_backbone_and_a_report_once(
     out = tmp_path / "out"
     command = [
         "--smoke", "--output", str(out), "--tokens", "12000", "--extra-tokens", "28000", "--tasks", "helpdesk/urgency", "--seeds", "0",
-        "--steps", "2", "--batch-size", "4", "--length", "2", "--cap-validation", "12", "--device", "cpu",
+        "--steps", "2", "--batch-size", "4", "--length", "2", "--cap-validation", "12", "--device", "cpu", "--scoring", "generate",
     ]  # fmt: skip
     assert objectives.main(command) == 0
     told = capsys.readouterr().out
@@ -39,6 +39,9 @@ def test_the_recipe_makes_every_backbone_and_a_report_once(
     marked = [name for name, record in found["variants"].items() if record["settings"].get("sentinel")]
     assert marked == ["span corruption + sentinel"]
     assert all(f"| {name} |" in told.replace("**", "") for name in (*tokens, "helpdesk/urgency", "mean"))
+    assert all(record["mean"]["best"] == {"0": 0.0} for record in found["variants"].values()), "such models write no labels"
+    assert all(0 < record["mean"]["labels"]["0"] < 100 for record in found["variants"].values())
+    assert "the likeliest label" in told
     assert told.strip() == (out / "objectives.md").read_text().strip()
     assert (out / "objectives.png").stat().st_size > 1000
 
