@@ -116,6 +116,25 @@ def test_a_cohort_that_mixes_its_rows_up_is_noticed(
 
 
 @pytest.mark.usefixtures("peer")
+def test_a_peer_whose_layers_are_compiled_learns_the_same(
+    folders: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a compiler that takes no time; the layers, and only they, go through it."""
+    compiled: list[torch.nn.Module] = []
+    plain = torch.nn.Module.compile
+
+    def quick(self: torch.nn.Module, **named: Any) -> None:
+        compiled.append(self)
+        plain(self, backend="aot_eager", **named)
+
+    monkeypatch.setattr(torch.nn.Module, "compile", quick)
+    told = result([*TRAINING, "--model", folders["t5"], "--runs", "1", "--peers", "eager,regions"], capsys)
+    assert told["losses"]["max_relative_difference"]["peft regions"] < 1e-4
+    assert {type(layer).__name__ for layer in compiled} == {"T5Block"}
+    assert not told["left_out"]
+
+
+@pytest.mark.usefixtures("peer")
 def test_a_compiled_peer_that_fails_is_told_and_the_rest_counts(
     folders: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

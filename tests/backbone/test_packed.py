@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from softprompts.backbone import Backbone, EncoderDecoder, Text, kernels
+from softprompts.backbone import Backbone, EncoderDecoder, Text, kernels, recorded
 from softprompts.backbone.layout import FEW, WASTE, bucket, group, lay, lay_wide, rounded
 from softprompts.backbone.packed import Packed, _read, _write
 
@@ -173,6 +173,7 @@ def test_layers_of_the_decoder_are_compiled_once_for_all_sizes(monkeypatch: pyte
     monkeypatch.setattr(Packed, "_layers", (_read, torch.compile(_write, backend=compiler)))
     monkeypatch.setattr(packed, "_replayed", packed._run)
     monkeypatch.setattr(packed, "fast", True)
+    before = backbone.effort()["compiled"]
     found = []
     many = [(SIZES, 2), ([5] * 3, 1), ([70, 3], 6), (SIZES[::-1], 3), ([150] * 40, 4), ([30] * 7, 9), ([30] * 9, 40), ([9], 20)]
     for sizes, columns in many:
@@ -180,6 +181,30 @@ def test_layers_of_the_decoder_are_compiled_once_for_all_sizes(monkeypatch: pyte
         backbone.gradients(torch.randn(len(sizes), 20, backbone.hidden), text, targets, torch.ones(len(sizes)), torch.zeros(len(sizes)))
         found.append(len(compiled))
     assert found == [1, 1, 1, 1, 2, 3, 3, 3]
+    assert backbone.effort()["compiled"] == before + 3, "as the cost of training tells"
+
+
+def test_the_last_steps_that_were_used_stay_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fake:
+        graph = type("Graph", (), {"pool": staticmethod(lambda: None)})
+
+        def __init__(self, step: Any, given: Any, *rest: Any) -> None:
+            self.step = step
+
+        def __call__(self, given: Any) -> Any:
+            return self.step(*given)
+
+    monkeypatch.setattr(recorded, "_Graph", Fake)
+    monkeypatch.setattr(recorded, "GRAPHS", 3)
+    steps, sizes = recorded.Recorded(), []
+    for size in (1, 2, 3, 1, 4, 1, 2, 4):
+        made = steps(lambda held: (held, held + 1), [torch.zeros(size)])
+        assert made[1].shape == (size,)
+        sizes.append([key[0] for key in steps.graphs])
+    assert sizes[3:] == [[2, 3, 1], [3, 1, 4], [3, 4, 1], [4, 1, 2], [1, 2, 4]]
+    assert steps.made == 5, "1, 2, 3, 4, and 2 again"
+    steps.forget()
+    assert not steps.graphs
 
 
 def test_nothing_of_the_model_stays_changed(backbone: EncoderDecoder) -> None:

@@ -79,6 +79,10 @@ class Backbone(ABC):
     def hurry(self, on: bool = True) -> None:  # noqa: B027 (most families have nothing to compile)
         """Compile what training runs through, where that can be: it takes a while at first and is faster then."""
 
+    def effort(self) -> dict[str, int]:
+        """What hurrying took so far: layers that were compiled, and steps that were recorded."""
+        return {}
+
     def peak(self) -> float | None:
         """The most memory that was taken so far, in GiB: the GPU's by tensors, or the process's; None where nobody counts it."""
         if self.device.type == "cuda":

@@ -58,6 +58,9 @@ class EncoderDecoder(Writer):
             able = self.device.type == "cuda" and kernels.triton is not None and self.model.config.d_kv in kernels.SHAPES
             self.packed.fast = on and able
 
+    def effort(self) -> dict[str, int]:
+        return self.packed.effort() if self.packed is not None and self.packed.fast else {}
+
     def forget(self) -> None:
         if self.packed is not None:
             self.packed.forget()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from transformers import AttentionInterface
 
 from . import kernels
@@ -185,6 +186,10 @@ class Packed:
             hidden = self._through(1, block, hidden, bias, groups, shut)
         told: Tensor = self.decoder.final_layer_norm(hidden)
         return told
+
+    def effort(self) -> dict[str, int]:
+        """Layers that were compiled in this process, for however many sizes, and steps that were recorded."""
+        return {"compiled": counters["stats"]["unique_graphs"], "recorded": self.recorded.made}
 
     def forget(self) -> None:
         """Recorded steps, and the memory they share."""

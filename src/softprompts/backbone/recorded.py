@@ -21,6 +21,8 @@ class Recorded:
     def __init__(self) -> None:
         self.graphs: OrderedDict[tuple[int, ...], _Graph] = OrderedDict()
         self.held = _Held()
+        self.made = 0
+        """Steps that were recorded so far, those that are gone again too."""
 
     def __call__(self, step: Step, given: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """What `step` makes of `given`, by the one that was recorded for these sizes; where there is none, `step` is recorded."""
@@ -28,6 +30,7 @@ class Recorded:
         if key not in self.graphs:
             pool = next(iter(self.graphs.values())).graph.pool() if self.graphs else None
             self.graphs[key] = _Graph(step, given, self.held, pool)
+            self.made += 1
         self.graphs.move_to_end(key)
         if len(self.graphs) > GRAPHS:
             self.graphs.popitem(last=False)
