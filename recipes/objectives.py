@@ -1,6 +1,6 @@
 """What a frozen model was trained to do decides what prompts can do with it (Lester 2021 §2.2 and Figures 3c and 3d, at a small scale).
 
-    python recipes/objectives.py --text corpus/text-0.txt.bz2,corpus/text-1.txt.bz2 --data-dir DATA --output runs/objectives
+    python recipes/objectives.py --text CLEAN/text.txt.bz2 --data-dir DATA --output runs/objectives
     python recipes/objectives.py --smoke --output runs/objectives-smoke          # two CPU cores, two minutes, the repository's own text
 
 One T5 learns by span corruption. From it go on, for a budget of extra tokens: the same objective, for all of the budget; and prefix LM (LM
