@@ -46,7 +46,9 @@ def started(study: Path, folder: Path, *more: str) -> "subprocess.Popen[bytes]":
         "--quiet",
         *more,
     ]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    with folder.with_name("stderr").open("wb") as stderr:
+        surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, env=surroundings)
 
 
 def wait_for(what: Callable[[], bool], seconds: float = 120) -> None:
@@ -92,6 +94,7 @@ def test_one_command_has_several_workers_which_end_with_it(write: Write, tmp_pat
     assert len(found) == 8
     assert len({told["worker"] for told in found.values()}) > 1
     assert not list((folder / WORKERS).glob("[!.]*.json")), "all have left"
+    assert folder.with_name("stderr").read_text() == "", "and quietly"
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO
 
 BESIDE = "SOFTPROMPTS_BESIDE"
 """Set for a process that another one started to work beside it."""
@@ -20,7 +19,7 @@ def company(argv: Sequence[str], workers: int) -> Iterator[None]:
     import torch
 
     if os.environ.get(BESIDE):
-        threading.Thread(target=_leave_with, args=(sys.stdin.buffer,), daemon=True).start()
+        threading.Thread(target=_leave_with, args=(sys.stdin.fileno(),), daemon=True).start()
     if workers == 1:
         yield
         return
@@ -50,9 +49,10 @@ def company(argv: Sequence[str], workers: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _leave_with(pipe: IO[bytes]) -> None:
+def _leave_with(pipe: int) -> None:
     """End this process when the one that holds the other end of the pipe is gone; a study may be left at any moment."""
-    pipe.read()
+    while os.read(pipe, 1024):  # not through sys.stdin, whose lock Python wants when it ends
+        pass
     os._exit(1)
 
 
