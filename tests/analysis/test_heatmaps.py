@@ -157,6 +157,9 @@ def made(sources: int = 3, targets: int = 2, seeds: int = 2) -> tuple[list[dict[
             for method in ("average", "mixture"):
                 own = {"method": method, "similarity": "per_token_average_cosine", "k": 2, "score": level + 4}
                 tuned.append({**own, "target": target, "seed": seed})
+    for place, source in enumerate(names[0]):  # of two seeds, 60 ± 2.1, 57 ± 2.1 and 54 ± 2.1
+        own = {"source": source, "target": None, "metric": "accuracy", "majority": 50.0, "rows": 1000}
+        records += [{**own, "seed": seed, "score": 60.0 - 3 * place + 3 * seed - 1.5 * (seeds - 1)} for seed in range(seeds)]
     every = [(task, seed) for task in [*names[0], *names[1]] for seed in range(seeds)]
     embeddings = [{"task": task, "seed": seed, "vectors": torch.randn(2, 3, 8, generator=vectors)} for task, seed in every]
     return records, embeddings, tuned
@@ -189,6 +192,10 @@ def test_a_report_holds_every_number_and_can_be_made_again(tmp_path: Path) -> No
     assert "Too weak, and left out: target-1." in summary["verdicts"][0]
     assert {row["targets"] for row in told["retrieval"]} == {1}
     assert {row["targets"] for row in told["retrieval_of_all_targets"]} == {2}
+    with (folder / "sources.csv").open() as file:
+        sources = {row["source"]: row for row in csv.DictReader(file)}
+    assert [(row["score"], row["weak"]) for row in sources.values()] == [("60.0", "False"), ("57.0", "False"), ("54.0", "True")]
+    assert "| source-2 | 54.0 ± 2.1 | accuracy | 50.0 | 1000 | 2.2 | too weak |" in summary["markdown"]
     assert "is that of a run's best evaluation on the validation rows" in summary["markdown"], "what was chosen by which rows is told"
     assert "| weighted average of top-k | per token average cosine | 2 | 74.0 ± 0.0 |" in summary["markdown"]
     write_report(*made(), tmp_path / "two", ks=(1, 2))
@@ -206,8 +213,8 @@ def test_an_unfinished_study_is_told_and_its_cells_left_empty(tmp_path: Path, mo
         [{**record, "score": None} if not record["source"] else record for record in records], embeddings, [], tmp_path / "bare"
     )
     assert "Without a baseline yet, and left out: target-0, target-1, target-2." in bare["markdown"], "that is not to be too weak"
-    assert "too weak" not in bare["markdown"]
-    assert "Too weak" not in bare["markdown"]
+    assert "| too weak |" not in bare["markdown"].partition("## Targets")[2]
+    assert "Too weak, and left out" not in bare["markdown"]
     assert summary["missing"] == {"baselines": 1, "cells": 2}
     assert "21 of 24 baselines and cells are finished; 3 are missing and left empty." in summary["markdown"]
     assert re.search(r"^\| source-1 \|  \| -?\d", summary["markdown"], re.MULTILINE)

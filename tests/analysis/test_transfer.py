@@ -74,6 +74,19 @@ def test_a_target_near_its_majority_class_is_too_weak(
     assert target.weak is weak
 
 
+def test_a_source_is_judged_by_its_own_runs_and_rows_by_the_same_rule() -> None:
+    own = [{**record("mnli", "", seed, score, 33.0, 900), "target": None, "metric": "accuracy"} for seed, score in enumerate((34.0, 36.0))]
+    scores = Scores([*study({None: [60.0, 70.0], "mnli": [72.0, 80.0], "sst2": [66.0, 58.0]}), *own])
+    mnli = scores.own["mnli"]
+    assert mnli.score is not None
+    assert (mnli.score.mean, mnli.majority, mnli.rows, mnli.metric) == (35.0, 33.0, 900, "accuracy")
+    assert mnli.error == pytest.approx(math.hypot(100 * math.sqrt(0.35 * 0.65 / 900), 1.0))
+    assert mnli.weak, "2 points over, two errors are 3.8"
+    assert scores.own["sst2"].score is None, "its own runs were not told"
+    assert list(scores.targets) == ["rte"]
+    assert scores.missing == {"baselines": 0, "cells": 0}
+
+
 def test_unfinished_cells_are_counted_and_none_is_told_twice() -> None:
     records = study({None: [60.0, 62.0], "mnli": [70.0, None], "rte": [61.0, math.nan]})
     scores = Scores([*records, record(None, "cb", 0, None), record("mnli", "cb", 1, None)])

@@ -144,7 +144,12 @@ def test_status_and_report_of_a_study(whole: Path, tmp_path: Path, capsys: pytes
     line = next(line for line in told["scores"] if line["source"] is None)
     assert line["targets"]["helpdesk/urgency"]["mean"] == pytest.approx(sum(baselines) / 2, abs=0.01)
     assert "(no transfer)" in (tmp_path / "report" / "scores.md").read_text()
-    assert (tmp_path / "report" / "report.md").exists()
+    sources = json.loads((tmp_path / "report" / "sources.json").read_text())
+    own = [r["score"] for r in records if r["stage"] == "source" and r["source"] == "helpdesk/area"]
+    area = next(row for row in sources if row["source"] == "helpdesk/area")
+    assert area["score"] == pytest.approx(sum(own) / 2, rel=1e-5)
+    assert (area["metric"], area["rows"]) == ("accuracy", 12)
+    assert "## Sources" in (tmp_path / "report" / "report.md").read_text()
 
 
 def test_stages_may_be_run_in_parts(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

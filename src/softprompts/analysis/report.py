@@ -12,7 +12,7 @@ from ..errors import UserError
 from ..files import write_json, write_text
 from ..library.search import SIMILARITIES
 from . import heatmaps
-from .transfer import KS, Correlation, Method, Record, Scores, Similarities, Spread, correlation, retrieval_table
+from .transfer import KS, Correlation, Method, Record, Scores, Similarities, Spread, Task, correlation, retrieval_table
 
 Row = dict[str, Any]
 TOLD = {"average": "weighted average of top-k", "mixture": "multi-task mixture of top-k"}
@@ -37,10 +37,10 @@ def write_report(
     everything = retrieval_table(scores, similarities, retrieval, list(scores.targets), ks)
     summary: dict[str, Any] = {
         "seeds": scores.seeds,
-        "sources": scores.sources,
+        "sources": [_task("source", "score", task) for task in scores.own.values()],
         "expected": scores.expected,
         "missing": scores.missing,
-        "targets": _targets(scores),
+        "targets": [_task("target", "baseline", task) for task in scores.targets.values()],
         "transfer": _transfer(scores),
         "similarities": {one.name: {"tasks": one.tasks, "matrix": _plain(one.matrix())} for one in similarities},
         "correlations": {name: [_correlation(scores, one) for one in found] for name, found in correlations.items()},
@@ -60,18 +60,16 @@ def write_report(
     return {**summary, "markdown": page}
 
 
-def _targets(scores: Scores) -> list[Row]:
-    return [
-        {
-            "target": name,
-            **_spread("baseline", target.baseline),
-            "majority": _plain(target.majority),
-            "rows": target.rows,
-            "standard_error": _plain(target.error),
-            "weak": target.weak,
-        }
-        for name, target in scores.targets.items()
-    ]
+def _task(kind: str, score: str, task: Task) -> Row:
+    return {
+        kind: task.name,
+        **_spread(score, task.score),
+        "metric": task.metric,
+        "majority": _plain(task.majority),
+        "rows": task.rows,
+        "standard_error": _plain(task.error),
+        "weak": task.weak,
+    }
 
 
 def _transfer(scores: Scores) -> list[Row]:
@@ -171,6 +169,7 @@ def _write(
     weak = [name for name, target in scores.targets.items() if target.weak]
     files = _table(folder, "targets", summary["targets"])
     if scores.sources:
+        files += _table(folder, "sources", summary["sources"])
         cells = {(cell.source, cell.target): cell.reduction for cell in scores.cells}
         values = [[found.mean if (found := cells[s, t]) else None for t in scores.targets] for s in scores.sources]
         files += heatmaps.save(heatmaps.error_reductions(values, scores.sources, list(scores.targets), weak), folder, "transfer")
@@ -218,21 +217,15 @@ def _page(summary: Mapping[str, Any]) -> str:
     lacking = sum(summary["missing"].values())
     done = f"{summary['expected'] - lacking} of {summary['expected']} baselines and cells are finished"
     parts = ["# Transfer between tasks", done + (f"; {lacking} are missing and left empty." if lacking else "."), *summary["verdicts"]]
-    rows = [
-        [
-            row["target"],
-            _pm(row, "baseline", 1),
-            _said(row["majority"], 1),
-            _said(row["standard_error"], 1),
-            "not finished" if row["baseline"] is None else "too weak" if row["weak"] else "",
-        ]
-        for row in summary["targets"]
-    ]
-    parts += ["## Targets", _markdown(["target", "baseline", "majority class", "standard error", ""], rows)]
+    if any(row["score"] is not None for row in summary["sources"]):
+        parts += ["## Sources", _tasks(summary["sources"], "source", "score")]
+    parts += ["## Targets", _tasks(summary["targets"], "target", "baseline")]
+    parts.append("Too weak: not over the majority class by two standard errors, which are over seeds and over validation rows.")
     if summary["transfer"]:
         reductions = {(row["source"], row["target"]): row["relative_error_reduction"] for row in summary["transfer"]}
         targets = [row["target"] for row in summary["targets"]]
-        rows = [[source, *(_said(reductions[source, target], 1) for target in targets)] for source in summary["sources"]]
+        sources = [row["source"] for row in summary["sources"]]
+        rows = [[source, *(_said(reductions[source, target], 1) for target in targets)] for source in sources]
         parts += ["## Relative error reduction (%)", "![sources x targets](transfer.png)", _markdown(["source", *targets], rows)]
     for name, found in summary["similarities"].items():
         if len(found["tasks"]) > 1:
@@ -256,6 +249,23 @@ def _page(summary: Mapping[str, Any]) -> str:
         "number of tries by chance alone: compare the best of k with the best of k drawn at random (its expectation)."
     )
     return "\n\n".join(parts) + "\n"
+
+
+def _tasks(rows: Sequence[Row], kind: str, score: str) -> str:
+    """Sources or targets, and which of them are too weak."""
+    cells = [
+        [
+            row[kind],
+            _pm(row, score, 1),
+            row["metric"] or "",
+            _said(row["majority"], 1),
+            str(row["rows"] or ""),
+            _said(row["standard_error"], 1),
+            "not finished" if row[score] is None else "too weak" if row["weak"] else "",
+        ]
+        for row in rows
+    ]
+    return _markdown([kind, score, "metric", "majority class", "rows", "standard error", ""], cells)
 
 
 def _retrieval(rows: Sequence[Row]) -> str:

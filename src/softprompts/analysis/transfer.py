@@ -1,7 +1,8 @@
 """The numbers of a transfer study (Vu 2022, SPoT §3) from plain records.
 
-A record is a cell, `{"source", "target", "seed", "score", "majority", "rows"}`: a score of 0 to 100 on the target's validation rows after
-starting from the source's prompt of that seed; without a source (None) it is a baseline. A score of None is a cell that is not finished.
+A record is a cell, `{"source", "target", "seed", "score", "majority", "rows"}`, which may tell its "metric" too: a score of 0 to 100 on the
+target's validation rows after starting from the source's prompt of that seed. Without a source (None) it is a baseline; without a target it
+is the source's own run, on the source's rows. A score of None is a cell that is not finished.
 An embedding is `{"task", "seed", "vectors"}`; where a task and seed come twice (a source that is a target too) the first is taken.
 A source that is the target itself is shown among the cells and left out of correlations and retrieval.
 """
@@ -48,42 +49,43 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 
 @dataclass(frozen=True)
-class Target:
-    """A target task: how it is solved without transfer, and whether that is solved at all."""
+class Task:
+    """A task: its score without transfer (a target's baseline, a source's own runs), and whether it is solved at all."""
 
     name: str
-    baseline: Spread | None
-    majority: float | None
-    rows: int | None
+    score: Spread | None
+    majority: float | None = None
+    rows: int | None = None
+    metric: str | None = None
 
     @property
     def error(self) -> float | None:
-        """The standard error of the baseline: over seeds and over validation rows, added in quadrature.
+        """The standard error of the score: over seeds and over validation rows, added in quadrature.
 
         All seeds are judged on the same rows, so a mean over seeds does not take away the chance of having drawn these rows. That part
         is binomial, sqrt(p (1 - p) / rows); where the majority class scores 0 the metric is a correlation (Matthews, Pearson), whose
         error at r is about (1 - r^2) / sqrt(rows), and the larger of the two is taken.
         """
-        if self.baseline is None or self.majority is None or not self.rows:
+        if self.score is None or self.majority is None or not self.rows:
             return None
-        p = min(max(self.baseline.mean / 100, 0.0), 1.0)
+        p = min(max(self.score.mean / 100, 0.0), 1.0)
         rows = math.sqrt(p * (1 - p) / self.rows)
         if self.majority <= 0:
             rows = max(rows, (1 - p * p) / math.sqrt(self.rows))
-        return math.hypot(100 * rows, self.baseline.error or 0.0)
+        return math.hypot(100 * rows, self.score.error or 0.0)
 
     @property
     def weak(self) -> bool:
-        """Whether the baseline is not over the majority class by more than two standard errors: no verdict can rest on it then."""
-        if self.baseline is None or self.majority is None or self.error is None:
+        """Whether the score is not over the majority class by more than two standard errors: no verdict can rest on it then."""
+        if self.score is None or self.majority is None or self.error is None:
             return True
-        return self.baseline.mean <= self.majority + 2 * self.error
+        return self.score.mean <= self.majority + 2 * self.error
 
     def reduction(self, score: float) -> float | None:
         """Relative error reduction in percent, (s - b) / (100 - b); None without a baseline or with nothing left to reduce."""
-        if self.baseline is None or self.baseline.mean >= 100:
+        if self.score is None or self.score.mean >= 100:
             return None
-        return 100 * (score - self.baseline.mean) / (100 - self.baseline.mean)
+        return 100 * (score - self.score.mean) / (100 - self.score.mean)
 
 
 @dataclass(frozen=True)
@@ -98,28 +100,33 @@ class Cell:
 
 
 class Scores:
-    """The scores of a study, baselines and cells. Names keep the order of the records."""
+    """The scores of a study: baselines, cells, and in `own` the sources on their own rows. Names keep the order of the records."""
 
     def __init__(self, records: Iterable[Record]) -> None:
-        told: dict[tuple[str | None, str, int], float | None] = {}
-        facts: dict[str, tuple[float, int]] = {}
+        told: dict[tuple[str | None, str | None, int], float | None] = {}
+        facts: dict[tuple[str | None, str | None], tuple[float, int, str | None]] = {}
         for record in records:
             key = (record["source"], record["target"], record["seed"])
             if key in told:
                 raise UserError(f"The cell of source {key[0]}, target {key[1]}, seed {key[2]} is told twice; keep one record of it.")
             told[key] = _finite(record["score"])
             if told[key] is not None:
-                facts.setdefault(key[1], (float(record["majority"]), int(record["rows"])))
+                judged = (key[0] if key[1] is None else None, key[1])  # every run of a target is judged on the same rows
+                facts.setdefault(judged, (float(record["majority"]), int(record["rows"]), record.get("metric")))
         self.sources = list(dict.fromkeys(source for source, _, _ in told if source is not None))
         self.seeds = sorted({seed for _, _, seed in told})
         self._scores = {key: score for key, score in told.items() if score is not None}
-        names = dict.fromkeys(target for _, target, _ in told)
-        self.targets = {name: Target(name, spread(self.baseline(name).values()), *facts.get(name, (None, None))) for name in names}
+        targets = dict.fromkeys(target for _, target, _ in told if target is not None)
+        self.targets = {name: Task(name, spread(self.baseline(name).values()), *facts.get((None, name), ())) for name in targets}
+        self.own = {name: Task(name, spread(self._seeds(name, None).values()), *facts.get((name, None), ())) for name in self.sources}
 
     def baseline(self, target: str) -> Seeds:
-        return {seed: self._scores[None, target, seed] for seed in self.seeds if (None, target, seed) in self._scores}
+        return self._seeds(None, target)
 
     def cell(self, source: str, target: str) -> Seeds:
+        return self._seeds(source, target)
+
+    def _seeds(self, source: str | None, target: str | None) -> Seeds:
         return {seed: self._scores[source, target, seed] for seed in self.seeds if (source, target, seed) in self._scores}
 
     def summary(self, source: str, target: str) -> Cell:
@@ -128,8 +135,8 @@ class Scores:
         reductions = [reduction for score in scores.values() if (reduction := task.reduction(score)) is not None]
         score = spread(scores.values())
         clear = False
-        if score is not None and task.baseline is not None and score.error is not None and task.baseline.error is not None:
-            clear = abs(score.mean - task.baseline.mean) > 2 * math.hypot(score.error, task.baseline.error)
+        if score is not None and task.score is not None and score.error is not None and task.score.error is not None:
+            clear = abs(score.mean - task.score.mean) > 2 * math.hypot(score.error, task.score.error)
         return Cell(source, target, score, spread(reductions), clear)
 
     @cached_property
@@ -348,10 +355,10 @@ def _method(scores: Scores, method: str, similarity: str | None, k: int | None, 
     reductions: dict[str, Seeds] = {}
     for name, seeds in found.items():
         target = scores.targets[name]
-        if seeds and target.baseline is not None:
+        if seeds and target.score is not None:
             reached[name] = seeds
-            changes[name] = {seed: score - target.baseline.mean for seed, score in seeds.items()}
-            if target.baseline.mean < 100:
+            changes[name] = {seed: score - target.score.mean for seed, score in seeds.items()}
+            if target.score.mean < 100:
                 reductions[name] = {seed: target.reduction(score) or 0.0 for seed, score in seeds.items()}
     return Method(method, similarity, k, len(reached), _over(reached), _over(changes), _over(reductions), missing)
 

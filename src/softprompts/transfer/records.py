@@ -201,8 +201,8 @@ def _analysed(
     found: Sequence[Record], cells: Sequence[Cell], state: State, folder: Path
 ) -> tuple[list[Record], list[Record], list[Record]]:
     """Records, task embeddings and retrieval runs, as the analysis takes them."""
-    names = ("source", "target", "seed", "score", "majority", "rows")
-    pairs = [{name: told[name] for name in names} for told in found if told["stage"] in ("baseline", "transfer")]
+    names = ("source", "target", "seed", "score", "metric", "majority", "rows")
+    runs = [{name: told[name] for name in names} for told in found if told["stage"] in ("source", "baseline", "transfer")]
     embeddings = [
         {"task": cell.source or cell.target, "seed": cell.seed, "vectors": on_disk.embedding(on_disk.place(folder, cell.name))}
         for cell in cells
@@ -213,4 +213,4 @@ def _analysed(
         for told in found
         if told["stage"] in METHODS
     ]
-    return pairs, embeddings, retrieval
+    return runs, embeddings, retrieval
