@@ -43,10 +43,21 @@ def test_a_cell_is_a_mean_over_seeds_and_an_error_reduction() -> None:
     assert mnli.score.error == pytest.approx(3 / math.sqrt(3))
     assert mnli.reduction.mean == pytest.approx(40.0), "12 of the 30 points that the baseline left"
     assert mnli.reduction.std == pytest.approx(10.0)
+    assert mnli.p == pytest.approx(stats.ttest_ind([68, 70, 72], [79, 82, 85], equal_var=False).pvalue)
     assert mnli.clear, "12 points apart, the difference's standard error is 2.1"
     assert sst2.reduction is not None
     assert sst2.reduction.mean == pytest.approx(-20 / 3)
     assert not sst2.clear
+
+
+def test_few_seeds_are_let_be_uncertain() -> None:
+    scores = Scores(study({None: [68.0, 70.0, 72.0], "two errors": [71.5, 74.5, 77.5], "same": [70.0, 70.0, 70.0], "one": [90.0]}))
+    two, same, one = scores.cells
+    assert two.p == pytest.approx(stats.ttest_ind([68, 70, 72], [71.5, 74.5, 77.5], equal_var=False).pvalue)
+    assert not two.clear, "4.5 points apart is over two standard errors of the difference, which three seeds a side often are by chance"
+    assert (same.p, one.p, one.clear) == (1.0, None, False)
+    (constant,) = Scores(study({None: [70.0, 70.0], "mnli": [72.0, 72.0]})).cells
+    assert constant.clear, "where seeds do not differ at all, every difference is one"
 
 
 def test_nothing_is_left_to_reduce_over_a_perfect_baseline() -> None:

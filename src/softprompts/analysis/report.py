@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +13,7 @@ from ..errors import UserError
 from ..files import write_json, write_text
 from ..library.search import SIMILARITIES
 from . import heatmaps
-from .transfer import KS, Correlation, Method, Record, Scores, Similarities, Spread, Task, correlation, retrieval_table
+from .transfer import KS, SURE, Correlation, Method, Record, Scores, Similarities, Spread, Task, correlation, retrieval_table
 
 Row = dict[str, Any]
 TOLD = {"average": "weighted average of top-k", "mixture": "multi-task mixture of top-k"}
@@ -81,6 +82,7 @@ def _transfer(scores: Scores) -> list[Row]:
             **_spread("score", cell.score),
             "relative_error_reduction": _plain(cell.reduction and cell.reduction.mean),
             "relative_error_reduction_standard_error": _plain(cell.reduction and cell.reduction.error),
+            "p": _plain(cell.p),
             "clear": cell.clear,
         }
         for cell in scores.cells
@@ -130,20 +132,13 @@ def _verdicts(summary: Mapping[str, Any]) -> list[str]:
     ]
     told = [f"Verdicts rest on {len(strong)} of {len(summary['targets'])} targets.{left}"]
     if cells:
-        up = [row for row in cells if row["relative_error_reduction"] > 0]
-        clear, fell = sum(row["clear"] for row in up), sum(row["clear"] for row in cells if row["relative_error_reduction"] < 0)
-        best = [max(found) for target in strong if (found := [c["relative_error_reduction"] for c in cells if c["target"] == target])]
-        told.append(
-            f"Starting from another task's prompt raised the mean score in {len(up)} of {len(cells)} cells, in {clear} by more than two "
-            f"standard errors of the difference, and lowered it by as much in {fell}; each target's best source, chosen by these scores, "
-            f"cut its errors by {fmean(best):.1f} % on average."
-        )
+        told.append(_transfer_verdict(cells))
     for name, found in summary["correlations"].items():
         known = [row for row in found if not row["weak"] and row["pearson"] is not None]
-        sure = [row for row in known if row["pearson_p"] < 0.05]
+        sure = [row for row in known if row["pearson_p"] < SURE]
         with_it, against = ([row["target"] for row in sure if (row["pearson"] > 0) is positive] for positive in (True, False))
         told.append(
-            f"{name}: similarity and error reduction correlate at p < 0.05 on {len(sure)} of {len(known)} targets "
+            f"{name}: similarity and error reduction correlate at p < {SURE} on {len(sure)} of {len(known)} targets "
             f"(positively: {', '.join(with_it) or 'none'}; negatively: {', '.join(against) or 'none'})."
         )
     changes = {(row["method"], row["similarity"], row["k"]): row["change"] for row in summary["retrieval"]}
@@ -156,6 +151,20 @@ def _verdicts(summary: Mapping[str, Any]) -> list[str]:
                 f"the best of all by {oracle:+z.1f}."
             )
     return told
+
+
+def _transfer_verdict(cells: Sequence[Row]) -> str:
+    up = [row for row in cells if row["relative_error_reduction"] > 0]
+    clear, fell = sum(row["clear"] for row in up), sum(row["clear"] for row in cells if row["relative_error_reduction"] < 0)
+    by_chance = SURE / 2 * sum(row["p"] is not None for row in cells)
+    best: dict[str, float] = {}
+    for row in cells:
+        best[row["target"]] = max(row["relative_error_reduction"], best.get(row["target"], -math.inf))
+    return (
+        f"Starting from another task's prompt raised the mean score in {len(up)} of {len(cells)} cells, in {clear} at p < {SURE} (Welch's "
+        f"t), and lowered it as surely in {fell}, where chance alone gives at most about {by_chance:.1f} each way; each target's best "
+        f"source, chosen by these scores, cut its errors by {fmean(best.values()):.1f} % on average."
+    )
 
 
 def _write(

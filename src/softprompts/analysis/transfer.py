@@ -24,6 +24,7 @@ Record = Mapping[str, Any]
 Run = tuple[str, int]  # a task and a seed: one source prompt
 Seeds = Mapping[int, float]  # scores by seed
 KS = (1, 3, 6, 9, 12, 15)  # Vu 2022, Table 3
+SURE = 0.05  # a p value below it is told as more than chance
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,11 @@ class Cell:
     target: str
     score: Spread | None
     reduction: Spread | None
-    clear: bool  # whether it is further from the baseline than two standard errors of the difference
+    p: float | None  # of as large a difference from the baseline by chance (Welch's t, two-sided); None with one seed
+
+    @property
+    def clear(self) -> bool:
+        return self.p is not None and self.p < SURE
 
 
 class Scores:
@@ -134,10 +139,7 @@ class Scores:
         task, scores = self.targets[target], self.cell(source, target)
         reductions = [reduction for score in scores.values() if (reduction := task.reduction(score)) is not None]
         score = spread(scores.values())
-        clear = False
-        if score is not None and task.score is not None and score.error is not None and task.score.error is not None:
-            clear = abs(score.mean - task.score.mean) > 2 * math.hypot(score.error, task.score.error)
-        return Cell(source, target, score, spread(reductions), clear)
+        return Cell(source, target, score, spread(reductions), _welch(score, task.score))
 
     @cached_property
     def cells(self) -> list[Cell]:
@@ -159,6 +161,23 @@ class Scores:
 
 def _finite(score: float | None) -> float | None:
     return None if score is None or not math.isfinite(score) else float(score)
+
+
+def _welch(one: Spread | None, other: Spread | None) -> float | None:
+    """The p value of two means' difference; few runs are let be as uncertain as they are."""
+    if one is None or other is None or one.std is None or other.std is None:
+        return None
+    if one.mean == other.mean:
+        return 1.0
+    return float(_stats().ttest_ind_from_stats(one.mean, one.std, one.runs, other.mean, other.std, other.runs, equal_var=False).pvalue)
+
+
+def _stats() -> Any:
+    try:
+        from scipy import stats
+    except ImportError:
+        raise UserError("Correlations and p values need scipy; install it with pip install 'softprompts[plots]'.") from None
+    return stats
 
 
 class Similarities:
@@ -247,11 +266,7 @@ def _correlated(x: Sequence[float], y: Sequence[float]) -> tuple[float | None, f
     # Two points always lie on a line, and a constant correlates with nothing.
     if len(x) < 3 or _constant(x) or _constant(y):
         return None, None, None, None
-    try:
-        from scipy import stats
-    except ImportError:
-        raise UserError("Correlations need scipy; install it with pip install 'softprompts[plots]'.") from None
-    pearson, spearman = stats.pearsonr(x, y), stats.spearmanr(x, y)
+    pearson, spearman = _stats().pearsonr(x, y), _stats().spearmanr(x, y)
     return float(pearson.statistic), float(pearson.pvalue), float(spearman.statistic), float(spearman.pvalue)
 
 
