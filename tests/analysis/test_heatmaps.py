@@ -196,6 +196,8 @@ def test_a_report_holds_every_number_and_can_be_made_again(tmp_path: Path) -> No
         sources = {row["source"]: row for row in csv.DictReader(file)}
     assert [(row["score"], row["weak"]) for row in sources.values()] == [("60.0", "False"), ("57.0", "False"), ("54.0", "True")]
     assert "| source-2 | 54.0 ± 2.1 | accuracy | 50.0 | 1000 | 2.2 | too weak |" in summary["markdown"]
+    assert {(row["points"], row["sources"]) for row in told["correlations"]["per_token_average_cosine"]} == {(6, 3)}
+    assert "Prompts of one source are not independent" in summary["markdown"]
     assert "is that of a run's best evaluation on the validation rows" in summary["markdown"], "what was chosen by which rows is told"
     assert "| weighted average of top-k | per token average cosine | 2 | 74.0 ± 0.0 |" in summary["markdown"]
     write_report(*made(), tmp_path / "two", ks=(1, 2))

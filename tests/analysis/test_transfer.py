@@ -159,6 +159,17 @@ def test_correlation_is_scipys_over_source_prompts(name: str) -> None:
     assert (found.spearman, found.spearman_p) == pytest.approx((rank.statistic, rank.pvalue))
 
 
+def test_the_sources_means_are_correlated_beside_their_prompts() -> None:
+    """Many prompts of three sources are three points, however many seeds there are."""
+    embeddings = [*EMBEDDINGS, embedding("qqp", 0, [0.6, 0.8]), embedding("qqp", 1, [0.8, 0.6])]
+    scores, similarities = Scores(study(RTE | {"qqp": [68.0, 75.0]})), Similarities(embeddings, "per_token_average_cosine")
+    found = correlation(scores, similarities, "rte")
+    x, y = [(0.5 + ROOT) / 2, 0.0, 0.7], [100 * (score - 65) / 35 for score in (76, 62, 71.5)]
+    assert (len(found.points), found.sources) == (6, 3)
+    assert (found.pearson_of_sources, found.pearson_of_sources_p) == pytest.approx(tuple(stats.pearsonr(x, y)))
+    assert correlation(Scores(study(RTE)), similarities, "rte").pearson_of_sources is None, "two points always lie on a line"
+
+
 def test_correlation_is_undefined_for_two_points_or_a_constant_or_the_task_itself() -> None:
     similarities = Similarities(EMBEDDINGS, "cosine_of_average_tokens")
     assert correlation(Scores(study({None: [60.0, 70.0], "mnli": [72.0, 80.0]})), similarities, "rte").pearson is None

@@ -135,11 +135,12 @@ def _verdicts(summary: Mapping[str, Any]) -> list[str]:
         told.append(_transfer_verdict(cells))
     for name, found in summary["correlations"].items():
         known = [row for row in found if not row["weak"] and row["pearson"] is not None]
-        sure = [row for row in known if row["pearson_p"] < SURE]
+        sure = [row for row in known if _sure(row["pearson_p"])]
         with_it, against = ([row["target"] for row in sure if (row["pearson"] > 0) is positive] for positive in (True, False))
         told.append(
             f"{name}: similarity and error reduction correlate at p < {SURE} on {len(sure)} of {len(known)} targets "
-            f"(positively: {', '.join(with_it) or 'none'}; negatively: {', '.join(against) or 'none'})."
+            f"(positively: {', '.join(with_it) or 'none'}; negatively: {', '.join(against) or 'none'}), and over the sources' means on "
+            f"{sum(_sure(row['pearson_of_sources_p']) for row in known)}."
         )
     changes = {(row["method"], row["similarity"], row["k"]): row["change"] for row in summary["retrieval"]}
     by_chance, oracle = changes.get(("best of k at random", None, 1)), changes["oracle", None, None]
@@ -151,6 +152,10 @@ def _verdicts(summary: Mapping[str, Any]) -> list[str]:
                 f"the best of all by {oracle:+z.1f}."
             )
     return told
+
+
+def _sure(p: float | None) -> bool:
+    return p is not None and p < SURE
 
 
 def _transfer_verdict(cells: Sequence[Row]) -> str:
@@ -242,11 +247,14 @@ def _page(summary: Mapping[str, Any]) -> str:
     for name, told in summary["correlations"].items():
         rows = [
             [row["target"] + (heatmaps.WEAK if row["weak"] else ""), str(row["points"])]
-            + [_said(row[key], 2 if "_p" not in key else 4) for key in ("pearson", "pearson_p", "spearman", "spearman_p")]
+            + [_said(row[key], 4 if key.endswith("_p") else 2) for key in ("pearson", "pearson_p", "spearman", "spearman_p")]
+            + [str(row["sources"]), _said(row["pearson_of_sources"], 2), _said(row["pearson_of_sources_p"], 4)]
             for row in told
         ]
         parts += [f"## Similarity against transfer: {name.replace('_', ' ')}", f"![scatter](correlation-{name}.png)"]
-        parts += [_markdown(["target", "source prompts", "Pearson r", "p", "Spearman rho", "p"], rows)]
+        heads = ["target", "source prompts", "Pearson r", "p", "Spearman rho", "p", "sources", "Pearson r of their means", "p"]
+        parts += [_markdown(heads, rows)]
+        parts.append("Prompts of one source are not independent, so p over prompts is too small; the means have one point for each source.")
     weak = [row["weak"] for row in summary["targets"]]
     if not all(weak):
         parts += ["## Retrieval" + (", the targets that are not too weak" if any(weak) else ""), _retrieval(summary["retrieval"])]

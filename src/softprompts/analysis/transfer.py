@@ -241,7 +241,8 @@ class Point:
 class Correlation:
     """Similarity against relative error reduction over all source prompts (Vu 2022, Fig. 5); None where it is not defined.
 
-    The p values take the prompts as independent, as the paper does; seeds of one source are not quite that.
+    The p values take the prompts as independent, as the paper does. Prompts of one source are not, so there is also the correlation over
+    the sources' means, a point for each.
     """
 
     target: str
@@ -250,6 +251,9 @@ class Correlation:
     pearson_p: float | None
     spearman: float | None
     spearman_p: float | None
+    sources: int = 0
+    pearson_of_sources: float | None = None
+    pearson_of_sources_p: float | None = None
 
 
 def correlation(scores: Scores, similarities: Similarities, target: str) -> Correlation:
@@ -259,7 +263,11 @@ def correlation(scores: Scores, similarities: Similarities, target: str) -> Corr
             similarity, reduction = similarities.to_target((source, seed), target), scores.targets[target].reduction(score)
             if source != target and similarity is not None and reduction is not None:
                 points.append(Point(source, seed, similarity, reduction))
-    return Correlation(target, tuple(points), *_correlated([p.similarity for p in points], [p.reduction for p in points]))
+    every = _correlated([point.similarity for point in points], [point.reduction for point in points])
+    groups = [[point for point in points if point.source == source] for source in dict.fromkeys(point.source for point in points)]
+    means = [(fmean(point.similarity for point in group), fmean(point.reduction for point in group)) for group in groups]
+    of_sources = _correlated([similarity for similarity, _ in means], [reduction for _, reduction in means])
+    return Correlation(target, tuple(points), *every, len(means), *of_sources[:2])
 
 
 def _correlated(x: Sequence[float], y: Sequence[float]) -> tuple[float | None, float | None, float | None, float | None]:
