@@ -120,11 +120,31 @@ def test_the_tree_is_scipys_and_its_branches_meet_their_rows() -> None:
     values: list[list[float | None]] = [[None, 0.2, 0.8], [0.2, None, 0.3], [0.8, 0.3, None]]
     figure, order = clusters(values, ["a", "b", "c"], "Similarity")
     assert order in (["a", "c", "b"], ["c", "a", "b"], ["b", "a", "c"], ["b", "c", "a"])
+    start = min(figure.axes[0].get_xlim())
     depths = sorted({round(float(x), 9) for line in figure.axes[0].lines for x in line.get_xdata()})
     expected = cophenet(linkage(squareform([[0, 0.8, 0.2], [0.8, 0, 0.7], [0.2, 0.7, 0]]), "average"))
-    assert depths == pytest.approx(sorted({0.0, *expected})), "a and c join at 0.2, b joins them at the mean of 0.8 and 0.7"
-    leaves = sorted(float(y) for line in figure.axes[0].lines for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True) if x == 0)
-    assert leaves == pytest.approx([0.5, 1.5, 2.5])
+    assert depths == pytest.approx(sorted({start, *expected})), "a and c join at 0.2, b joins them at the mean of 0.8 and 0.7"
+    ends = [end for line in figure.axes[0].lines for end in zip(line.get_xdata(), line.get_ydata(), strict=True)]
+    assert sorted(float(y) for x, y in ends if x == start) == pytest.approx([0.5, 1.5, 2.5])
+
+
+@pytest.mark.parametrize(
+    ("near", "far"), [(0.13, 0.02), (0.9, 0.1), (0.999, 0.998), (0.05, 0.05), (1.0, 1.0), (1.0, 0.2), (-0.1, -0.8)], ids=str
+)
+def test_the_tree_fills_its_axis_for_any_range_of_similarities(near: float, far: float) -> None:
+    """Embeddings that are all 0.02 to 0.13 alike join at 0.87 to 0.98, which an axis from 0 would show as one bar."""
+    values = [[None if i == j else near + (far - near) * max(i, j) / 11 for j in range(12)] for i in range(12)]
+    figure, _ = clusters(values, SHORT[:12], "Similarity")
+    assert_legible(figure)
+    axes = figure.axes[0]
+    right, left = axes.get_xlim()
+    drawn_at = sorted({float(x) for line in axes.lines for x in line.get_xdata()})
+    merges = sorted({1 - (near + (far - near) * far_off / 11) for far_off in range(1, 12)})
+    assert left <= drawn_at[0] <= drawn_at[-1] <= right, "nothing is cut off"
+    assert drawn_at[-1] == pytest.approx(merges[-1], abs=1e-9)
+    assert left >= 0, "nothing is more alike than alike"
+    assert merges[-1] - merges[0] >= 0.8 * (right - left) or near == far, "the merges have the axis for themselves"
+    assert len(ticks(axes.xaxis, axes.get_xlim())) >= 1, "and it has numbers"
 
 
 def points(count: int, source: str = "a-rather-long-source-name") -> tuple[Point, ...]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -72,13 +72,7 @@ def clusters(values: Values, tasks: Sequence[str], title: str) -> "tuple[Figure,
     width, height = _inches(tasks, tasks)
     figure = Figure(figsize=(max(width + 2.2, 5.5), height + 0.4), layout="constrained")
     branches, axes = figure.subplots(1, 2, width_ratios=[1.3, width], sharey=True)
-    for depth, place in zip(leaves["dcoord"], leaves["icoord"], strict=True):
-        branches.plot(depth, np.array(place) / 10, color="0.3", linewidth=1)
-    branches.invert_xaxis()
-    branches.spines[["top", "left", "right"]].set_visible(False)
-    branches.tick_params(axis="y", length=0, labelleft=False)
-    branches.tick_params(axis="x", labelsize=7)
-    branches.set_xlabel("1 - similarity", fontsize=8)
+    _tree(branches, leaves["dcoord"], leaves["icoord"], tree[:, 2])
     off = [value for i, row in enumerate(values) for j, value in enumerate(row) if value is not None and i != j]
     names = [tasks[i] for i in order]
     _cells(axes, [[values[i][j] for j in order] for i in order], names, names, ("cividis", min(off), max(off)), "{:z.2f}", "similarity")
@@ -86,6 +80,21 @@ def clusters(values: Values, tasks: Sequence[str], title: str) -> "tuple[Figure,
     axes.tick_params(axis="y", labelleft=False, labelright=True)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     return figure, names
+
+
+def _tree(axes: "Axes", depths: Values, places: Values, merges: "np.ndarray[Any, Any]") -> None:
+    """The branches, from a bit below the smallest merge to the largest: an axis from 0 would press merges of like depth into one bar."""
+    low, high = float(merges.min()), float(merges.max())
+    margin = 0.1 * (high - low or high or 1.0)
+    leaf = max(0.0, low - margin)
+    for depth, place in zip(depths, places, strict=True):
+        axes.plot(np.maximum(depth, leaf), np.array(place) / 10, color="0.3", linewidth=1)
+    axes.set_xlim(high + 0.3 * margin, leaf)
+    axes.locator_params(axis="x", nbins=3)
+    axes.spines[["top", "left", "right"]].set_visible(False)
+    axes.tick_params(axis="y", length=0, labelleft=False)
+    axes.tick_params(axis="x", labelsize=7)
+    axes.set_xlabel("1 - similarity", fontsize=8)
 
 
 def scatters(correlations: Sequence[Correlation], title: str, weak: Collection[str] = ()) -> "Figure":
