@@ -9,9 +9,11 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from scipy.cluster.hierarchy import cophenet, linkage
 from scipy.spatial.distance import squareform
@@ -86,6 +88,30 @@ def test_26_by_26_error_reductions_are_legible_and_centred(names: list[str]) -> 
     assert mesh.norm.vmin == -mesh.norm.vmax, "no change has the neutral colour"
     assert mesh.norm.vmax < 100, "one cell that fell apart does not take the colour from the others"
     assert len(figure.axes[0].texts) == 26 * 26 - 1
+
+
+def luminance(colour: Any) -> float:
+    """As WCAG 2 defines it, of red, green and blue of 0 to 1."""
+    parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour]
+    return float(0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2])
+
+
+def test_weak_targets_are_faded_and_their_numbers_legible() -> None:
+    values: list[list[float | None]] = [[30.0] * 2, [-30.0] * 2, [3.0] * 2, [0.0] * 2]
+    figure = error_reductions(values, SHORT[:4], ["strong", "weak"], weak=["weak"])
+    axes = figure.axes[0]
+    picture = np.asarray(drawn(figure).buffer_rgba())[..., :3] / 255
+    numbers = {text.get_position(): text for text in axes.texts}
+    for row in range(3):
+        seen = []
+        for column in range(2):
+            x, y = axes.transData.transform((column + 0.5, row + 0.12))  # above the number
+            seen.append(luminance(picture[len(picture) - 1 - round(y), round(x)]))
+            number = luminance(to_rgb(numbers[column + 0.5, row + 0.5].get_color()))
+            light, dark = max(seen[-1], number), min(seen[-1], number)
+            assert (light + 0.05) / (dark + 0.05) > 4.5, "WCAG 2's contrast of legible text"
+        assert seen[1] > seen[0], "the weak one is paler"
+    assert [label.get_text() for label in ticks(axes.xaxis, axes.get_xlim())] == ["strong", "weak†"]
 
 
 def test_a_picture_is_saved_with_its_names_and_numbers(tmp_path: Path) -> None:
