@@ -244,6 +244,9 @@ def test_a_report_holds_every_number_and_can_be_made_again(tmp_path: Path) -> No
     assert "| source-2 | 54.0 ± 2.1 | accuracy | 50.0 | 1000 | 2.2 | too weak |" in summary["markdown"]
     assert {(row["points"], row["sources"]) for row in told["correlations"]["per_token_average_cosine"]} == {(6, 3)}
     assert "Prompts of one source are not independent" in summary["markdown"]
+    single = [row for name in ("retrieval", "retrieval_of_all_targets", "retrieval_by_target") for row in told[name] if row["source"]]
+    assert [row["source"] for row in single] == ["source-0"] * 4, "once in each table, and for each target"
+    assert "| best single source for all targets (source-0) |" in summary["markdown"]
     assert "is that of a run's best evaluation on the validation rows" in summary["markdown"], "what was chosen by which rows is told"
     assert "| weighted average of top-k | per token average cosine | 2 | 74.0 ± 0.0 |" in summary["markdown"]
     write_report(*made(), tmp_path / "two", ks=(1, 2))

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from softprompts.analysis.transfer import Scores, Similarities, best_of_top, correlation, expected_best, retrieval_table
+from softprompts.analysis.retrieval import best_of_top, best_source, expected_best, retrieval_table
+from softprompts.analysis.transfer import Scores, Similarities, correlation
 from softprompts.errors import UserError
 from softprompts.library.search import SIMILARITIES
 
@@ -210,6 +211,7 @@ def test_retrieval_table_by_hand() -> None:
         ("best of k at random", 1),
         ("best of k at random", 2),
         ("weighted average", 2),
+        ("best single source for all targets", None),
         ("oracle", None),
     ], "nine of four prompts cannot be tried"
     found = {(row.method, row.k): row for row in rows}
@@ -227,8 +229,26 @@ def test_retrieval_table_by_hand() -> None:
     assert told("best of top-k", 1) == pytest.approx((79.5, 7, (100 * 4 / 35 + 50) / 2, stdev([81, 78])))
     assert told("best of k at random", 1) == pytest.approx((fmean([69, 83.75]), 3.875, (100 * 4 / 35 + 18.75) / 2, None))
     assert told("weighted average", 2) == pytest.approx((79, 6.5, (100 * 6 / 35 + 35) / 2, stdev([80, 78])))
+    # mnli: rte 72 and 80, cb 90 and 85
+    single = "best single source for all targets"
+    assert found[single, None].source == "mnli"
+    assert told(single, None) == pytest.approx((81.75, 9.25, (100 * 11 / 35 + 37.5) / 2, stdev([81, 82.5])))
     assert told("oracle", None) == pytest.approx((85, 12.5, (100 * 15 / 35 + 50) / 2, None))
     assert {row.missing for row in rows} == {0}
+
+
+def test_the_best_single_source_is_best_over_all_targets_and_not_its_own() -> None:
+    rte = study(RTE | {"cb": [90.0, 90.0]})  # +11 by mnli, -3 by sst2, +25 by cb
+    cb = study({None: [50.0, 50.0], "mnli": [40.0, 40.0], "sst2": [70.0, 70.0], "cb": [99.0, 99.0]}, "cb")  # -10, +20
+    scores = Scores(rte + cb)
+    assert best_source(scores, ["rte"]) == "cb"
+    assert best_source(scores, ["cb"]) == "sst2", "a task does not teach itself"
+    assert best_source(scores, ["rte", "cb"]) == "cb", "+25 on the only other one; sst2 has +8.5 over both"
+    by_target = retrieval_table(scores, [], [], ["cb"], chosen_by=["rte", "cb"])[-2]
+    assert (by_target.source, by_target.targets, by_target.score) == ("cb", 0, None)
+    gap = Scores([*study(RTE | {"sst2": [None, None]}), *study({None: [50.0], "mnli": [51.0], "sst2": [99.0]}, "cb")])
+    assert best_source(gap, ["rte", "cb"]) == "mnli", "sst2 lacks a target"
+    assert best_source(Scores(study({None: [50.0]})), ["rte"]) is None
 
 
 def test_retrieval_of_an_unfinished_study_compares_like_with_like() -> None:

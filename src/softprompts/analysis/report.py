@@ -13,7 +13,8 @@ from ..errors import UserError
 from ..files import write_json, write_text
 from ..library.search import SIMILARITIES
 from . import heatmaps
-from .transfer import KS, SURE, Correlation, Method, Record, Scores, Similarities, Spread, Task, correlation, retrieval_table
+from .retrieval import KS, Method, retrieval_table
+from .transfer import SURE, Correlation, Record, Scores, Similarities, Spread, Task, correlation
 
 Row = dict[str, Any]
 TOLD = {"average": "weighted average of top-k", "mixture": "multi-task mixture of top-k"}
@@ -50,7 +51,7 @@ def write_report(
         "retrieval_by_target": [
             {"target": target, **_method(row)}
             for target in scores.targets
-            for row in retrieval_table(scores, similarities, retrieval, [target], ks)
+            for row in retrieval_table(scores, similarities, retrieval, [target], ks, chosen_by=strong or list(scores.targets))
         ],
     }
     summary["verdicts"] = _verdicts(summary)
@@ -95,7 +96,13 @@ def _correlation(scores: Scores, found: Correlation) -> Row:
 
 
 def _method(row: Method) -> Row:
-    told = {"method": TOLD.get(row.method, row.method), "similarity": row.similarity, "k": row.k, "targets": row.targets}
+    told = {
+        "method": TOLD.get(row.method, row.method),
+        "similarity": row.similarity,
+        "k": row.k,
+        "source": row.source,
+        "targets": row.targets,
+    }
     spreads = {"score": row.score, "change": row.change, "relative_error_reduction": row.reduction}
     for name, value in spreads.items():
         told |= {name: _plain(value and value.mean), f"{name}_std": _plain(value and value.std)}
@@ -262,8 +269,8 @@ def _page(summary: Mapping[str, Any]) -> str:
         parts += ["## Retrieval, all targets", _retrieval(summary["retrieval_of_all_targets"])]
     parts.append(
         "Means over targets ± standard deviation over seeds. Every score, the baselines' too, is that of a run's best evaluation on the "
-        "validation rows. The best of k and the oracle are chosen and told on the same rows, as in the paper, so they rise with the "
-        "number of tries by chance alone: compare the best of k with the best of k drawn at random (its expectation)."
+        "validation rows. The best of k, the best single source and the oracle are chosen and told on the same rows, so they rise with "
+        "the number of tries by chance alone: compare the best of k with the best of k drawn at random (its expectation)."
     )
     return "\n\n".join(parts) + "\n"
 
@@ -291,7 +298,11 @@ def _retrieval(rows: Sequence[Row]) -> str:
     return _markdown(
         heads,
         [
-            [row["method"], (row["similarity"] or "").replace("_", " "), str(row["k"] or "")]
+            [
+                row["method"] + (f" ({row['source']})" if row["source"] else ""),
+                (row["similarity"] or "").replace("_", " "),
+                str(row["k"] or ""),
+            ]
             + [_pm(row, name, 1) for name in spreads]
             + [str(row["targets"]), str(row["missing"] or "")]
             for row in rows

@@ -23,7 +23,6 @@ from ..library.search import SIMILARITIES
 Record = Mapping[str, Any]
 Run = tuple[str, int]  # a task and a seed: one source prompt
 Seeds = Mapping[int, float]  # scores by seed
-KS = (1, 3, 6, 9, 12, 15)  # Vu 2022, Table 3
 SURE = 0.05  # a p value below it is told as more than chance
 
 
@@ -114,7 +113,7 @@ class Scores:
             key = (record["source"], record["target"], record["seed"])
             if key in told:
                 raise UserError(f"The cell of source {key[0]}, target {key[1]}, seed {key[2]} is told twice; keep one record of it.")
-            told[key] = _finite(record["score"])
+            told[key] = finite(record["score"])
             if told[key] is not None:
                 judged = (key[0] if key[1] is None else None, key[1])  # every run of a target is judged on the same rows
                 facts.setdefault(judged, (float(record["majority"]), int(record["rows"]), record.get("metric")))
@@ -159,7 +158,7 @@ class Scores:
         return len(self.seeds) * (len(self.targets) + others)
 
 
-def _finite(score: float | None) -> float | None:
+def finite(score: float | None) -> float | None:
     return None if score is None or not math.isfinite(score) else float(score)
 
 
@@ -280,116 +279,3 @@ def _correlated(x: Sequence[float], y: Sequence[float]) -> tuple[float | None, f
 
 def _constant(values: Sequence[float]) -> bool:
     return bool(np.ptp(values) <= 1e-9 * np.abs(values).max())
-
-
-@dataclass(frozen=True)
-class Method:
-    """A row of the retrieval table (Vu 2022, Table 3): means over targets, with the spread over seeds of those means.
-
-    Change and relative error reduction are against the mean baselines of the same targets. `missing` counts chosen cells that are not
-    finished; the best of the others is then a lower bound.
-    """
-
-    method: str
-    similarity: str | None
-    k: int | None
-    targets: int
-    score: Spread | None
-    change: Spread | None
-    reduction: Spread | None
-    missing: int
-
-
-def retrieval_table(
-    scores: Scores,
-    similarities: Sequence[Similarities],
-    retrieval: Iterable[Record],
-    targets: Sequence[str],
-    ks: Sequence[int] = KS,
-) -> list[Method]:
-    """Baseline, best of top-k under each similarity (and of k at random), the tuned methods of `retrieval`, oracle, on these targets.
-
-    A record of `retrieval` is `{"method", "similarity", "k", "target", "seed", "score"}`, for the methods that need runs of their own.
-    """
-    ks = sorted({k for k in ks if k <= len(scores.sources) * len(scores.seeds)})
-    table = [_method(scores, "baseline", None, None, {target: scores.baseline(target) for target in targets})]
-    for similarity in similarities:
-        for k in ks:
-            best = {target: best_of_top(scores, similarity, target, k) for target in targets}
-            missing = sum(missing for _, missing in best.values())
-            table.append(_method(scores, "best of top-k", similarity.name, k, {name: seeds for name, (seeds, _) in best.items()}, missing))
-    # What is the same for every seed of the target is told without a spread, as if of one seed.
-    cells = {target: found for target in targets if (found := _others(scores, target))}
-    for k in ks:
-        drawn = {target: {0: expected_best(found, k)} for target, found in cells.items() if len(found) >= k}
-        table.append(_method(scores, "best of k at random", None, k, drawn))
-    table += [_method(scores, *key, found) for key, found in _tuned(retrieval, targets).items()]
-    oracle = {target: {0: max(found)} for target, found in cells.items()}
-    missing = sum(_prompts(scores, target) - len(cells.get(target, ())) for target in targets)
-    return [*table, _method(scores, "oracle", None, None, oracle, missing)]
-
-
-def _tuned(retrieval: Iterable[Record], targets: Sequence[str]) -> dict[tuple[str, str | None, int], dict[str, dict[int, float]]]:
-    """The scores of the tuned methods by target and seed."""
-    found: dict[tuple[str, str | None, int], dict[str, dict[int, float]]] = {}
-    for record in retrieval:
-        score = _finite(record["score"])
-        if score is not None and record["target"] in targets:
-            group = found.setdefault((record["method"], record["similarity"], record["k"]), {})
-            group.setdefault(record["target"], {})[record["seed"]] = score
-    return found
-
-
-def best_of_top(scores: Scores, similarities: Similarities, target: str, k: int) -> tuple[Seeds, int]:
-    """The best validation score among the k most similar source prompts, by seed of the target's embedding; and how many cells are missing.
-
-    All seeds of all sources are ranked together (48 source prompts in the paper).
-    """
-    prompts = [(source, seed) for source in scores.sources if source != target for seed in scores.seeds]
-    found, missing = {}, 0
-    for run in similarities.of(target):
-        chosen = similarities.ranked(run, prompts)[:k]
-        reached = [cell[seed] for source, seed in chosen if seed in (cell := scores.cell(source, target))]
-        missing += len(chosen) - len(reached)
-        if reached:
-            found[run[1]] = max(reached)
-    return found, missing
-
-
-def expected_best(scores: Sequence[float], k: int) -> float:
-    """The expected best of k scores drawn without replacement: what trying k sources gives when similarity says nothing."""
-    best = sum(score * math.comb(rank, k - 1) for rank, score in enumerate(sorted(scores)))
-    return best / math.comb(len(scores), k)
-
-
-def _others(scores: Scores, target: str) -> list[float]:
-    """The finished cells of a target, those of the target on itself left out."""
-    return [score for source in scores.sources if source != target for score in scores.cell(source, target).values()]
-
-
-def _prompts(scores: Scores, target: str) -> int:
-    return len(scores.seeds) * sum(source != target for source in scores.sources)
-
-
-def _method(scores: Scores, method: str, similarity: str | None, k: int | None, found: Mapping[str, Seeds], missing: int = 0) -> Method:
-    """A row from the scores that a method reached by target and seed."""
-    reached: dict[str, Seeds] = {}
-    changes: dict[str, Seeds] = {}
-    reductions: dict[str, Seeds] = {}
-    for name, seeds in found.items():
-        target = scores.targets[name]
-        if seeds and target.score is not None:
-            reached[name] = seeds
-            changes[name] = {seed: score - target.score.mean for seed, score in seeds.items()}
-            if target.score.mean < 100:
-                reductions[name] = {seed: target.reduction(score) or 0.0 for seed, score in seeds.items()}
-    return Method(method, similarity, k, len(reached), _over(reached), _over(changes), _over(reductions), missing)
-
-
-def _over(found: Mapping[str, Seeds]) -> Spread | None:
-    """The mean over targets of their means over seeds; the spread is over the seeds that all targets have."""
-    if not found:
-        return None
-    common = set.intersection(*(set(seeds) for seeds in found.values()))
-    means = [fmean(seeds[seed] for seeds in found.values()) for seed in sorted(common)]
-    return Spread(fmean(fmean(seeds.values()) for seeds in found.values()), stdev(means) if len(means) > 1 else None, len(means))

@@ -151,7 +151,7 @@ def write_study_report(study: Study, cells: Sequence[Cell], folder: Path, output
     """All records, the table of scores, the picture of model sizes, and for each backbone and variant the analysis of its transfers."""
     from ..analysis.heatmaps import check
     from ..analysis.report import write_report
-    from ..analysis.transfer import KS
+    from ..analysis.retrieval import KS
 
     check()
     for model in dict.fromkeys(cell.config.model for cell in cells):
