@@ -21,11 +21,17 @@ TOLD = {"average": "weighted average of top-k", "mixture": "multi-task mixture o
 
 
 def write_report(
-    records: Iterable[Record], embeddings: Sequence[Record], retrieval: Iterable[Record], folder: Path, ks: Sequence[int] = KS
+    records: Iterable[Record],
+    embeddings: Sequence[Record],
+    retrieval: Iterable[Record],
+    folder: Path,
+    ks: Sequence[int] = KS,
+    machines: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
     """Write the tables and pictures of a study into the folder; the summary as plain data, with the page under `markdown`.
 
-    `records`, `embeddings` and `retrieval` are as `analysis.transfer` tells, of one backbone. Cells that are not finished stay empty.
+    `records`, `embeddings` and `retrieval` are as `analysis.transfer` and `analysis.retrieval` tell, of one backbone. Cells that are not
+    finished stay empty. `machines` is what they ran on.
     """
     heatmaps.check()
     scores = Scores(records)
@@ -54,6 +60,8 @@ def write_report(
             for row in retrieval_table(scores, similarities, retrieval, [target], ks, chosen_by=strong or list(scores.targets))
         ],
     }
+    if machines:
+        summary["machines"] = [dict(machine) for machine in machines]
     summary["verdicts"] = _verdicts(summary)
     summary["files"] = _write(scores, similarities, correlations, summary, folder)
     page = _page(summary)
