@@ -182,6 +182,30 @@ def test_a_report_tells_what_its_cells_ran_on(whole: Path, tmp_path: Path, capsy
         assert json.loads((tmp_path / study.name / "report.json").read_text()).get("machines") == machines
 
 
+@pytest.mark.parametrize(("failed", "steps"), [(0, 16 + 4), (1, 12 + 4)])
+def test_half_way_the_time_left_goes_by_the_steps_left(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], failed: int, steps: int
+) -> None:
+    """Of 4 sources of 4 steps, 4 baselines and 8 transfers of 2, the sources and two baselines are done, in 40 seconds."""
+    study, folder = write(retrieval={}), tmp_path / "study"
+    cells = plan(read_study(study))
+    for place_of, cell in enumerate(cells[:6]):
+        begun, finished = (1000.0, 1032.0) if cell.stage == "source" else (1032.0, 1040.0)
+        told = {"cell": cell.name, "score": 50.0, "steps": cell.config.tuning.steps, "begun": begun, "finished": finished}
+        if place_of < failed:
+            told |= {"score": None, "steps": 0, "failed": "the loss was no number"}
+        open_cell(cell, cell.config, folder)
+        commit(folder, told)
+    shutil.copy(study, folder / "study.yaml")
+    assert main(["status", str(folder), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    left = 2 * (2 + 8 - 2 * failed)  # a failed source's transfers take no time
+    assert (told["done"], told["total"], told["cells_per_minute"]) == (6, 16, 9.0)
+    assert told["eta_seconds"] == 40 * left / steps == 40
+    assert main(["status", str(folder)]) == 0
+    assert "9.0 cells a minute, about 40 s left" in capsys.readouterr().out
+
+
 def test_stages_may_be_run_in_parts(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study, folder = str(write(retrieval={}, seeds=[0])), str(tmp_path / "study")
     with pytest.raises(UserError, match="add source to --only"):
