@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from softprompts.analysis.transfer import Scores, Similarities, best_of_top, correlation, expected_best, retrieval_table
+from softprompts.analysis.retrieval import best_of_top, best_source, expected_best, retrieval_table
+from softprompts.analysis.transfer import Scores, Similarities, correlation
 from softprompts.errors import UserError
 from softprompts.library.search import SIMILARITIES
 
@@ -43,10 +44,21 @@ def test_a_cell_is_a_mean_over_seeds_and_an_error_reduction() -> None:
     assert mnli.score.error == pytest.approx(3 / math.sqrt(3))
     assert mnli.reduction.mean == pytest.approx(40.0), "12 of the 30 points that the baseline left"
     assert mnli.reduction.std == pytest.approx(10.0)
+    assert mnli.p == pytest.approx(stats.ttest_ind([68, 70, 72], [79, 82, 85], equal_var=False).pvalue)
     assert mnli.clear, "12 points apart, the difference's standard error is 2.1"
     assert sst2.reduction is not None
     assert sst2.reduction.mean == pytest.approx(-20 / 3)
     assert not sst2.clear
+
+
+def test_few_seeds_are_let_be_uncertain() -> None:
+    scores = Scores(study({None: [68.0, 70.0, 72.0], "two errors": [71.5, 74.5, 77.5], "same": [70.0, 70.0, 70.0], "one": [90.0]}))
+    two, same, one = scores.cells
+    assert two.p == pytest.approx(stats.ttest_ind([68, 70, 72], [71.5, 74.5, 77.5], equal_var=False).pvalue)
+    assert not two.clear, "4.5 points apart is over two standard errors of the difference, which three seeds a side often are by chance"
+    assert (same.p, one.p, one.clear) == (1.0, None, False)
+    (constant,) = Scores(study({None: [70.0, 70.0], "mnli": [72.0, 72.0]})).cells
+    assert constant.clear, "where seeds do not differ at all, every difference is one"
 
 
 def test_nothing_is_left_to_reduce_over_a_perfect_baseline() -> None:
@@ -72,6 +84,19 @@ def test_a_target_near_its_majority_class_is_too_weak(
     target = Scores(study({None: baseline}, majority=majority, rows=rows)).targets["rte"]
     assert target.error == pytest.approx(error)
     assert target.weak is weak
+
+
+def test_a_source_is_judged_by_its_own_runs_and_rows_by_the_same_rule() -> None:
+    own = [{**record("mnli", "", seed, score, 33.0, 900), "target": None, "metric": "accuracy"} for seed, score in enumerate((34.0, 36.0))]
+    scores = Scores([*study({None: [60.0, 70.0], "mnli": [72.0, 80.0], "sst2": [66.0, 58.0]}), *own])
+    mnli = scores.own["mnli"]
+    assert mnli.score is not None
+    assert (mnli.score.mean, mnli.majority, mnli.rows, mnli.metric) == (35.0, 33.0, 900, "accuracy")
+    assert mnli.error == pytest.approx(math.hypot(100 * math.sqrt(0.35 * 0.65 / 900), 1.0))
+    assert mnli.weak, "2 points over, two errors are 3.8"
+    assert scores.own["sst2"].score is None, "its own runs were not told"
+    assert list(scores.targets) == ["rte"]
+    assert scores.missing == {"baselines": 0, "cells": 0}
 
 
 def test_unfinished_cells_are_counted_and_none_is_told_twice() -> None:
@@ -135,6 +160,17 @@ def test_correlation_is_scipys_over_source_prompts(name: str) -> None:
     assert (found.spearman, found.spearman_p) == pytest.approx((rank.statistic, rank.pvalue))
 
 
+def test_the_sources_means_are_correlated_beside_their_prompts() -> None:
+    """Many prompts of three sources are three points, however many seeds there are."""
+    embeddings = [*EMBEDDINGS, embedding("qqp", 0, [0.6, 0.8]), embedding("qqp", 1, [0.8, 0.6])]
+    scores, similarities = Scores(study(RTE | {"qqp": [68.0, 75.0]})), Similarities(embeddings, "per_token_average_cosine")
+    found = correlation(scores, similarities, "rte")
+    x, y = [(0.5 + ROOT) / 2, 0.0, 0.7], [100 * (score - 65) / 35 for score in (76, 62, 71.5)]
+    assert (len(found.points), found.sources) == (6, 3)
+    assert (found.pearson_of_sources, found.pearson_of_sources_p) == pytest.approx(tuple(stats.pearsonr(x, y)))
+    assert correlation(Scores(study(RTE)), similarities, "rte").pearson_of_sources is None, "two points always lie on a line"
+
+
 def test_correlation_is_undefined_for_two_points_or_a_constant_or_the_task_itself() -> None:
     similarities = Similarities(EMBEDDINGS, "cosine_of_average_tokens")
     assert correlation(Scores(study({None: [60.0, 70.0], "mnli": [72.0, 80.0]})), similarities, "rte").pearson is None
@@ -175,6 +211,7 @@ def test_retrieval_table_by_hand() -> None:
         ("best of k at random", 1),
         ("best of k at random", 2),
         ("weighted average", 2),
+        ("best single source for all targets", None),
         ("oracle", None),
     ], "nine of four prompts cannot be tried"
     found = {(row.method, row.k): row for row in rows}
@@ -192,8 +229,26 @@ def test_retrieval_table_by_hand() -> None:
     assert told("best of top-k", 1) == pytest.approx((79.5, 7, (100 * 4 / 35 + 50) / 2, stdev([81, 78])))
     assert told("best of k at random", 1) == pytest.approx((fmean([69, 83.75]), 3.875, (100 * 4 / 35 + 18.75) / 2, None))
     assert told("weighted average", 2) == pytest.approx((79, 6.5, (100 * 6 / 35 + 35) / 2, stdev([80, 78])))
+    # mnli: rte 72 and 80, cb 90 and 85
+    single = "best single source for all targets"
+    assert found[single, None].source == "mnli"
+    assert told(single, None) == pytest.approx((81.75, 9.25, (100 * 11 / 35 + 37.5) / 2, stdev([81, 82.5])))
     assert told("oracle", None) == pytest.approx((85, 12.5, (100 * 15 / 35 + 50) / 2, None))
     assert {row.missing for row in rows} == {0}
+
+
+def test_the_best_single_source_is_best_over_all_targets_and_not_its_own() -> None:
+    rte = study(RTE | {"cb": [90.0, 90.0]})  # +11 by mnli, -3 by sst2, +25 by cb
+    cb = study({None: [50.0, 50.0], "mnli": [40.0, 40.0], "sst2": [70.0, 70.0], "cb": [99.0, 99.0]}, "cb")  # -10, +20
+    scores = Scores(rte + cb)
+    assert best_source(scores, ["rte"]) == "cb"
+    assert best_source(scores, ["cb"]) == "sst2", "a task does not teach itself"
+    assert best_source(scores, ["rte", "cb"]) == "cb", "+25 on the only other one; sst2 has +8.5 over both"
+    by_target = retrieval_table(scores, [], [], ["cb"], chosen_by=["rte", "cb"])[-2]
+    assert (by_target.source, by_target.targets, by_target.score) == ("cb", 0, None)
+    gap = Scores([*study(RTE | {"sst2": [None, None]}), *study({None: [50.0], "mnli": [51.0], "sst2": [99.0]}, "cb")])
+    assert best_source(gap, ["rte", "cb"]) == "mnli", "sst2 lacks a target"
+    assert best_source(Scores(study({None: [50.0]})), ["rte"]) is None
 
 
 def test_retrieval_of_an_unfinished_study_compares_like_with_like() -> None:

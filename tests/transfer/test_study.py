@@ -1,14 +1,17 @@
 """Studies: that every cell is run and told, and that results can be had again."""
 
+import csv
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from softprompts import cli
 from softprompts.errors import UserError
-from softprompts.transfer.cells import commit, open_cell, place, saved_config, settle
+from softprompts.machine import machine
+from softprompts.transfer.cells import RESULT, commit, open_cell, place, saved_config, settle
 from softprompts.transfer.claims import WORKERS
 from softprompts.transfer.study import plan, read_study
 from softprompts.transfer.study_command import main
@@ -140,11 +143,67 @@ def test_status_and_report_of_a_study(whole: Path, tmp_path: Path, capsys: pytes
     told = json.loads(capsys.readouterr().out)
     records = json.loads((tmp_path / "report" / "records.json").read_text())
     assert {record["cell"]: record["score"] for record in records} == scores(whole)
+    assert {record["cell"]: record["metrics"] for record in records} == {name: told["metrics"] for name, told in results(whole).items()}
+    assert {record["fingerprint"] for record in records} == {told["fingerprint"] for told in results(whole).values()}
+    with (tmp_path / "report" / "records.csv").open() as file:
+        rows = {row["cell"]: row for row in csv.DictReader(file)}
+    mixed = next(record for record in records if record["stage"] == "mixture-source")
+    assert len(mixed["metrics"]) == 5, "a mean, and two of each task"
+    assert rows[mixed["cell"]]["metrics"] == ";".join(f"{name}={value}" for name, value in mixed["metrics"].items())
+    assert (tmp_path / "report" / "study.yaml").read_bytes() == (whole / "study.yaml").read_bytes()
     baselines = [r["score"] for r in records if r["stage"] == "baseline" and r["target"] == "helpdesk/urgency"]
     line = next(line for line in told["scores"] if line["source"] is None)
     assert line["targets"]["helpdesk/urgency"]["mean"] == pytest.approx(sum(baselines) / 2, abs=0.01)
     assert "(no transfer)" in (tmp_path / "report" / "scores.md").read_text()
-    assert (tmp_path / "report" / "report.md").exists()
+    sources = json.loads((tmp_path / "report" / "sources.json").read_text())
+    own = [r["score"] for r in records if r["stage"] == "source" and r["source"] == "helpdesk/area"]
+    area = next(row for row in sources if row["source"] == "helpdesk/area")
+    assert area["score"] == pytest.approx(sum(own) / 2, rel=1e-5)
+    assert (area["metric"], area["rows"]) == ("accuracy", 12)
+    assert "## Sources" in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_a_report_tells_what_its_cells_ran_on(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("scipy")
+    here = machine(torch.device("cpu"), "fp32")
+    assert here.keys() == {"device", "dtype", "softprompts", "torch", "transformers"}
+    assert all(told["machine"] == here for told in results(whole).values())
+    folder = tmp_path / "study"
+    shutil.copytree(whole, folder)
+    cells = plan(read_study(folder / "study.yaml"))
+    for place_of, told in ((place(folder, cell.name) / RESULT, results(folder)[cell.name]) for cell in cells):
+        del told["machine"]  # as older results are
+        place_of.write_text(json.dumps(told))
+    for study, machines in ((whole, [here]), (folder, None)):
+        assert main(["report", str(study), "--output", str(tmp_path / study.name), "--json"]) == 0
+        (analysis,) = json.loads(capsys.readouterr().out)["analyses"].values()
+        assert analysis.get("machines") == machines
+        assert json.loads((tmp_path / study.name / "report.json").read_text()).get("machines") == machines
+
+
+@pytest.mark.parametrize(("failed", "steps"), [(0, 16 + 4), (1, 12 + 4)])
+def test_half_way_the_time_left_goes_by_the_steps_left(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], failed: int, steps: int
+) -> None:
+    """Of 4 sources of 4 steps, 4 baselines and 8 transfers of 2, the sources and two baselines are done, in 40 seconds."""
+    study, folder = write(retrieval={}), tmp_path / "study"
+    cells = plan(read_study(study))
+    for place_of, cell in enumerate(cells[:6]):
+        begun, finished = (1000.0, 1032.0) if cell.stage == "source" else (1032.0, 1040.0)
+        told = {"cell": cell.name, "score": 50.0, "steps": cell.config.tuning.steps, "begun": begun, "finished": finished}
+        if place_of < failed:
+            told |= {"score": None, "steps": 0, "failed": "the loss was no number"}
+        open_cell(cell, cell.config, folder)
+        commit(folder, told)
+    shutil.copy(study, folder / "study.yaml")
+    assert main(["status", str(folder), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    left = 2 * (2 + 8 - 2 * failed)  # a failed source's transfers take no time
+    assert (told["done"], told["total"], told["cells_per_minute"]) == (6, 16, 9.0)
+    assert told["eta_seconds"] == 40 * left / steps == 40
+    assert main(["status", str(folder)]) == 0
+    assert "9.0 cells a minute, about 40 s left" in capsys.readouterr().out
 
 
 def test_stages_may_be_run_in_parts(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

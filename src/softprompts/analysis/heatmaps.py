@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Values = Sequence[Sequence[float | None]]
 WEAK = "†"  # marks a target that is too weak for a verdict
 CELL = 0.38  # inches across: five characters of 7.5 points, with some air
+FADE = 0.7  # how much white lies over the columns of targets that are too weak
 
 
 def check() -> None:
@@ -41,7 +42,10 @@ def save(figure: "Figure", folder: Path, name: str) -> list[str]:
 
 
 def error_reductions(values: Values, sources: Sequence[str], targets: Sequence[str], weak: Collection[str] = ()) -> "Figure":
-    """Relative error reduction in percent, sources x targets: blue is better than the baseline, red is worse, empty is not finished."""
+    """Relative error reduction in percent, sources x targets: blue is better than the baseline, red is worse, empty is not finished.
+
+    Columns of weak targets are faded, for no verdict rests on them.
+    """
     from matplotlib.figure import Figure
 
     known = np.array([abs(value) for row in values for value in row if value is not None])
@@ -51,11 +55,15 @@ def error_reductions(values: Values, sources: Sequence[str], targets: Sequence[s
     figure = Figure(figsize=(max(width + 1.2, 5.5), height + (0.7 if weak else 0.4)), layout="constrained")
     axes = figure.add_subplot()
     labels = [name + WEAK if name in weak else name for name in targets]
-    _cells(axes, values, sources, labels, ("RdBu", -limit, limit), "{:z.0f}" if limit >= 10 else "{:z.1f}", "relative error reduction (%)")
+    faded = [place for place, name in enumerate(targets) if name in weak]
+    form = "{:z.0f}" if limit >= 10 else "{:z.1f}"
+    _cells(axes, values, sources, labels, ("RdBu", -limit, limit), form, "relative error reduction (%)", faded)
     axes.set(xlabel="target", ylabel="source")
     figure.suptitle("Relative error reduction (%) against the target's baseline", fontsize=10, x=0.01, ha="left")
     if weak:
-        figure.supxlabel(f"{WEAK} baseline not over the majority class by two standard errors", fontsize=8, color="0.35", x=0.01, ha="left")
+        figure.supxlabel(
+            f"{WEAK} faded: baseline not over the majority class by two standard errors", fontsize=8, color="0.35", x=0.01, ha="left"
+        )
     return figure
 
 
@@ -72,13 +80,7 @@ def clusters(values: Values, tasks: Sequence[str], title: str) -> "tuple[Figure,
     width, height = _inches(tasks, tasks)
     figure = Figure(figsize=(max(width + 2.2, 5.5), height + 0.4), layout="constrained")
     branches, axes = figure.subplots(1, 2, width_ratios=[1.3, width], sharey=True)
-    for depth, place in zip(leaves["dcoord"], leaves["icoord"], strict=True):
-        branches.plot(depth, np.array(place) / 10, color="0.3", linewidth=1)
-    branches.invert_xaxis()
-    branches.spines[["top", "left", "right"]].set_visible(False)
-    branches.tick_params(axis="y", length=0, labelleft=False)
-    branches.tick_params(axis="x", labelsize=7)
-    branches.set_xlabel("1 - similarity", fontsize=8)
+    _tree(branches, leaves["dcoord"], leaves["icoord"], tree[:, 2])
     off = [value for i, row in enumerate(values) for j, value in enumerate(row) if value is not None and i != j]
     names = [tasks[i] for i in order]
     _cells(axes, [[values[i][j] for j in order] for i in order], names, names, ("cividis", min(off), max(off)), "{:z.2f}", "similarity")
@@ -86,6 +88,21 @@ def clusters(values: Values, tasks: Sequence[str], title: str) -> "tuple[Figure,
     axes.tick_params(axis="y", labelleft=False, labelright=True)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     return figure, names
+
+
+def _tree(axes: "Axes", depths: Sequence[Sequence[float]], places: Sequence[Sequence[float]], merges: "np.ndarray[Any, Any]") -> None:
+    """The branches, from a bit below the smallest merge to the largest: an axis from 0 would press merges of like depth into one bar."""
+    low, high = float(merges.min()), float(merges.max())
+    margin = 0.1 * (high - low or high or 1.0)
+    leaf = max(0.0, low - margin)
+    for depth, place in zip(depths, places, strict=True):
+        axes.plot(np.maximum(depth, leaf), np.array(place) / 10, color="0.3", linewidth=1)
+    axes.set_xlim(high + 0.3 * margin, leaf)
+    axes.locator_params(axis="x", nbins=3)
+    axes.spines[["top", "left", "right"]].set_visible(False)
+    axes.tick_params(axis="y", length=0, labelleft=False)
+    axes.tick_params(axis="x", labelsize=7)
+    axes.set_xlabel("1 - similarity", fontsize=8)
 
 
 def scatters(correlations: Sequence[Correlation], title: str, weak: Collection[str] = ()) -> "Figure":
@@ -134,7 +151,14 @@ def _inches(rows: Sequence[str], columns: Sequence[str]) -> tuple[float, float]:
 
 
 def _cells(
-    axes: "Axes", values: Values, rows: Sequence[str], columns: Sequence[str], colours: tuple[str, float, float], form: str, about: str
+    axes: "Axes",
+    values: Values,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    colours: tuple[str, float, float],
+    form: str,
+    about: str,
+    faded: Collection[int] = (),
 ) -> None:
     """A coloured table with its numbers in it; an empty cell has none."""
     from matplotlib import colormaps
@@ -153,7 +177,10 @@ def _cells(
         if not math.isnan(value):
             red, green, blue, _ = shades(scale(value))
             dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
-            axes.text(column + 0.5, row + 0.5, form.format(value), ha="center", va="center", fontsize=7.5, color="w" if dark else "k")
+            colour = "0.25" if column in faded else "w" if dark else "k"
+            axes.text(column + 0.5, row + 0.5, form.format(value), ha="center", va="center", fontsize=7.5, color=colour)
+    for column in faded:
+        axes.axvspan(column, column + 1, color="white", alpha=FADE, linewidth=0)  # over the colours, under the numbers
     axes.patch.set(facecolor="0.97", edgecolor="0.8", hatch="////", linewidth=0)  # seen through the empty cells, not to be taken for a 0
     axes.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=90, fontsize=8)
     axes.set_yticks(np.arange(len(rows)) + 0.5, rows, fontsize=8)

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,18 +13,25 @@ from ..errors import UserError
 from ..files import write_json, write_text
 from ..library.search import SIMILARITIES
 from . import heatmaps
-from .transfer import KS, Correlation, Method, Record, Scores, Similarities, Spread, correlation, retrieval_table
+from .retrieval import KS, Method, retrieval_table
+from .transfer import SURE, Correlation, Record, Scores, Similarities, Spread, Task, correlation
 
 Row = dict[str, Any]
 TOLD = {"average": "weighted average of top-k", "mixture": "multi-task mixture of top-k"}
 
 
 def write_report(
-    records: Iterable[Record], embeddings: Sequence[Record], retrieval: Iterable[Record], folder: Path, ks: Sequence[int] = KS
+    records: Iterable[Record],
+    embeddings: Sequence[Record],
+    retrieval: Iterable[Record],
+    folder: Path,
+    ks: Sequence[int] = KS,
+    machines: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
     """Write the tables and pictures of a study into the folder; the summary as plain data, with the page under `markdown`.
 
-    `records`, `embeddings` and `retrieval` are as `analysis.transfer` tells, of one backbone. Cells that are not finished stay empty.
+    `records`, `embeddings` and `retrieval` are as `analysis.transfer` and `analysis.retrieval` tell, of one backbone. Cells that are not
+    finished stay empty. `machines` is what they ran on.
     """
     heatmaps.check()
     scores = Scores(records)
@@ -37,10 +45,10 @@ def write_report(
     everything = retrieval_table(scores, similarities, retrieval, list(scores.targets), ks)
     summary: dict[str, Any] = {
         "seeds": scores.seeds,
-        "sources": scores.sources,
+        "sources": [_task("source", "score", task) for task in scores.own.values()],
         "expected": scores.expected,
         "missing": scores.missing,
-        "targets": _targets(scores),
+        "targets": [_task("target", "baseline", task) for task in scores.targets.values()],
         "transfer": _transfer(scores),
         "similarities": {one.name: {"tasks": one.tasks, "matrix": _plain(one.matrix())} for one in similarities},
         "correlations": {name: [_correlation(scores, one) for one in found] for name, found in correlations.items()},
@@ -49,9 +57,11 @@ def write_report(
         "retrieval_by_target": [
             {"target": target, **_method(row)}
             for target in scores.targets
-            for row in retrieval_table(scores, similarities, retrieval, [target], ks)
+            for row in retrieval_table(scores, similarities, retrieval, [target], ks, chosen_by=strong or list(scores.targets))
         ],
     }
+    if machines:
+        summary["machines"] = [dict(machine) for machine in machines]
     summary["verdicts"] = _verdicts(summary)
     summary["files"] = _write(scores, similarities, correlations, summary, folder)
     page = _page(summary)
@@ -60,18 +70,16 @@ def write_report(
     return {**summary, "markdown": page}
 
 
-def _targets(scores: Scores) -> list[Row]:
-    return [
-        {
-            "target": name,
-            **_spread("baseline", target.baseline),
-            "majority": _plain(target.majority),
-            "rows": target.rows,
-            "standard_error": _plain(target.error),
-            "weak": target.weak,
-        }
-        for name, target in scores.targets.items()
-    ]
+def _task(kind: str, score: str, task: Task) -> Row:
+    return {
+        kind: task.name,
+        **_spread(score, task.score),
+        "metric": task.metric,
+        "majority": _plain(task.majority),
+        "rows": task.rows,
+        "standard_error": _plain(task.error),
+        "weak": task.weak,
+    }
 
 
 def _transfer(scores: Scores) -> list[Row]:
@@ -83,6 +91,7 @@ def _transfer(scores: Scores) -> list[Row]:
             **_spread("score", cell.score),
             "relative_error_reduction": _plain(cell.reduction and cell.reduction.mean),
             "relative_error_reduction_standard_error": _plain(cell.reduction and cell.reduction.error),
+            "p": _plain(cell.p),
             "clear": cell.clear,
         }
         for cell in scores.cells
@@ -95,7 +104,13 @@ def _correlation(scores: Scores, found: Correlation) -> Row:
 
 
 def _method(row: Method) -> Row:
-    told = {"method": TOLD.get(row.method, row.method), "similarity": row.similarity, "k": row.k, "targets": row.targets}
+    told = {
+        "method": TOLD.get(row.method, row.method),
+        "similarity": row.similarity,
+        "k": row.k,
+        "source": row.source,
+        "targets": row.targets,
+    }
     spreads = {"score": row.score, "change": row.change, "relative_error_reduction": row.reduction}
     for name, value in spreads.items():
         told |= {name: _plain(value and value.mean), f"{name}_std": _plain(value and value.std)}
@@ -132,21 +147,15 @@ def _verdicts(summary: Mapping[str, Any]) -> list[str]:
     ]
     told = [f"Verdicts rest on {len(strong)} of {len(summary['targets'])} targets.{left}"]
     if cells:
-        up = [row for row in cells if row["relative_error_reduction"] > 0]
-        clear, fell = sum(row["clear"] for row in up), sum(row["clear"] for row in cells if row["relative_error_reduction"] < 0)
-        best = [max(found) for target in strong if (found := [c["relative_error_reduction"] for c in cells if c["target"] == target])]
-        told.append(
-            f"Starting from another task's prompt raised the mean score in {len(up)} of {len(cells)} cells, in {clear} by more than two "
-            f"standard errors of the difference, and lowered it by as much in {fell}; each target's best source, chosen by these scores, "
-            f"cut its errors by {fmean(best):.1f} % on average."
-        )
+        told.append(_transfer_verdict(cells))
     for name, found in summary["correlations"].items():
         known = [row for row in found if not row["weak"] and row["pearson"] is not None]
-        sure = [row for row in known if row["pearson_p"] < 0.05]
+        sure = [row for row in known if _sure(row["pearson_p"])]
         with_it, against = ([row["target"] for row in sure if (row["pearson"] > 0) is positive] for positive in (True, False))
         told.append(
-            f"{name}: similarity and error reduction correlate at p < 0.05 on {len(sure)} of {len(known)} targets "
-            f"(positively: {', '.join(with_it) or 'none'}; negatively: {', '.join(against) or 'none'})."
+            f"{name}: similarity and error reduction correlate at p < {SURE} on {len(sure)} of {len(known)} targets "
+            f"(positively: {', '.join(with_it) or 'none'}; negatively: {', '.join(against) or 'none'}), and over the sources' means on "
+            f"{sum(_sure(row['pearson_of_sources_p']) for row in known)}."
         )
     changes = {(row["method"], row["similarity"], row["k"]): row["change"] for row in summary["retrieval"]}
     by_chance, oracle = changes.get(("best of k at random", None, 1)), changes["oracle", None, None]
@@ -160,6 +169,24 @@ def _verdicts(summary: Mapping[str, Any]) -> list[str]:
     return told
 
 
+def _sure(p: float | None) -> bool:
+    return p is not None and p < SURE
+
+
+def _transfer_verdict(cells: Sequence[Row]) -> str:
+    up = [row for row in cells if row["relative_error_reduction"] > 0]
+    clear, fell = sum(row["clear"] for row in up), sum(row["clear"] for row in cells if row["relative_error_reduction"] < 0)
+    by_chance = SURE / 2 * sum(row["p"] is not None for row in cells)
+    best: dict[str, float] = {}
+    for row in cells:
+        best[row["target"]] = max(row["relative_error_reduction"], best.get(row["target"], -math.inf))
+    return (
+        f"Starting from another task's prompt raised the mean score in {len(up)} of {len(cells)} cells, in {clear} at p < {SURE} (Welch's "
+        f"t), and lowered it as surely in {fell}, where chance alone gives at most about {by_chance:.1f} each way; each target's best "
+        f"source, chosen by these scores, cut its errors by {fmean(best.values()):.1f} % on average."
+    )
+
+
 def _write(
     scores: Scores,
     similarities: Sequence[Similarities],
@@ -171,6 +198,7 @@ def _write(
     weak = [name for name, target in scores.targets.items() if target.weak]
     files = _table(folder, "targets", summary["targets"])
     if scores.sources:
+        files += _table(folder, "sources", summary["sources"])
         cells = {(cell.source, cell.target): cell.reduction for cell in scores.cells}
         values = [[found.mean if (found := cells[s, t]) else None for t in scores.targets] for s in scores.sources]
         files += heatmaps.save(heatmaps.error_reductions(values, scores.sources, list(scores.targets), weak), folder, "transfer")
@@ -218,21 +246,15 @@ def _page(summary: Mapping[str, Any]) -> str:
     lacking = sum(summary["missing"].values())
     done = f"{summary['expected'] - lacking} of {summary['expected']} baselines and cells are finished"
     parts = ["# Transfer between tasks", done + (f"; {lacking} are missing and left empty." if lacking else "."), *summary["verdicts"]]
-    rows = [
-        [
-            row["target"],
-            _pm(row, "baseline", 1),
-            _said(row["majority"], 1),
-            _said(row["standard_error"], 1),
-            "not finished" if row["baseline"] is None else "too weak" if row["weak"] else "",
-        ]
-        for row in summary["targets"]
-    ]
-    parts += ["## Targets", _markdown(["target", "baseline", "majority class", "standard error", ""], rows)]
+    if any(row["score"] is not None for row in summary["sources"]):
+        parts += ["## Sources", _tasks(summary["sources"], "source", "score")]
+    parts += ["## Targets", _tasks(summary["targets"], "target", "baseline")]
+    parts.append("Too weak: not over the majority class by two standard errors, which are over seeds and over validation rows.")
     if summary["transfer"]:
         reductions = {(row["source"], row["target"]): row["relative_error_reduction"] for row in summary["transfer"]}
         targets = [row["target"] for row in summary["targets"]]
-        rows = [[source, *(_said(reductions[source, target], 1) for target in targets)] for source in summary["sources"]]
+        sources = [row["source"] for row in summary["sources"]]
+        rows = [[source, *(_said(reductions[source, target], 1) for target in targets)] for source in sources]
         parts += ["## Relative error reduction (%)", "![sources x targets](transfer.png)", _markdown(["source", *targets], rows)]
     for name, found in summary["similarities"].items():
         if len(found["tasks"]) > 1:
@@ -240,11 +262,14 @@ def _page(summary: Mapping[str, Any]) -> str:
     for name, told in summary["correlations"].items():
         rows = [
             [row["target"] + (heatmaps.WEAK if row["weak"] else ""), str(row["points"])]
-            + [_said(row[key], 2 if "_p" not in key else 4) for key in ("pearson", "pearson_p", "spearman", "spearman_p")]
+            + [_said(row[key], 4 if key.endswith("_p") else 2) for key in ("pearson", "pearson_p", "spearman", "spearman_p")]
+            + [str(row["sources"]), _said(row["pearson_of_sources"], 2), _said(row["pearson_of_sources_p"], 4)]
             for row in told
         ]
         parts += [f"## Similarity against transfer: {name.replace('_', ' ')}", f"![scatter](correlation-{name}.png)"]
-        parts += [_markdown(["target", "source prompts", "Pearson r", "p", "Spearman rho", "p"], rows)]
+        heads = ["target", "source prompts", "Pearson r", "p", "Spearman rho", "p", "sources", "Pearson r of their means", "p"]
+        parts += [_markdown(heads, rows)]
+        parts.append("Prompts of one source are not independent, so p over prompts is too small; the means have one point for each source.")
     weak = [row["weak"] for row in summary["targets"]]
     if not all(weak):
         parts += ["## Retrieval" + (", the targets that are not too weak" if any(weak) else ""), _retrieval(summary["retrieval"])]
@@ -252,10 +277,27 @@ def _page(summary: Mapping[str, Any]) -> str:
         parts += ["## Retrieval, all targets", _retrieval(summary["retrieval_of_all_targets"])]
     parts.append(
         "Means over targets ± standard deviation over seeds. Every score, the baselines' too, is that of a run's best evaluation on the "
-        "validation rows. The best of k and the oracle are chosen and told on the same rows, as in the paper, so they rise with the "
-        "number of tries by chance alone: compare the best of k with the best of k drawn at random (its expectation)."
+        "validation rows. The best of k, the best single source and the oracle are chosen and told on the same rows, so they rise with "
+        "the number of tries by chance alone: compare the best of k with the best of k drawn at random (its expectation)."
     )
     return "\n\n".join(parts) + "\n"
+
+
+def _tasks(rows: Sequence[Row], kind: str, score: str) -> str:
+    """Sources or targets, and which of them are too weak."""
+    cells = [
+        [
+            row[kind],
+            _pm(row, score, 1),
+            row["metric"] or "",
+            _said(row["majority"], 1),
+            str(row["rows"] or ""),
+            _said(row["standard_error"], 1),
+            "not finished" if row[score] is None else "too weak" if row["weak"] else "",
+        ]
+        for row in rows
+    ]
+    return _markdown([kind, score, "metric", "majority class", "rows", "standard error", ""], cells)
 
 
 def _retrieval(rows: Sequence[Row]) -> str:
@@ -264,7 +306,11 @@ def _retrieval(rows: Sequence[Row]) -> str:
     return _markdown(
         heads,
         [
-            [row["method"], (row["similarity"] or "").replace("_", " "), str(row["k"] or "")]
+            [
+                row["method"] + (f" ({row['source']})" if row["source"] else ""),
+                (row["similarity"] or "").replace("_", " "),
+                str(row["k"] or ""),
+            ]
             + [_pm(row, name, 1) for name in spreads]
             + [str(row["targets"]), str(row["missing"] or "")]
             for row in rows

@@ -1,7 +1,8 @@
 """The numbers of a transfer study (Vu 2022, SPoT §3) from plain records.
 
-A record is a cell, `{"source", "target", "seed", "score", "majority", "rows"}`: a score of 0 to 100 on the target's validation rows after
-starting from the source's prompt of that seed; without a source (None) it is a baseline. A score of None is a cell that is not finished.
+A record is a cell, `{"source", "target", "seed", "score", "majority", "rows"}`, which may tell its "metric" too: a score of 0 to 100 on the
+target's validation rows after starting from the source's prompt of that seed. Without a source (None) it is a baseline; without a target it
+is the source's own run, on the source's rows. A score of None is a cell that is not finished.
 An embedding is `{"task", "seed", "vectors"}`; where a task and seed come twice (a source that is a target too) the first is taken.
 A source that is the target itself is shown among the cells and left out of correlations and retrieval.
 """
@@ -22,7 +23,7 @@ from ..library.search import SIMILARITIES
 Record = Mapping[str, Any]
 Run = tuple[str, int]  # a task and a seed: one source prompt
 Seeds = Mapping[int, float]  # scores by seed
-KS = (1, 3, 6, 9, 12, 15)  # Vu 2022, Table 3
+SURE = 0.05  # a p value below it is told as more than chance
 
 
 @dataclass(frozen=True)
@@ -48,42 +49,43 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 
 @dataclass(frozen=True)
-class Target:
-    """A target task: how it is solved without transfer, and whether that is solved at all."""
+class Task:
+    """A task: its score without transfer (a target's baseline, a source's own runs), and whether it is solved at all."""
 
     name: str
-    baseline: Spread | None
-    majority: float | None
-    rows: int | None
+    score: Spread | None
+    majority: float | None = None
+    rows: int | None = None
+    metric: str | None = None
 
     @property
     def error(self) -> float | None:
-        """The standard error of the baseline: over seeds and over validation rows, added in quadrature.
+        """The standard error of the score: over seeds and over validation rows, added in quadrature.
 
         All seeds are judged on the same rows, so a mean over seeds does not take away the chance of having drawn these rows. That part
         is binomial, sqrt(p (1 - p) / rows); where the majority class scores 0 the metric is a correlation (Matthews, Pearson), whose
         error at r is about (1 - r^2) / sqrt(rows), and the larger of the two is taken.
         """
-        if self.baseline is None or self.majority is None or not self.rows:
+        if self.score is None or self.majority is None or not self.rows:
             return None
-        p = min(max(self.baseline.mean / 100, 0.0), 1.0)
+        p = min(max(self.score.mean / 100, 0.0), 1.0)
         rows = math.sqrt(p * (1 - p) / self.rows)
         if self.majority <= 0:
             rows = max(rows, (1 - p * p) / math.sqrt(self.rows))
-        return math.hypot(100 * rows, self.baseline.error or 0.0)
+        return math.hypot(100 * rows, self.score.error or 0.0)
 
     @property
     def weak(self) -> bool:
-        """Whether the baseline is not over the majority class by more than two standard errors: no verdict can rest on it then."""
-        if self.baseline is None or self.majority is None or self.error is None:
+        """Whether the score is not over the majority class by more than two standard errors: no verdict can rest on it then."""
+        if self.score is None or self.majority is None or self.error is None:
             return True
-        return self.baseline.mean <= self.majority + 2 * self.error
+        return self.score.mean <= self.majority + 2 * self.error
 
     def reduction(self, score: float) -> float | None:
         """Relative error reduction in percent, (s - b) / (100 - b); None without a baseline or with nothing left to reduce."""
-        if self.baseline is None or self.baseline.mean >= 100:
+        if self.score is None or self.score.mean >= 100:
             return None
-        return 100 * (score - self.baseline.mean) / (100 - self.baseline.mean)
+        return 100 * (score - self.score.mean) / (100 - self.score.mean)
 
 
 @dataclass(frozen=True)
@@ -94,32 +96,41 @@ class Cell:
     target: str
     score: Spread | None
     reduction: Spread | None
-    clear: bool  # whether it is further from the baseline than two standard errors of the difference
+    p: float | None  # of as large a difference from the baseline by chance (Welch's t, two-sided); None with one seed
+
+    @property
+    def clear(self) -> bool:
+        return self.p is not None and self.p < SURE
 
 
 class Scores:
-    """The scores of a study, baselines and cells. Names keep the order of the records."""
+    """The scores of a study: baselines, cells, and in `own` the sources on their own rows. Names keep the order of the records."""
 
     def __init__(self, records: Iterable[Record]) -> None:
-        told: dict[tuple[str | None, str, int], float | None] = {}
-        facts: dict[str, tuple[float, int]] = {}
+        told: dict[tuple[str | None, str | None, int], float | None] = {}
+        facts: dict[tuple[str | None, str | None], tuple[float, int, str | None]] = {}
         for record in records:
             key = (record["source"], record["target"], record["seed"])
             if key in told:
                 raise UserError(f"The cell of source {key[0]}, target {key[1]}, seed {key[2]} is told twice; keep one record of it.")
-            told[key] = _finite(record["score"])
+            told[key] = finite(record["score"])
             if told[key] is not None:
-                facts.setdefault(key[1], (float(record["majority"]), int(record["rows"])))
+                judged = (key[0] if key[1] is None else None, key[1])  # every run of a target is judged on the same rows
+                facts.setdefault(judged, (float(record["majority"]), int(record["rows"]), record.get("metric")))
         self.sources = list(dict.fromkeys(source for source, _, _ in told if source is not None))
         self.seeds = sorted({seed for _, _, seed in told})
         self._scores = {key: score for key, score in told.items() if score is not None}
-        names = dict.fromkeys(target for _, target, _ in told)
-        self.targets = {name: Target(name, spread(self.baseline(name).values()), *facts.get(name, (None, None))) for name in names}
+        targets = dict.fromkeys(target for _, target, _ in told if target is not None)
+        self.targets = {name: Task(name, spread(self.baseline(name).values()), *facts.get((None, name), ())) for name in targets}
+        self.own = {name: Task(name, spread(self._seeds(name, None).values()), *facts.get((name, None), ())) for name in self.sources}
 
     def baseline(self, target: str) -> Seeds:
-        return {seed: self._scores[None, target, seed] for seed in self.seeds if (None, target, seed) in self._scores}
+        return self._seeds(None, target)
 
     def cell(self, source: str, target: str) -> Seeds:
+        return self._seeds(source, target)
+
+    def _seeds(self, source: str | None, target: str | None) -> Seeds:
         return {seed: self._scores[source, target, seed] for seed in self.seeds if (source, target, seed) in self._scores}
 
     def summary(self, source: str, target: str) -> Cell:
@@ -127,10 +138,7 @@ class Scores:
         task, scores = self.targets[target], self.cell(source, target)
         reductions = [reduction for score in scores.values() if (reduction := task.reduction(score)) is not None]
         score = spread(scores.values())
-        clear = False
-        if score is not None and task.baseline is not None and score.error is not None and task.baseline.error is not None:
-            clear = abs(score.mean - task.baseline.mean) > 2 * math.hypot(score.error, task.baseline.error)
-        return Cell(source, target, score, spread(reductions), clear)
+        return Cell(source, target, score, spread(reductions), _welch(score, task.score))
 
     @cached_property
     def cells(self) -> list[Cell]:
@@ -150,8 +158,25 @@ class Scores:
         return len(self.seeds) * (len(self.targets) + others)
 
 
-def _finite(score: float | None) -> float | None:
+def finite(score: float | None) -> float | None:
     return None if score is None or not math.isfinite(score) else float(score)
+
+
+def _welch(one: Spread | None, other: Spread | None) -> float | None:
+    """The p value of two means' difference; few runs are let be as uncertain as they are."""
+    if one is None or other is None or one.std is None or other.std is None:
+        return None
+    if one.mean == other.mean:
+        return 1.0
+    return float(_stats().ttest_ind_from_stats(one.mean, one.std, one.runs, other.mean, other.std, other.runs, equal_var=False).pvalue)
+
+
+def _stats() -> Any:
+    try:
+        from scipy import stats
+    except ImportError:
+        raise UserError("Correlations and p values need scipy; install it with pip install 'softprompts[plots]'.") from None
+    return stats
 
 
 class Similarities:
@@ -215,7 +240,8 @@ class Point:
 class Correlation:
     """Similarity against relative error reduction over all source prompts (Vu 2022, Fig. 5); None where it is not defined.
 
-    The p values take the prompts as independent, as the paper does; seeds of one source are not quite that.
+    The p values take the prompts as independent, as the paper does. Prompts of one source are not, so there is also the correlation over
+    the sources' means, a point for each.
     """
 
     target: str
@@ -224,6 +250,9 @@ class Correlation:
     pearson_p: float | None
     spearman: float | None
     spearman_p: float | None
+    sources: int = 0
+    pearson_of_sources: float | None = None
+    pearson_of_sources_p: float | None = None
 
 
 def correlation(scores: Scores, similarities: Similarities, target: str) -> Correlation:
@@ -233,133 +262,20 @@ def correlation(scores: Scores, similarities: Similarities, target: str) -> Corr
             similarity, reduction = similarities.to_target((source, seed), target), scores.targets[target].reduction(score)
             if source != target and similarity is not None and reduction is not None:
                 points.append(Point(source, seed, similarity, reduction))
-    return Correlation(target, tuple(points), *_correlated([p.similarity for p in points], [p.reduction for p in points]))
+    every = _correlated([point.similarity for point in points], [point.reduction for point in points])
+    groups = [[point for point in points if point.source == source] for source in dict.fromkeys(point.source for point in points)]
+    means = [(fmean(point.similarity for point in group), fmean(point.reduction for point in group)) for group in groups]
+    of_sources = _correlated([similarity for similarity, _ in means], [reduction for _, reduction in means])
+    return Correlation(target, tuple(points), *every, len(means), *of_sources[:2])
 
 
 def _correlated(x: Sequence[float], y: Sequence[float]) -> tuple[float | None, float | None, float | None, float | None]:
     # Two points always lie on a line, and a constant correlates with nothing.
     if len(x) < 3 or _constant(x) or _constant(y):
         return None, None, None, None
-    try:
-        from scipy import stats
-    except ImportError:
-        raise UserError("Correlations need scipy; install it with pip install 'softprompts[plots]'.") from None
-    pearson, spearman = stats.pearsonr(x, y), stats.spearmanr(x, y)
+    pearson, spearman = _stats().pearsonr(x, y), _stats().spearmanr(x, y)
     return float(pearson.statistic), float(pearson.pvalue), float(spearman.statistic), float(spearman.pvalue)
 
 
 def _constant(values: Sequence[float]) -> bool:
     return bool(np.ptp(values) <= 1e-9 * np.abs(values).max())
-
-
-@dataclass(frozen=True)
-class Method:
-    """A row of the retrieval table (Vu 2022, Table 3): means over targets, with the spread over seeds of those means.
-
-    Change and relative error reduction are against the mean baselines of the same targets. `missing` counts chosen cells that are not
-    finished; the best of the others is then a lower bound.
-    """
-
-    method: str
-    similarity: str | None
-    k: int | None
-    targets: int
-    score: Spread | None
-    change: Spread | None
-    reduction: Spread | None
-    missing: int
-
-
-def retrieval_table(
-    scores: Scores,
-    similarities: Sequence[Similarities],
-    retrieval: Iterable[Record],
-    targets: Sequence[str],
-    ks: Sequence[int] = KS,
-) -> list[Method]:
-    """Baseline, best of top-k under each similarity (and of k at random), the tuned methods of `retrieval`, oracle, on these targets.
-
-    A record of `retrieval` is `{"method", "similarity", "k", "target", "seed", "score"}`, for the methods that need runs of their own.
-    """
-    ks = sorted({k for k in ks if k <= len(scores.sources) * len(scores.seeds)})
-    table = [_method(scores, "baseline", None, None, {target: scores.baseline(target) for target in targets})]
-    for similarity in similarities:
-        for k in ks:
-            best = {target: best_of_top(scores, similarity, target, k) for target in targets}
-            missing = sum(missing for _, missing in best.values())
-            table.append(_method(scores, "best of top-k", similarity.name, k, {name: seeds for name, (seeds, _) in best.items()}, missing))
-    # What is the same for every seed of the target is told without a spread, as if of one seed.
-    cells = {target: found for target in targets if (found := _others(scores, target))}
-    for k in ks:
-        drawn = {target: {0: expected_best(found, k)} for target, found in cells.items() if len(found) >= k}
-        table.append(_method(scores, "best of k at random", None, k, drawn))
-    table += [_method(scores, *key, found) for key, found in _tuned(retrieval, targets).items()]
-    oracle = {target: {0: max(found)} for target, found in cells.items()}
-    missing = sum(_prompts(scores, target) - len(cells.get(target, ())) for target in targets)
-    return [*table, _method(scores, "oracle", None, None, oracle, missing)]
-
-
-def _tuned(retrieval: Iterable[Record], targets: Sequence[str]) -> dict[tuple[str, str | None, int], dict[str, dict[int, float]]]:
-    """The scores of the tuned methods by target and seed."""
-    found: dict[tuple[str, str | None, int], dict[str, dict[int, float]]] = {}
-    for record in retrieval:
-        score = _finite(record["score"])
-        if score is not None and record["target"] in targets:
-            group = found.setdefault((record["method"], record["similarity"], record["k"]), {})
-            group.setdefault(record["target"], {})[record["seed"]] = score
-    return found
-
-
-def best_of_top(scores: Scores, similarities: Similarities, target: str, k: int) -> tuple[Seeds, int]:
-    """The best validation score among the k most similar source prompts, by seed of the target's embedding; and how many cells are missing.
-
-    All seeds of all sources are ranked together (48 source prompts in the paper).
-    """
-    prompts = [(source, seed) for source in scores.sources if source != target for seed in scores.seeds]
-    found, missing = {}, 0
-    for run in similarities.of(target):
-        chosen = similarities.ranked(run, prompts)[:k]
-        reached = [cell[seed] for source, seed in chosen if seed in (cell := scores.cell(source, target))]
-        missing += len(chosen) - len(reached)
-        if reached:
-            found[run[1]] = max(reached)
-    return found, missing
-
-
-def expected_best(scores: Sequence[float], k: int) -> float:
-    """The expected best of k scores drawn without replacement: what trying k sources gives when similarity says nothing."""
-    best = sum(score * math.comb(rank, k - 1) for rank, score in enumerate(sorted(scores)))
-    return best / math.comb(len(scores), k)
-
-
-def _others(scores: Scores, target: str) -> list[float]:
-    """The finished cells of a target, those of the target on itself left out."""
-    return [score for source in scores.sources if source != target for score in scores.cell(source, target).values()]
-
-
-def _prompts(scores: Scores, target: str) -> int:
-    return len(scores.seeds) * sum(source != target for source in scores.sources)
-
-
-def _method(scores: Scores, method: str, similarity: str | None, k: int | None, found: Mapping[str, Seeds], missing: int = 0) -> Method:
-    """A row from the scores that a method reached by target and seed."""
-    reached: dict[str, Seeds] = {}
-    changes: dict[str, Seeds] = {}
-    reductions: dict[str, Seeds] = {}
-    for name, seeds in found.items():
-        target = scores.targets[name]
-        if seeds and target.baseline is not None:
-            reached[name] = seeds
-            changes[name] = {seed: score - target.baseline.mean for seed, score in seeds.items()}
-            if target.baseline.mean < 100:
-                reductions[name] = {seed: target.reduction(score) or 0.0 for seed, score in seeds.items()}
-    return Method(method, similarity, k, len(reached), _over(reached), _over(changes), _over(reductions), missing)
-
-
-def _over(found: Mapping[str, Seeds]) -> Spread | None:
-    """The mean over targets of their means over seeds; the spread is over the seeds that all targets have."""
-    if not found:
-        return None
-    common = set.intersection(*(set(seeds) for seeds in found.values()))
-    means = [fmean(seeds[seed] for seeds in found.values()) for seed in sorted(common)]
-    return Spread(fmean(fmean(seeds.values()) for seeds in found.values()), stdev(means) if len(means) > 1 else None, len(means))

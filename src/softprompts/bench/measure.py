@@ -8,15 +8,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import transformers
 
 from ..backbone import Backbone
 from ..errors import UserError
+from ..machine import device_name, versions
 from .command import DisagreementError
 
 Say = Callable[[str], None]
@@ -153,25 +152,16 @@ def peft() -> Any:
 
 def surroundings(device: torch.device, dtype: str) -> dict[str, Any]:
     """What the numbers were measured on."""
-    cuda = device.type == "cuda"
     machine = {
-        "device": torch.cuda.get_device_name(device) if cuda else _cpu(),
+        "device": device_name(device),
         "kind": device.type,
         "dtype": dtype,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
+    found = {"python": platform.python_version(), **versions()}
     try:
-        versions["peft"] = peft().__version__
+        found["peft"] = peft().__version__
     except UserError:
-        versions["peft"] = "none"
-    return {"machine": machine, "versions": versions}
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor() or "CPU")
+        found["peft"] = "none"
+    return {"machine": machine, "versions": found}

@@ -18,6 +18,7 @@ from ..errors import UserError
 from ..files import read_json, read_tensors, sweep, write_json
 from ..library.embedding import read_embedding
 from ..library.search import SIMILARITIES
+from ..machine import machine
 from ..output import CONFIG, MODEL, OURS
 from ..prompt.store import TENSORS
 from ..tasks.starter import STARTERS
@@ -156,7 +157,7 @@ def embedding(run: Path) -> Tensor:
 
 
 def record(cell: Cell, chosen: Chosen, outcome: Tuned | RunFailedError, **how: Any) -> dict[str, Any]:
-    """What a cell came to: score, majority class, rows, its share of the cohort's seconds, the config that gives it again, and `how`."""
+    """What a cell came to: score, majority class, rows, its share of the cohort's seconds, what it ran on, its config, and `how`."""
     own = {name: getattr(cell, name) for name in ("stage", "backbone", "variant", "source", "target", "seed", "k", "similarity")}
     found: dict[str, Any] = {"cell": cell.name, **own, "chosen": chosen, **how, "finished": round(time.time(), 3)}
     if isinstance(outcome, RunFailedError):
@@ -177,6 +178,7 @@ def record(cell: Cell, chosen: Chosen, outcome: Tuned | RunFailedError, **how: A
         "failed": card["stopped"] if card["failed"] else None,
         "fingerprint": card["backbone"]["fingerprint"],
         "parameters": sum(parameter.numel() for parameter in outcome.backbone.model.parameters()),
+        "machine": machine(outcome.backbone.device, outcome.backbone.dtype),
         "config": card["config"],
     }
 

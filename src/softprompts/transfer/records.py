@@ -13,6 +13,7 @@ from ..tasks.registry import BENCHMARKS
 from . import cells as on_disk
 from .claims import WORKERS, claimed, clock, is_alive
 from .study import Cell, Study
+from .study_command import STUDY
 from .workers import State
 
 RECENT = 100
@@ -66,13 +67,19 @@ def pace(left: Sequence[Cell], state: State) -> dict[str, float | None]:
 def records(cells: Sequence[Cell], state: State) -> list[Record]:
     """One for each planned cell, its score None where there is none yet."""
     names = ("stage", "backbone", "variant", "source", "target", "seed", "k", "similarity")
-    results = ("score", "metric", "majority", "rows", "best_step", "steps", "seconds", "cohort", "parameters", "failed")
+    scored = ("score", "metric", "metrics", "majority", "rows", "best_step", "steps")
+    ran = ("seconds", "cohort", "fingerprint", "parameters", "failed")
     found = []
     for cell in cells:
         told = state.results.get(cell.name, {})
         own = {name: getattr(cell, name) for name in names}
-        found.append({"cell": cell.name, **own, **{name: told.get(name) for name in results}, "chosen": told.get("chosen", [])})
+        found.append({"cell": cell.name, **own, **{name: told.get(name) for name in (*scored, *ran)}, "chosen": told.get("chosen", [])})
     return found
+
+
+def _flat(told: Record) -> Record:
+    """A record for a table: its metrics in one column."""
+    return {**told, "metrics": ";".join(f"{name}={value}" for name, value in (told["metrics"] or {}).items())}
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
@@ -148,10 +155,10 @@ def _said(spread: Record | None) -> str:
 
 
 def write_study_report(study: Study, cells: Sequence[Cell], folder: Path, output: Path) -> Record:
-    """All records, the table of scores, the picture of model sizes, and for each backbone and variant the analysis of its transfers."""
+    """The study's file, all records, the table of scores, the picture of model sizes, and for each backbone and variant its analysis."""
     from ..analysis.heatmaps import check
     from ..analysis.report import write_report
-    from ..analysis.transfer import KS
+    from ..analysis.retrieval import KS
 
     check()
     for model in dict.fromkeys(cell.config.model for cell in cells):
@@ -160,7 +167,8 @@ def write_study_report(study: Study, cells: Sequence[Cell], folder: Path, output
     found = records(cells, state)
     table = lines(found, _benchmarks(study))
     write_json(output / "records.json", found)
-    write_text(output / "records.csv", as_csv(found, [name for name in found[0] if name != "chosen"]))
+    write_text(output / "records.csv", as_csv([_flat(told) for told in found], [name for name in found[0] if name != "chosen"]))
+    write_text(output / STUDY, (folder / STUDY).read_text())
     write_json(output / "scores.json", table)
     pictures = _write_sizes(found, table, output) if len({line["backbone"] for line in table}) > 1 else ""
     write_text(output / "scores.md", markdown(table) + pictures)
@@ -173,8 +181,18 @@ def write_study_report(study: Study, cells: Sequence[Cell], folder: Path, output
         place = output / name if len(groups) > 1 else output
         if any(cell.stage == "transfer" and not cell.whole_model for cell in own):
             told = [record for record in found if (record["variant"], record["backbone"]) == (variant, backbone)]
-            parts[name] = write_report(*_analysed(told, own, state, folder), place, ks[variant] or KS)
+            parts[name] = write_report(*_analysed(told, own, state, folder), place, ks[variant] or KS, _machines(own, state))
     return {"output": str(output), "done": len(state.done), "total": len(cells), "scores": table, "analyses": parts}
+
+
+def _machines(cells: Sequence[Cell], state: State) -> list[Record]:
+    """What the cells ran on, each machine once; older results do not tell."""
+    found: list[Record] = []
+    for cell in cells:
+        machine = state.results.get(cell.name, {}).get("machine")
+        if machine is not None and machine not in found:
+            found.append(machine)
+    return found
 
 
 def _benchmarks(study: Study) -> dict[str, Sequence[str]]:
@@ -201,8 +219,8 @@ def _analysed(
     found: Sequence[Record], cells: Sequence[Cell], state: State, folder: Path
 ) -> tuple[list[Record], list[Record], list[Record]]:
     """Records, task embeddings and retrieval runs, as the analysis takes them."""
-    names = ("source", "target", "seed", "score", "majority", "rows")
-    pairs = [{name: told[name] for name in names} for told in found if told["stage"] in ("baseline", "transfer")]
+    names = ("source", "target", "seed", "score", "metric", "majority", "rows")
+    runs = [{name: told[name] for name in names} for told in found if told["stage"] in ("source", "baseline", "transfer")]
     embeddings = [
         {"task": cell.source or cell.target, "seed": cell.seed, "vectors": on_disk.embedding(on_disk.place(folder, cell.name))}
         for cell in cells
@@ -213,4 +231,4 @@ def _analysed(
         for told in found
         if told["stage"] in METHODS
     ]
-    return pairs, embeddings, retrieval
+    return runs, embeddings, retrieval
