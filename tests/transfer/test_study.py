@@ -150,7 +150,7 @@ def test_status_and_report_of_a_study(whole: Path, tmp_path: Path, capsys: pytes
     mixed = next(record for record in records if record["stage"] == "mixture-source")
     assert len(mixed["metrics"]) == 5, "a mean, and two of each task"
     assert rows[mixed["cell"]]["metrics"] == ";".join(f"{name}={value}" for name, value in mixed["metrics"].items())
-    assert (tmp_path / "report" / "study.yaml").read_bytes() == (whole / "study.yaml").read_bytes()
+    assert (tmp_path / "report" / "plan.yaml").read_bytes() == (whole / "study.yaml").read_bytes()
     baselines = [r["score"] for r in records if r["stage"] == "baseline" and r["target"] == "helpdesk/urgency"]
     line = next(line for line in told["scores"] if line["source"] is None)
     assert line["targets"]["helpdesk/urgency"]["mean"] == pytest.approx(sum(baselines) / 2, abs=0.01)

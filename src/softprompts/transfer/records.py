@@ -168,7 +168,7 @@ def write_study_report(study: Study, cells: Sequence[Cell], folder: Path, output
     table = lines(found, _benchmarks(study))
     write_json(output / "records.json", found)
     write_text(output / "records.csv", as_csv([_flat(told) for told in found], [name for name in found[0] if name != "chosen"]))
-    write_text(output / STUDY, (folder / STUDY).read_text())
+    write_text(output / "plan.yaml", (folder / STUDY).read_text())
     write_json(output / "scores.json", table)
     pictures = _write_sizes(found, table, output) if len({line["backbone"] for line in table}) > 1 else ""
     write_text(output / "scores.md", markdown(table) + pictures)
