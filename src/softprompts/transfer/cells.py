@@ -13,6 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from ..api import Tuned
+from ..backbone import examine
+from ..backbone.load import placed
 from ..choice import difference
 from ..errors import UserError
 from ..files import read_json, read_tensors, sweep, write_json
@@ -92,6 +94,17 @@ def check_data(cells: Sequence[Cell], folder: Path) -> None:
         lacking = [name for name in names if home is not None and not any((Path(home) / name).glob("train.*"))]
         if lacking:
             raise UserError(f"{home} holds no rows of {lacking[0]}; get them, name another --data-dir, or leave the task out of the study.")
+
+
+def check_models(cells: Sequence[Cell], folder: Path, here: bool = True) -> None:
+    """A model that cannot be had, or not so, is told before anything runs; its weights are read when its first cell runs.
+
+    Devices are looked for only where cells run `here`."""
+    configs = [cell.config for cell in cells if not is_done(folder, cell.name)]
+    for device, dtype in dict.fromkeys((config.device, config.dtype) for config in configs if here):
+        placed(device, dtype)
+    for model, trusted in dict.fromkeys((config.model, config.trust_remote_code) for config in configs):
+        examine(model, trusted)
 
 
 def open_cell(cell: Cell, config: RunConfig, folder: Path) -> None:
