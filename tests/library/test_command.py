@@ -143,7 +143,11 @@ def test_search_ranks_the_others_of_the_same_backbone(library: Library, capsys: 
     assert main(["prompts", "search", "target"]) == 0
     assert "different seeds" in capsys.readouterr().out
     assert main(["prompts", "search", "stranger"]) == 0
-    assert "no other prompt of toy to compare with" in capsys.readouterr().out
+    none = "library holds no other prompt of toy to compare with"
+    assert f"{none}: 5 were tuned on other versions of it; map prompts with `softprompts prompts recycle" in capsys.readouterr().out
+    make_prompt(Path("runs/lone"), torch.ones(1, 2, 4), backbone={"name": "lone", "fingerprint": "d" * 32})
+    assert main(["prompts", "search", "runs/lone"]) == 0
+    assert capsys.readouterr().out == f"{none.replace('toy', 'lone')}.\n"
 
 
 def test_a_folder_that_is_no_prompt_is_one_sentence_and_the_rest_is_told(library: Library, capsys: Capture) -> None:

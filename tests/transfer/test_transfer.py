@@ -99,7 +99,7 @@ def test_best_tunes_from_the_nearest_and_keeps_the_best(
     best = max(record["results"], key=lambda result: result["score"])
     assert record["kept"] == best["name"] == f"from-{record['runs'][record['results'].index(best)]['sources'][0]}"
     torch.testing.assert_close(vectors(tmp_path / "out"), vectors(tmp_path / "out" / best["folder"]))
-    _, card = load_prompt(tmp_path / "out", t5.fingerprint)
+    _, card = load_prompt(tmp_path / "out", t5)
     assert card["metrics"]["accuracy"] == best["score"]
     assert card["config"]["prompt"]["start"]["sources"] == [str(library / record["kept"].removeprefix("from-"))]
 
@@ -165,12 +165,15 @@ def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(library
     runs = tmp_path / "runs"
     four = run_configs({**SETTINGS, "prompt": {"length": 3, "count": 4, "route": "soft"}, "task": {"task": ["helpdesk/sentiment"], **FEW}})
     tune_cohort(four, runs, backbone=t5)
-    other = random_t5(d_model=40)
+    other, newer = random_t5(d_model=40), random_t5(d_model=40)
+    other.name = "other-t5"
     tune_cohort(run_configs(SETTINGS, {"task": {"task": ["helpdesk/area"], **FEW}}), runs, backbone=other)
+    tune_cohort(run_configs(SETTINGS, {"task": {"task": ["helpdesk/register"], **FEW}}), runs, backbone=newer)
     own = tmp_path / "library"
     Library(own).add(runs / "task=helpdesk-sentiment", "sentiment")
     Library(own).add(runs / "task=helpdesk-area", "elsewhere")
-    with pytest.raises(UserError, match=r"No prompt of .* can be a source for helpdesk/urgency; .* \(and 1 more\)"):
+    Library(own).add(runs / "task=helpdesk-register", "renewed")
+    with pytest.raises(UserError, match=r"No prompt of .* can be a source for helpdesk/urgency; .* \(and 2 more\)"):
         transfer(Request(mixed, own, "all"), tmp_path / "none", backbone=t5)
     Library(own).add(library / "intent", "intent")
     record = transfer(Request(mixed, own, "all"), tmp_path / "out", backbone=t5)
@@ -178,7 +181,8 @@ def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(library
     whys = {left["name"]: left["why"] for left in record["left_out"]}
     assert whys["sentiment"] == "it is a mixture of 4 prompts and cannot start 2"
     assert "another backbone" in whys["elsewhere"]
-    for name, said in (("sentiment", "cannot start 2"), ("elsewhere", "means nothing to another model")):
+    assert whys["renewed"].startswith(f"it was tuned on another version of {t5.name}; map it with softprompts prompts recycle")
+    for name, said in (("sentiment", "cannot start 2"), ("elsewhere", "another model"), ("renewed", "another version of")):
         with pytest.raises(UserError, match=said):
             transfer(Request(mixed, own, "named", source=name), tmp_path / "none", backbone=t5)
     assert not (tmp_path / "none").exists()

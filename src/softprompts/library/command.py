@@ -121,8 +121,19 @@ def _search(argv: Sequence[str]) -> int:
         lines.append("the embeddings are of different steps, which makes similarities less sure; tune with the same --embed-at")
     if any(one.entry.seed != asked.seed for one in found):
         lines.append("the prompts are of different seeds, and those of one seed start from the same words, so they seem more alike")
-    tell(options, result, "\n".join(lines) if found else f"{options.library} holds no other prompt of {_backbone(asked)} to compare with.")
+    tell(options, result, "\n".join(lines) if found else _none_like(asked, library))
     return 0
+
+
+def _none_like(asked: "Entry", library: "Library") -> str:
+    """That there is nothing to compare with; a model's name may have gone over to another one."""
+    library.tell = lambda sentence: None  # the search told of damaged prompts already
+    others = [e for e in library.entries() if _backbone(e) == _backbone(asked) and e.fingerprint != asked.fingerprint]
+    none = f"{library.folder} holds no other prompt of {_backbone(asked)} to compare with"
+    if not others:
+        return f"{none}."
+    many = f"{len(others)} were tuned on other versions" if len(others) > 1 else f"{others[0].name} was tuned on another version"
+    return f"{none}: {many} of it; map prompts with `softprompts prompts recycle PROMPT --from-model OLD`, or tune anew."
 
 
 def _recycle(argv: Sequence[str]) -> int:

@@ -230,7 +230,7 @@ def _sources(request: Request, backbone: Backbone) -> tuple[list[Entry], list[di
     library, target = Library(request.library), request.target
     if request.strategy == "named":
         entry = named_prompt(request.source or "", request.library)
-        check_backbone(entry.folder, entry.card, backbone.fingerprint)
+        check_backbone(entry.folder, entry.card, backbone)
         why = unfit(entry, target, request.strategy, keep_same_task=True)
         if why is not None:
             raise UserError(f"{entry.name} cannot start this prompt: {why}; take another source, or set --prompt.count and --prompt.route.")
@@ -242,9 +242,9 @@ def _sources(request: Request, backbone: Backbone) -> tuple[list[Entry], list[di
         raise UserError(f"The library {request.library} holds no prompt yet; add some with softprompts prompts import.")
     name = strategies.target_name(target.task)
     whys = {
-        entry.name: f"it is of another backbone than {backbone.name}"
-        if entry.fingerprint != backbone.fingerprint
-        else unfit(entry, target, request.strategy, request.keep_same_task) or (_broken(entry) if request.strategy == "all" else None)
+        entry.name: _foreign(entry, backbone)
+        or unfit(entry, target, request.strategy, request.keep_same_task)
+        or (_broken(entry) if request.strategy == "all" else None)
         for entry in everyone
     }
     left_out = [{"name": entry, "why": why} for entry, why in whys.items() if why is not None]
@@ -253,6 +253,15 @@ def _sources(request: Request, backbone: Backbone) -> tuple[list[Entry], list[di
         first = f"{left_out[0]['name']}: {left_out[0]['why']}" + (f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else "")
         raise UserError(f"No prompt of {request.library} can be a source for {name}; {first}.")
     return fit, left_out
+
+
+def _foreign(entry: Entry, backbone: Backbone) -> str | None:
+    """Why a prompt means nothing to a backbone; None where it is the backbone's own."""
+    if entry.fingerprint == backbone.fingerprint:
+        return None
+    if entry.card["backbone"]["name"] == backbone.name:
+        return f"it was tuned on another version of {backbone.name}; map it with softprompts prompts recycle --from-model, or tune it anew"
+    return f"it is of another backbone than {backbone.name}"
 
 
 def _whole(found: Sequence[Found], request: Request) -> tuple[list[Found], list[dict[str, str]]]:
