@@ -1,5 +1,6 @@
 """Transfer end to end: what is chosen and why, what is tuned, kept and told; going on after a kill; what is refused."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ import softprompts
 from softprompts.api import tune_cohort
 from softprompts.backbone import Backbone
 from softprompts.errors import UserError
-from softprompts.files import read_json, read_tensors
+from softprompts.files import read_json, read_tensors, write_json
 from softprompts.library.library import Library
 from softprompts.library.search import SIMILARITIES
 from softprompts.prompt import load_prompt
@@ -136,6 +137,25 @@ def test_mixture_learns_the_tasks_together_first(library: Path, t5: Backbone, tm
     assert start == {"kind": "prompt", "sources": [str(tmp_path / "out/runs/mixture")]}
     assert read_json(tmp_path / "out/prompt.json")["task"]["name"] == "helpdesk/urgency"
     assert record["baseline"] is None
+
+
+@pytest.mark.parametrize("home", ["data", ""])
+def test_a_mixture_whose_rows_are_not_at_hand_is_refused_before_the_probe(
+    library: Path, t5: Backbone, tmp_path: Path, steps: list[str], monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    monkeypatch.setenv("SOFTPROMPTS_DATA", home and str(tmp_path / home))
+    own = tmp_path / "library"
+    shutil.copytree(library, own)
+    card = read_json(own / "area/prompt.json")
+    card["task"]["name"] = card["config"]["task"]["task"] = "glue/rte"
+    write_json(own / "area/prompt.json", card)
+    asked = Request(target(), own, "mixture", k=1)
+    where = "are not in .*/data" if home else "the hub does not give here"
+    with pytest.raises(UserError, match=f"the rows of glue/rte, which {where}; name a folder .* with --data-dir, or take --strategy best"):
+        transfer(asked, tmp_path / "out", backbone=t5)
+    assert steps == []
+    assert not (tmp_path / "out").exists()
+    transfer(dataclasses.replace(asked, strategy="best"), tmp_path / "best", backbone=t5)
 
 
 def test_a_named_source_and_all_of_them_need_no_probe(library: Path, t5: Backbone, tmp_path: Path) -> None:

@@ -22,8 +22,7 @@ from ..library.embedding import read_embedding
 from ..library.search import SIMILARITIES
 from ..output import CONFIG, MODEL, OURS
 from ..prompt.store import TENSORS
-from ..tasks.starter import STARTERS
-from ..tasks.task import data_folder
+from ..tasks.task import data_folder, has_rows
 from ..tasks.text import PREFIX_LM
 from ..tuning import RunConfig, RunFailedError, run_config
 from ..tuning.checkpoint import CHECKPOINT
@@ -90,8 +89,8 @@ def check_data(cells: Sequence[Cell], folder: Path) -> None:
             if path.suffix and not path.exists():
                 raise UserError(f"The data {path} that the study names does not exist; mend its path.")
         home = data_folder(task)
-        names = [name for name in (task.task or "").split("+") if name and name not in STARTERS and name != PREFIX_LM]
-        lacking = [name for name in names if home is not None and not any((Path(home) / name).glob("train.*"))]
+        names = [name for name in (task.task or "").split("+") if name and name != PREFIX_LM]
+        lacking = [name for name in names if home is not None and not has_rows(name, home)]
         if lacking:
             raise UserError(f"{home} holds no rows of {lacking[0]}; get them, name another --data-dir, or leave the task out of the study.")
 

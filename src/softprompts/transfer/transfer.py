@@ -25,6 +25,7 @@ from ..lock import alone_in
 from ..output import CONFIG, OURS
 from ..progress import CohortWatcher
 from ..prompt.store import CARD, check_backbone, load_prompt, safe_name
+from ..tasks.task import data_folder, has_rows
 from ..tuning import Run, RunConfig, RunFailedError
 from ..tuning.lists import Member, run_configs
 from ..tuning.team import make_team
@@ -252,7 +253,22 @@ def _sources(request: Request, backbone: Backbone) -> tuple[list[Entry], list[di
     if not fit:
         first = f"{left_out[0]['name']}: {left_out[0]['why']}" + (f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else "")
         raise UserError(f"No prompt of {request.library} can be a source for {name}; {first}.")
+    if request.strategy == "mixture":
+        _check_rows(fit, target)
     return fit, left_out
+
+
+def _check_rows(sources: Sequence[Entry], target: RunConfig) -> None:
+    """A mixture reads the rows of the tasks it takes in; which those are, only the probe will tell."""
+    home = data_folder(target.task)
+    names = dict.fromkeys(name for entry in sources for name in strategies.task_names(entry.card["task"]["name"]))
+    lacking = next((name for name in names if not has_rows(name, home)), None)
+    if lacking is not None:
+        where = f"are not in {home}" if home is not None else "the hub does not give here"
+        raise UserError(
+            f"A mixture may need the rows of {lacking}, which {where}; name a folder that holds those of all sources' tasks "
+            "with --data-dir, or take --strategy best or average."
+        )
 
 
 def _foreign(entry: Entry, backbone: Backbone) -> str | None:
