@@ -158,6 +158,18 @@ def test_a_folder_that_is_no_prompt_is_one_sentence_and_the_rest_is_told(library
     assert heard.err == "softprompts: library/notes holds no prompt.json, so it is no prompt, or its run has not finished.\n"
 
 
+def test_many_folders_that_are_no_prompts_are_one_sentence(library: Library, capsys: Capture) -> None:
+    for number in range(9):
+        (library.folder / f"note{number}").mkdir()
+    (library.folder / "near/prompt.json").write_text("{")
+    for argv in (["list"], ["search", "target"]):
+        assert main(["prompts", *argv]) == 0
+        told, damaged = capsys.readouterr().err.splitlines()
+        assert told.startswith("softprompts: 9 folders in library hold no prompt.json, so they are no prompts, or unfinished: note0, ")
+        assert told.endswith(", note4 and 4 more.")
+        assert "near/prompt.json cannot be read" in damaged
+
+
 def test_import_takes_a_run_and_a_cohort(library: Library, capsys: Capture) -> None:
     for seed in (0, 1):
         make_prompt(Path(f"study/lr=0.1_seed={seed}"), torch.ones(1, 2, 4))
@@ -225,6 +237,7 @@ BAD = [
     (["search", "target", "--top", "0"], "at least 1"),
     (["search", "target", "--top", "few"], "invalid int value"),
     (["search", "target", "--library", "nowhere"], "There is no library at nowhere"),
+    (["show", "target", "--library", "nowhere"], "There is no library at nowhere"),
     (["import", "runs/near", "--name", "../x"], "cannot be a prompt's name"),
     (["import", "runs/near", "--name", ""], "cannot be a prompt's name"),
     (["import", "runs/near"], "already holds near"),

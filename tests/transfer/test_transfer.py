@@ -193,7 +193,7 @@ def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(library
     Library(own).add(runs / "task=helpdesk-sentiment", "sentiment")
     Library(own).add(runs / "task=helpdesk-area", "elsewhere")
     Library(own).add(runs / "task=helpdesk-register", "renewed")
-    with pytest.raises(UserError, match=r"No prompt of .* can be a source for helpdesk/urgency; .* \(and 2 more\)"):
+    with pytest.raises(UserError, match=r"No prompt of .* can be a source for helpdesk/urgency; .* \(2 more for other reasons\): "):
         transfer(Request(mixed, own, "all"), tmp_path / "none", backbone=t5)
     Library(own).add(library / "intent", "intent")
     record = transfer(Request(mixed, own, "all"), tmp_path / "out", backbone=t5)
@@ -417,7 +417,13 @@ def test_where_every_run_fails_there_is_no_prompt_and_exit_code_1(
 
 BAD = [
     (["--to", "helpdesk/nothing"], "There is no task 'helpdesk/nothing'"),
-    (["--to", "helpdesk/urgency", "--library", "{tmp}/nowhere"], "holds no prompt"),
+    (["--to", "helpdesk/urgency", "--library", "{tmp}/nowhere"], "There is no library at"),
+    (["--to", "helpdesk/urgency", "--library", "{tmp}/nowhere", "--from", "nobody"], "There is no library at"),
+    (
+        ["--to", "helpdesk/urgency", "--preset", "prompt-tuning", "--prompt.length", "5", "--strategy", "average"],
+        "area, intent, register (1 more for other reasons): it has 3 tokens and the target 5, and only prompts of the target's "
+        "length are averaged; set --prompt.length 3, or tune sources of 5.",
+    ),
     (["--to", "helpdesk/urgency", "--from", "nobody"], "There is no prompt nobody in the library"),
     (["--to", "helpdesk/urgency", "--k", "0"], "--k is 0; it must be at least 1"),
     (["--to", "helpdesk/urgency", "--k", "many"], "see softprompts transfer --help"),

@@ -6,7 +6,6 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from ..command import act, aligned, make_parser, tell
-from ..errors import UserError
 from .exchange import export, take_in
 from .named import add_library, add_prompt, named_prompt
 
@@ -146,11 +145,7 @@ def _recycle(argv: Sequence[str]) -> int:
 def _there(options: argparse.Namespace) -> "Library":
     from .library import Library
 
-    if not options.library.is_dir():
-        raise UserError(
-            f"There is no library at {options.library}; name one with --library, or bring prompts in with `softprompts prompts import`."
-        )
-    return Library(options.library)
+    return Library(options.library).there()
 
 
 def _record(entry: "Entry") -> dict[str, Any]:

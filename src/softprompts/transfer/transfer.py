@@ -7,6 +7,7 @@ beside `choice.json`. The same request in the same folder goes on where it was k
 import dataclasses
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Literal, get_args
 from ..api import Tuned, load, sections, tune_cohort
 from ..backbone import Backbone, load_backbone
 from ..choice import difference
+from ..command import few
 from ..errors import UserError
 from ..files import read_json, write_json, write_text
 from ..library import default_folder
@@ -238,7 +240,7 @@ def _sources(request: Request, backbone: Backbone) -> tuple[list[Entry], list[di
         return [entry], []
     if request.strategy == "mixture":
         multi_task(target, [])  # where it cannot be, that is told before a probe is trained
-    everyone = library.entries()
+    everyone = library.there().entries()
     if not everyone:
         raise UserError(f"The library {request.library} holds no prompt yet; add some with softprompts prompts import.")
     name = strategies.target_name(target.task)
@@ -251,8 +253,10 @@ def _sources(request: Request, backbone: Backbone) -> tuple[list[Entry], list[di
     left_out = [{"name": entry, "why": why} for entry, why in whys.items() if why is not None]
     fit = [entry for entry in everyone if whys[entry.name] is None]
     if not fit:
-        first = f"{left_out[0]['name']}: {left_out[0]['why']}" + (f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else "")
-        raise UserError(f"No prompt of {request.library} can be a source for {name}; {first}.")
+        why = Counter(left["why"] for left in left_out).most_common(1)[0][0]
+        alike = [left["name"] for left in left_out if left["why"] == why]
+        others = f" ({len(left_out) - len(alike)} more for other reasons)" if len(left_out) > len(alike) else ""
+        raise UserError(f"No prompt of {request.library} can be a source for {name}; {few(alike)}{others}: {why}.")
     if request.strategy == "mixture":
         _check_rows(fit, target)
     return fit, left_out
