@@ -7,7 +7,6 @@ beside `choice.json`. The same request in the same folder goes on where it was k
 import dataclasses
 import json
 import shutil
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,23 +15,21 @@ from typing import Any, Literal, get_args
 from ..api import Tuned, load, sections, tune_cohort
 from ..backbone import Backbone, load_backbone
 from ..choice import difference
-from ..command import few
 from ..errors import UserError
 from ..files import read_json, write_json, write_text
 from ..library import default_folder
 from ..library.library import Entry, Found, Library
-from ..library.named import named_prompt
 from ..library.search import SIMILARITIES
 from ..lock import alone_in
 from ..output import CONFIG, OURS
 from ..progress import CohortWatcher
-from ..prompt.store import CARD, check_backbone, load_prompt, safe_name
-from ..tasks.task import data_folder, has_rows
+from ..prompt.store import CARD, safe_name
 from ..tuning import Run, RunConfig, RunFailedError
 from ..tuning.lists import Member, run_configs
 from ..tuning.team import make_team
 from . import strategies
-from .strategies import best_of, mixture, multi_task, start_from, unfit, weighted
+from .sources import possible, whole
+from .strategies import best_of, mixture, multi_task, start_from, weighted
 
 CHOICE, RUNS = "choice.json", "runs"
 PROBE, BASELINE, MIXTURE = "probe", "baseline", "mixture"
@@ -158,7 +155,7 @@ def one_run(*layers: Mapping[str, Any]) -> RunConfig:
 
 def _chosen(request: Request, work: "_Work") -> Record:
     """The sources, ranked by similarity to a probe where the strategy ranks, and the runs to tune."""
-    sources, left_out = _sources(request, work.backbone)
+    sources, left_out = possible(request, work.backbone)
     found: list[Found] = []
     if request.ranks:
         steps = work.record["probe"]["steps"] if work.record.get("probe") else request.probe_steps
@@ -171,7 +168,7 @@ def _chosen(request: Request, work: "_Work") -> Record:
         quiet = Library(request.library, lambda sentence: None)  # damaged prompts were told of already
         ranked = quiet.search(like, work.backbone.fingerprint, request.similarity)
         fit = {entry.name for entry in sources}
-        found, broken = _whole([one for one in ranked if one.entry.name in fit], request)
+        found, broken = whole([one for one in ranked if one.entry.name in fit], request)
         left_out += broken
         if not found:
             raise UserError(f"No source in {request.library} could be compared with the probe; softprompts prompts list tells why.")
@@ -226,84 +223,6 @@ def _mixed(request: Request, task: str) -> RunConfig:
     if request.mixture_steps is None:
         return config
     return dataclasses.replace(config, tuning=dataclasses.replace(config.tuning, steps=request.mixture_steps, epochs=None))
-
-
-def _sources(request: Request, backbone: Backbone) -> tuple[list[Entry], list[dict[str, str]]]:
-    """The prompts that can be sources, and why the others cannot."""
-    library, target = Library(request.library), request.target
-    if request.strategy == "named":
-        entry = named_prompt(request.source or "", request.library)
-        check_backbone(entry.folder, entry.card, backbone)
-        why = unfit(entry, target, request.strategy, keep_same_task=True)
-        if why is not None:
-            raise UserError(f"{entry.name} cannot start this prompt: {why}; take another source, or set --prompt.count and --prompt.route.")
-        return [entry], []
-    if request.strategy == "mixture":
-        multi_task(target, [])  # where it cannot be, that is told before a probe is trained
-    everyone = library.there().entries()
-    if not everyone:
-        raise UserError(f"The library {request.library} holds no prompt yet; add some with softprompts prompts import.")
-    name = strategies.target_name(target.task)
-    whys = {
-        entry.name: _foreign(entry, backbone)
-        or unfit(entry, target, request.strategy, request.keep_same_task)
-        or (_broken(entry) if request.strategy == "all" else None)
-        for entry in everyone
-    }
-    left_out = [{"name": entry, "why": why} for entry, why in whys.items() if why is not None]
-    fit = [entry for entry in everyone if whys[entry.name] is None]
-    if not fit:
-        why = Counter(left["why"] for left in left_out).most_common(1)[0][0]
-        alike = [left["name"] for left in left_out if left["why"] == why]
-        others = f" ({len(left_out) - len(alike)} more for other reasons)" if len(left_out) > len(alike) else ""
-        raise UserError(f"No prompt of {request.library} can be a source for {name}; {few(alike)}{others}: {why}.")
-    if request.strategy == "mixture":
-        _check_rows(fit, target)
-    return fit, left_out
-
-
-def _check_rows(sources: Sequence[Entry], target: RunConfig) -> None:
-    """A mixture reads the rows of the tasks it takes in; which those are, only the probe will tell."""
-    home = data_folder(target.task)
-    names = dict.fromkeys(name for entry in sources for name in strategies.task_names(entry.card["task"]["name"]))
-    lacking = next((name for name in names if not has_rows(name, home)), None)
-    if lacking is not None:
-        where = f"are not in {home}" if home is not None else "the hub does not give here"
-        raise UserError(
-            f"A mixture may need the rows of {lacking}, which {where}; name a folder that holds those of all sources' tasks "
-            "with --data-dir, or take --strategy best or average."
-        )
-
-
-def _foreign(entry: Entry, backbone: Backbone) -> str | None:
-    """Why a prompt means nothing to a backbone; None where it is the backbone's own."""
-    if entry.fingerprint == backbone.fingerprint:
-        return None
-    if entry.card["backbone"]["name"] == backbone.name:
-        return f"it was tuned on another version of {backbone.name}; map it with softprompts prompts recycle --from-model, or tune it anew"
-    return f"it is of another backbone than {backbone.name}"
-
-
-def _whole(found: Sequence[Found], request: Request) -> tuple[list[Found], list[dict[str, str]]]:
-    """The ranking without those of its first whose final prompt cannot be read, until there are k; and why those cannot."""
-    whole, broken = list(found), list[dict[str, str]]()
-    place = 0
-    while request.strategy != "mixture" and place < min(request.k, len(whole)):
-        why = _broken(whole[place].entry)
-        if why is None:
-            place += 1
-        else:
-            broken.append({"name": whole.pop(place).entry.name, "why": why})
-    return whole, broken
-
-
-def _broken(entry: Entry) -> str | None:
-    """Why a prompt's vectors cannot be read; None where they can."""
-    try:
-        load_prompt(entry.folder)
-    except UserError as error:
-        return str(error).rstrip(".")
-    return None
 
 
 # -- tuning ------------------------------------------------------------------------------------------------------------------
