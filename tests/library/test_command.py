@@ -174,6 +174,7 @@ def test_import_takes_a_run_and_a_cohort(library: Library, capsys: Capture) -> N
     for seed in (0, 1):
         make_prompt(Path(f"study/lr=0.1_seed={seed}"), torch.ones(1, 2, 4))
     Path("study/lr=0.1_seed=2").mkdir()
+    Path("study/lr=0.1_seed=2/config.yaml").touch()
     Path("study/cohort.csv").write_text("")
     taken = told(capsys, "import", "study")
     assert [one["name"] for one in taken["imported"]] == ["study-lr-0.1_seed-0", "study-lr-0.1_seed-1"]
@@ -186,6 +187,39 @@ def test_import_takes_a_run_and_a_cohort(library: Library, capsys: Capture) -> N
     assert len(told(capsys, "import", "study", "--overwrite")["imported"]) == 3
     make_prompt(Path("study/lr-0.1_seed=0"), torch.ones(1, 2, 4))
     assert "would both be named study-lr-0.1_seed-0" in refused(capsys, "import", "study", "--overwrite")
+
+
+def test_import_finds_runs_at_any_depth(library: Library, capsys: Capture) -> None:
+    cells = Path("spot/cells/t5-tiny")
+    for number in range(12):
+        make_prompt(cells / "source/glue-mnli" / f"seed{number}", torch.ones(1, 2, 4))
+    make_prompt(cells / "transfer/a--b/seed0", torch.ones(1, 2, 4))
+    make_prompt(cells / "transfer/a--b/seed0/runs/probe", torch.ones(1, 2, 4))
+    make_prompt(cells / ".once/seed0", torch.ones(1, 2, 4))
+    for left in (cells / "transfer/a--b/seed1", Path("spot/report")):
+        left.mkdir()
+    (cells / "transfer/a--b/seed1/config.yaml").touch()
+    (cells / "round").symlink_to(Path("spot").resolve())
+    (cells / "linked").symlink_to(Path("runs/near").resolve())
+    taken = told(capsys, "import", "spot")
+    names = {one["name"] for one in taken["imported"]}
+    sources = {f"spot-cells-t5-tiny-source-glue-mnli-seed{number}" for number in range(12)}
+    assert names == sources | {"spot-cells-t5-tiny-transfer-a--b-seed0", "spot-cells-t5-tiny-linked"}
+    assert taken["left_out"] == ["spot/cells/t5-tiny/transfer/a--b/seed1"]
+    assert main(["prompts", "import", str(cells / "source"), "--name", "mine"]) == 0
+    assert capsys.readouterr().out.startswith("mine-glue-mnli-seed0, mine-glue-mnli-seed1, ")
+    assert library.entry("mine-glue-mnli-seed11")
+
+
+def test_import_does_not_take_the_library_into_itself(library: Library, capsys: Capture) -> None:
+    taken = told(capsys, "import", ".", "--name", "all")
+    assert [one["name"] for one in taken["imported"]] == ["all-runs-far", "all-runs-near", "all-runs-stranger", "all-runs-target"]
+
+
+def test_two_paths_that_make_one_name_are_refused(library: Library, capsys: Capture) -> None:
+    for name in ("a/b-c", "a-b/c"):
+        make_prompt(Path("study") / name, torch.ones(1, 2, 4))
+    assert "would both be named study-a-b-c" in refused(capsys, "import", "study")
 
 
 def test_a_cohort_with_a_damaged_run_is_refused_as_a_whole(library: Library, capsys: Capture) -> None:
