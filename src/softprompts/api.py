@@ -123,7 +123,7 @@ def load(
     if backbone is None:
         own = str(folder / MODEL) if card.get("model") == MODEL else card["backbone"]["name"]
         backbone = load_backbone(model or own, dtype, device, trust_remote_code)
-    check_backbone(folder, card, backbone.fingerprint)
+    check_backbone(folder, card, backbone)
     head = prompt.head_sizes()
     if prompt.table.shape[2] != backbone.hidden or (
         head is not None and head != (len(Form(**card["task"]["form"]).labels), backbone.features)

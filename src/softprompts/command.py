@@ -93,6 +93,11 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
+def few(names: Sequence[str], most: int = 5) -> str:
+    """The first of some names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def speaks() -> bool:
     """Of several processes on one run, the first one speaks."""
     return os.environ.get("RANK", "0") == "0"

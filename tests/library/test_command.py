@@ -143,7 +143,11 @@ def test_search_ranks_the_others_of_the_same_backbone(library: Library, capsys: 
     assert main(["prompts", "search", "target"]) == 0
     assert "different seeds" in capsys.readouterr().out
     assert main(["prompts", "search", "stranger"]) == 0
-    assert "no other prompt of toy to compare with" in capsys.readouterr().out
+    none = "library holds no other prompt of toy to compare with"
+    assert f"{none}: 5 were tuned on other versions of it; map prompts with `softprompts prompts recycle" in capsys.readouterr().out
+    make_prompt(Path("runs/lone"), torch.ones(1, 2, 4), backbone={"name": "lone", "fingerprint": "d" * 32})
+    assert main(["prompts", "search", "runs/lone"]) == 0
+    assert capsys.readouterr().out == f"{none.replace('toy', 'lone')}.\n"
 
 
 def test_a_folder_that_is_no_prompt_is_one_sentence_and_the_rest_is_told(library: Library, capsys: Capture) -> None:
@@ -154,10 +158,23 @@ def test_a_folder_that_is_no_prompt_is_one_sentence_and_the_rest_is_told(library
     assert heard.err == "softprompts: library/notes holds no prompt.json, so it is no prompt, or its run has not finished.\n"
 
 
+def test_many_folders_that_are_no_prompts_are_one_sentence(library: Library, capsys: Capture) -> None:
+    for number in range(9):
+        (library.folder / f"note{number}").mkdir()
+    (library.folder / "near/prompt.json").write_text("{")
+    for argv in (["list"], ["search", "target"]):
+        assert main(["prompts", *argv]) == 0
+        told, damaged = capsys.readouterr().err.splitlines()
+        assert told.startswith("softprompts: 9 folders in library hold no prompt.json, so they are no prompts, or unfinished: note0, ")
+        assert told.endswith(", note4 and 4 more.")
+        assert "near/prompt.json cannot be read" in damaged
+
+
 def test_import_takes_a_run_and_a_cohort(library: Library, capsys: Capture) -> None:
     for seed in (0, 1):
         make_prompt(Path(f"study/lr=0.1_seed={seed}"), torch.ones(1, 2, 4))
     Path("study/lr=0.1_seed=2").mkdir()
+    Path("study/lr=0.1_seed=2/config.yaml").touch()
     Path("study/cohort.csv").write_text("")
     taken = told(capsys, "import", "study")
     assert [one["name"] for one in taken["imported"]] == ["study-lr-0.1_seed-0", "study-lr-0.1_seed-1"]
@@ -170,6 +187,39 @@ def test_import_takes_a_run_and_a_cohort(library: Library, capsys: Capture) -> N
     assert len(told(capsys, "import", "study", "--overwrite")["imported"]) == 3
     make_prompt(Path("study/lr-0.1_seed=0"), torch.ones(1, 2, 4))
     assert "would both be named study-lr-0.1_seed-0" in refused(capsys, "import", "study", "--overwrite")
+
+
+def test_import_finds_runs_at_any_depth(library: Library, capsys: Capture) -> None:
+    cells = Path("spot/cells/t5-tiny")
+    for number in range(12):
+        make_prompt(cells / "source/glue-mnli" / f"seed{number}", torch.ones(1, 2, 4))
+    make_prompt(cells / "transfer/a--b/seed0", torch.ones(1, 2, 4))
+    make_prompt(cells / "transfer/a--b/seed0/runs/probe", torch.ones(1, 2, 4))
+    make_prompt(cells / ".once/seed0", torch.ones(1, 2, 4))
+    for left in (cells / "transfer/a--b/seed1", Path("spot/report")):
+        left.mkdir()
+    (cells / "transfer/a--b/seed1/config.yaml").touch()
+    (cells / "round").symlink_to(Path("spot").resolve())
+    (cells / "linked").symlink_to(Path("runs/near").resolve())
+    taken = told(capsys, "import", "spot")
+    names = {one["name"] for one in taken["imported"]}
+    sources = {f"spot-cells-t5-tiny-source-glue-mnli-seed{number}" for number in range(12)}
+    assert names == sources | {"spot-cells-t5-tiny-transfer-a--b-seed0", "spot-cells-t5-tiny-linked"}
+    assert taken["left_out"] == ["spot/cells/t5-tiny/transfer/a--b/seed1"]
+    assert main(["prompts", "import", str(cells / "source"), "--name", "mine"]) == 0
+    assert capsys.readouterr().out.startswith("mine-glue-mnli-seed0, mine-glue-mnli-seed1, ")
+    assert library.entry("mine-glue-mnli-seed11")
+
+
+def test_import_does_not_take_the_library_into_itself(library: Library, capsys: Capture) -> None:
+    taken = told(capsys, "import", ".", "--name", "all")
+    assert [one["name"] for one in taken["imported"]] == ["all-runs-far", "all-runs-near", "all-runs-stranger", "all-runs-target"]
+
+
+def test_two_paths_that_make_one_name_are_refused(library: Library, capsys: Capture) -> None:
+    for name in ("a/b-c", "a-b/c"):
+        make_prompt(Path("study") / name, torch.ones(1, 2, 4))
+    assert "would both be named study-a-b-c" in refused(capsys, "import", "study")
 
 
 def test_a_cohort_with_a_damaged_run_is_refused_as_a_whole(library: Library, capsys: Capture) -> None:
@@ -221,6 +271,7 @@ BAD = [
     (["search", "target", "--top", "0"], "at least 1"),
     (["search", "target", "--top", "few"], "invalid int value"),
     (["search", "target", "--library", "nowhere"], "There is no library at nowhere"),
+    (["show", "target", "--library", "nowhere"], "There is no library at nowhere"),
     (["import", "runs/near", "--name", "../x"], "cannot be a prompt's name"),
     (["import", "runs/near", "--name", ""], "cannot be a prompt's name"),
     (["import", "runs/near"], "already holds near"),

@@ -388,36 +388,38 @@ def test_who_may_not_write_can_look_at_what_a_dead_writer_left(tmp_path: Path, m
 FRESH = """
 import sys, time
 from pathlib import Path
-from typing import Any
 import torch
-from softprompts.library.library import Entry, Library
+from softprompts.library.library import Library
 begun = time.perf_counter()
-found = Library(Path(sys.argv[1])).search(torch.ones(1, 1, 64), "f" * 32, k=10)
+found = Library(Path(sys.argv[1])).search(torch.ones(1, 1, 512), "f" * 32, k=10)
 print(time.perf_counter() - begun, len(found), found[0].entry.name)
 """
 
 
 def test_ten_thousand_prompts_are_searched_in_well_under_a_second(tmp_path: Path) -> None:
+    """Of 20 tokens and T5-small's width: in a process that searched before, and in one that reads the index from disk."""
     folder = tmp_path / "library"
-    first = make_prompt(folder / "p0", torch.randn(1, 2, 64))
-    card, tensors = (first / "prompt.json").read_bytes(), (first / "prompt.safetensors").read_bytes()
-    head = len(tensors) - 2 * 64 * 4
-    rows = torch.randn(10_000, 2, 64)
-    rows[4321] = 1.0
-    for number in range(1, 10_000):
+    made = [make_prompt(folder / f"p{number}", torch.randn(1, 20, 512)) for number in range(100)]
+    for number in range(100, 10_000):  # of these 100 anew, as links: their files are looked at and read all the same
         (folder / f"p{number}").mkdir()
-        (folder / f"p{number}" / "prompt.json").write_bytes(card)
-        (folder / f"p{number}" / "prompt.safetensors").write_bytes(tensors[:head] + rows[number].numpy().tobytes())
-    library, like = Library(folder), torch.ones(1, 1, 64)
+        for part in made[number % 100].iterdir():
+            (folder / f"p{number}" / part.name).hardlink_to(part)
+    shutil.rmtree(folder / "p4321")
+    make_prompt(folder / "p4321", torch.ones(1, 20, 512))
+    library, like = Library(folder), torch.ones(1, 1, 512)
     assert len(library.search(like, FINGERPRINT, k=10)) == 10
-    times = []
-    for _ in range(3):
+
+    def again() -> float:
         begun = time.perf_counter()
         assert library.search(like, FINGERPRINT, k=10)[0].entry.name == "p4321"
-        times.append(time.perf_counter() - begun)
-    assert min(times) < 0.7, times
-    told = subprocess.run([sys.executable, "-c", FRESH, str(folder)], capture_output=True, text=True, check=True).stdout.split()
-    assert (told[1], told[2]) == ("10", "p4321")
-    assert float(told[0]) < 1.5
+        return time.perf_counter() - begun
+
+    def fresh() -> float:
+        told = subprocess.run([sys.executable, "-c", FRESH, str(folder)], capture_output=True, text=True, check=True).stdout.split()
+        assert (told[1], told[2]) == ("10", "p4321")
+        return float(told[0])
+
+    assert min(again() for _ in range(3)) < 0.7
+    assert min(fresh() for _ in range(2)) < 1.0
     shutil.rmtree(folder / "p4321")
     assert library.search(like, FINGERPRINT, k=1)[0].entry.name != "p4321"

@@ -87,7 +87,7 @@ def check(backbone: Backbone, choices: Sequence[tuple[Any, Any, Any]], folder: P
         loaded = []
         for prompt in prompts:
             save_prompt(folder, prompt, {"backbone": {"fingerprint": backbone.fingerprint}})
-            loaded.append(load_prompt(folder, backbone.fingerprint)[0])
+            loaded.append(load_prompt(folder, backbone)[0])
         assert torch.equal(losses_of_all(backbone, loaded), folded)
 
 

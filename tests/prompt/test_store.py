@@ -28,10 +28,17 @@ def test_what_is_saved_is_plain_and_small(folder: Path) -> None:
     assert sorted(p.name for p in folder.iterdir()) == ["prompt.json", "prompt.safetensors"], "no temporary file is left"
 
 
-def test_another_backbones_prompt_is_refused(folder: Path) -> None:
-    load_prompt(folder, "abc")
-    with pytest.raises(UserError, match="was tuned on some-t5"):
-        load_prompt(folder, "xyz")
+def test_another_backbones_prompt_is_refused(folder: Path, t5: Backbone) -> None:
+    with pytest.raises(UserError, match="was tuned on some-t5 and means nothing to another model; load that one with --model"):
+        load_prompt(folder, t5)
+    save_prompt(folder, plain(torch.randn(1, 3, 8)), {"backbone": {"name": t5.name, "fingerprint": t5.fingerprint}})
+    load_prompt(folder, t5)
+
+
+def test_a_prompt_of_another_version_of_the_same_model_can_be_recycled(folder: Path, t5: Backbone) -> None:
+    save_prompt(folder, plain(torch.randn(1, 3, 8)), {"backbone": {"name": t5.name, "fingerprint": "abc"}})
+    with pytest.raises(UserError, match=f"on another version of {t5.name} .* recycle {folder} --from-model OLD --model {t5.name}"):
+        load_prompt(folder, t5)
 
 
 def test_a_truncated_file_is_refused(folder: Path) -> None:

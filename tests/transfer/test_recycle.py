@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from softprompts.backbone import Backbone, EncoderDecoder
 from softprompts.choice import Choice
 from softprompts.cli import main as cli
 from softprompts.errors import UserError
+from softprompts.files import write_json
 from softprompts.library.embedding import read_embedding, write_embedding
 from softprompts.library.library import Library
 from softprompts.prompt import load_prompt
@@ -205,6 +207,10 @@ def test_the_command_tells_bad_input_and_leaves_folders_alone(toy_csv: Path, tmp
 
     assert "There is no prompt at" in refused(str(tmp_path / "none"), "--model", new, "--output", out)
     assert "name that one with --from-model" in refused(str(run), "--model", new, "--from-model", new, "--output", out)
+    stale = json.loads((run / "prompt.json").read_text())
+    write_json(shutil.copytree(run, tmp_path / "stale") / "prompt.json", stale | {"backbone": stale["backbone"] | {"fingerprint": "abc"}})
+    told = refused(str(tmp_path / "stale"), "--model", new, "--output", out)
+    assert f"was tuned on another version of {old}; name that one with --from-model" in told
     assert "already; use it as it is" in refused(str(run), "--model", old, "--output", out)
     assert "holds a run of its own" in refused(str(run), "--model", new, "--output", str(run))
     assert "The output folder has no name" in refused(str(run), "--model", new, "--output", "")

@@ -17,7 +17,7 @@ from softprompts.transfer.study import plan, read_study
 from softprompts.transfer.study_command import main
 from softprompts.transfer.workers import State
 
-from .conftest import Write, results, scores
+from .conftest import QUICK, Write, results, scores
 from .test_plan import ALL
 
 
@@ -129,6 +129,35 @@ def test_rows_that_are_not_there_are_told_before_anything_runs(write: Write, tmp
         with pytest.raises(UserError, match=sentence):
             main(["run", str(study), "--output", str(tmp_path / "study"), "--data-dir", str(tmp_path / "data")])
         assert not (tmp_path / "study").exists()
+
+
+NO_MODEL = "The model 'no-such-model' cannot be loaded"
+
+
+def test_a_model_that_cannot_be_had_is_told_before_anything_runs(write: Write, model: str, tmp_path: Path) -> None:
+    for changes, sentence in (
+        ({"backbones": ["no-such-model"]}, NO_MODEL),
+        ({"backbones": [model, "no-such-model"]}, NO_MODEL),
+        ({"settings": {**QUICK, "dtype": "fp16"}}, "cannot be loaded as fp16"),
+        ({"settings": {**QUICK, "device": "nowhere"}}, "There is no device 'nowhere' here"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            main(["run", str(write(**changes)), "--output", str(tmp_path / "study")])
+        assert not (tmp_path / "study").exists()
+
+
+def test_a_model_that_is_not_there_leaves_a_study_as_it_was(write: Write, whole: Path, model: str, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    shutil.copytree(whole, folder)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    with pytest.raises(UserError, match=NO_MODEL):
+        main(["run", str(write(backbones=[model, "no-such-model"])), "--output", str(folder), "--device", "cpu"])
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_a_finished_study_does_not_ask_for_its_model(whole: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("softprompts.transfer.cells.examine", lambda name, trusted: pytest.fail(f"{name} is not needed"))
+    assert main(["run", str(whole)]) == 0
 
 
 def test_status_and_report_of_a_study(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """Transfer end to end: what is chosen and why, what is tuned, kept and told; going on after a kill; what is refused."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ import softprompts
 from softprompts.api import tune_cohort
 from softprompts.backbone import Backbone
 from softprompts.errors import UserError
-from softprompts.files import read_json, read_tensors
+from softprompts.files import read_json, read_tensors, write_json
 from softprompts.library.library import Library
 from softprompts.library.search import SIMILARITIES
 from softprompts.prompt import load_prompt
@@ -99,7 +100,7 @@ def test_best_tunes_from_the_nearest_and_keeps_the_best(
     best = max(record["results"], key=lambda result: result["score"])
     assert record["kept"] == best["name"] == f"from-{record['runs'][record['results'].index(best)]['sources'][0]}"
     torch.testing.assert_close(vectors(tmp_path / "out"), vectors(tmp_path / "out" / best["folder"]))
-    _, card = load_prompt(tmp_path / "out", t5.fingerprint)
+    _, card = load_prompt(tmp_path / "out", t5)
     assert card["metrics"]["accuracy"] == best["score"]
     assert card["config"]["prompt"]["start"]["sources"] == [str(library / record["kept"].removeprefix("from-"))]
 
@@ -138,6 +139,25 @@ def test_mixture_learns_the_tasks_together_first(library: Path, t5: Backbone, tm
     assert record["baseline"] is None
 
 
+@pytest.mark.parametrize("home", ["data", ""])
+def test_a_mixture_whose_rows_are_not_at_hand_is_refused_before_the_probe(
+    library: Path, t5: Backbone, tmp_path: Path, steps: list[str], monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    monkeypatch.setenv("SOFTPROMPTS_DATA", home and str(tmp_path / home))
+    own = tmp_path / "library"
+    shutil.copytree(library, own)
+    card = read_json(own / "area/prompt.json")
+    card["task"]["name"] = card["config"]["task"]["task"] = "glue/rte"
+    write_json(own / "area/prompt.json", card)
+    asked = Request(target(), own, "mixture", k=1)
+    where = "are not in .*/data" if home else "the hub does not give here"
+    with pytest.raises(UserError, match=f"the rows of glue/rte, which {where}; name a folder .* with --data-dir, or take --strategy best"):
+        transfer(asked, tmp_path / "out", backbone=t5)
+    assert steps == []
+    assert not (tmp_path / "out").exists()
+    transfer(dataclasses.replace(asked, strategy="best"), tmp_path / "best", backbone=t5)
+
+
 def test_a_named_source_and_all_of_them_need_no_probe(library: Path, t5: Backbone, tmp_path: Path) -> None:
     named = transfer(Request(target(), library, "named", source="area"), tmp_path / "named", baseline=True, backbone=t5)
     every = transfer(Request(target(), library, "all"), tmp_path / "all", backbone=t5)
@@ -165,12 +185,15 @@ def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(library
     runs = tmp_path / "runs"
     four = run_configs({**SETTINGS, "prompt": {"length": 3, "count": 4, "route": "soft"}, "task": {"task": ["helpdesk/sentiment"], **FEW}})
     tune_cohort(four, runs, backbone=t5)
-    other = random_t5(d_model=40)
+    other, newer = random_t5(d_model=40), random_t5(d_model=40)
+    other.name = "other-t5"
     tune_cohort(run_configs(SETTINGS, {"task": {"task": ["helpdesk/area"], **FEW}}), runs, backbone=other)
+    tune_cohort(run_configs(SETTINGS, {"task": {"task": ["helpdesk/register"], **FEW}}), runs, backbone=newer)
     own = tmp_path / "library"
     Library(own).add(runs / "task=helpdesk-sentiment", "sentiment")
     Library(own).add(runs / "task=helpdesk-area", "elsewhere")
-    with pytest.raises(UserError, match=r"No prompt of .* can be a source for helpdesk/urgency; .* \(and 1 more\)"):
+    Library(own).add(runs / "task=helpdesk-register", "renewed")
+    with pytest.raises(UserError, match=r"No prompt of .* can be a source for helpdesk/urgency; .* \(2 more for other reasons\): "):
         transfer(Request(mixed, own, "all"), tmp_path / "none", backbone=t5)
     Library(own).add(library / "intent", "intent")
     record = transfer(Request(mixed, own, "all"), tmp_path / "out", backbone=t5)
@@ -178,7 +201,8 @@ def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(library
     whys = {left["name"]: left["why"] for left in record["left_out"]}
     assert whys["sentiment"] == "it is a mixture of 4 prompts and cannot start 2"
     assert "another backbone" in whys["elsewhere"]
-    for name, said in (("sentiment", "cannot start 2"), ("elsewhere", "means nothing to another model")):
+    assert whys["renewed"].startswith(f"it was tuned on another version of {t5.name}; map it with softprompts prompts recycle")
+    for name, said in (("sentiment", "cannot start 2"), ("elsewhere", "another model"), ("renewed", "another version of")):
         with pytest.raises(UserError, match=said):
             transfer(Request(mixed, own, "named", source=name), tmp_path / "none", backbone=t5)
     assert not (tmp_path / "none").exists()
@@ -393,7 +417,13 @@ def test_where_every_run_fails_there_is_no_prompt_and_exit_code_1(
 
 BAD = [
     (["--to", "helpdesk/nothing"], "There is no task 'helpdesk/nothing'"),
-    (["--to", "helpdesk/urgency", "--library", "{tmp}/nowhere"], "holds no prompt"),
+    (["--to", "helpdesk/urgency", "--library", "{tmp}/nowhere"], "There is no library at"),
+    (["--to", "helpdesk/urgency", "--library", "{tmp}/nowhere", "--from", "nobody"], "There is no library at"),
+    (
+        ["--to", "helpdesk/urgency", "--preset", "prompt-tuning", "--prompt.length", "5", "--strategy", "average"],
+        "area, intent, register (1 more for other reasons): it has 3 tokens and the target 5, and only prompts of the target's "
+        "length are averaged; set --prompt.length 3, or tune sources of 5.",
+    ),
     (["--to", "helpdesk/urgency", "--from", "nobody"], "There is no prompt nobody in the library"),
     (["--to", "helpdesk/urgency", "--k", "0"], "--k is 0; it must be at least 1"),
     (["--to", "helpdesk/urgency", "--k", "many"], "see softprompts transfer --help"),

@@ -3,8 +3,8 @@
 from .backbone import Backbone
 from .causal import Causal
 from .encoder_decoder import EncoderDecoder
-from .load import DEFAULT, load_backbone
+from .load import DEFAULT, examine, load_backbone
 from .masked import Masked
 from .rows import Losses, Text
 
-__all__ = ["DEFAULT", "Backbone", "Causal", "EncoderDecoder", "Losses", "Masked", "Text", "load_backbone"]
+__all__ = ["DEFAULT", "Backbone", "Causal", "EncoderDecoder", "Losses", "Masked", "Text", "examine", "load_backbone"]

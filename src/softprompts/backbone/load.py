@@ -25,17 +25,25 @@ def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto"
     """A backbone by the name of an embedded model, a folder, or a Hugging Face hub id."""
     import transformers
 
-    place = named_device(device)
-    if dtype == "auto":
-        dtype = default_dtype(place)
-    if dtype not in DTYPES:
-        why = "T5 overflows in it" if dtype == "fp16" else "it is no type we run"
-        raise UserError(f"A backbone cannot be loaded as {dtype}, because {why}; choose fp32 or bf16.")
-    where = str(EMBEDDED.get(name, name))
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    place, dtype = placed(device, dtype)
+    family, config, tokenizer = examine(name, trust_remote_code)
+    with _told(name), quiet():
+        loader = getattr(transformers, family.auto_class(config))
+        options: dict[str, Any] = {"output_loading_info": True, "trust_remote_code": trust_remote_code}
+        model, told = loader.from_pretrained(_place(name), dtype=DTYPES[dtype], **options)
+        missing = sorted(name for name in told["missing_keys"] if not name.startswith("pooler."))  # nothing we ask for reads a pooler
+        if missing:
+            raise UserError(f"The checkpoint of {name} lacks {len(missing)} weights, the first {missing[0]}; take a whole copy of it.")
+    return family(model.to(place), tokenizer, name)
+
+
+def examine(name: str, trust_remote_code: bool = False) -> tuple[type[Backbone], Any, Any]:
+    """All of a backbone but its weights: its family, config and tokenizer. What could not be a backbone is refused."""
+    import transformers
+
     hush_hub()
-    try:
-        config = transformers.AutoConfig.from_pretrained(where, **options)
+    with _told(name):
+        config = transformers.AutoConfig.from_pretrained(_place(name), trust_remote_code=trust_remote_code)
         family = next((f for f in FAMILIES if f.fits(config)), None)
         if family is None:
             raise UserError(
@@ -43,15 +51,21 @@ def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto"
             )
         if config.model_type in MIXES_PADS:
             raise UserError(f"{name} is a {config.model_type} model, which lets pads change an answer; take another model.")
-        tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(_place(name), trust_remote_code=trust_remote_code)
         if not tokenizer("x", add_special_tokens=False)["input_ids"]:
             raise UserError(f"The tokenizer of {name} knows no words; take a copy of the model with its tokenizer files.")
-        with quiet():
-            loader = getattr(transformers, family.auto_class(config))
-            model, told = loader.from_pretrained(where, dtype=DTYPES[dtype], output_loading_info=True, **options)
-        missing = sorted(name for name in told["missing_keys"] if not name.startswith("pooler."))  # nothing we ask for reads a pooler
-        if missing:
-            raise UserError(f"The checkpoint of {name} lacks {len(missing)} weights, the first {missing[0]}; take a whole copy of it.")
+    return family, config, tokenizer
+
+
+def _place(name: str) -> str:
+    return str(EMBEDDED.get(name, name))
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Whatever goes wrong while a model is loaded, as one sentence."""
+    try:
+        yield
     except UserError:
         raise
     except Exception as error:  # transformers raises a dozen kinds for a model that is not there, damaged or unknown
@@ -59,7 +73,17 @@ def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto"
         raise UserError(
             f"The model {name!r} cannot be loaded: it must be {', '.join(EMBEDDED)}, a model folder or a hub id ({reason})"
         ) from None
-    return family(model.to(place), tokenizer, name)
+
+
+def placed(device: str, dtype: str) -> tuple[torch.device, str]:
+    """Where a backbone goes and as what, autos settled."""
+    place = named_device(device)
+    if dtype == "auto":
+        dtype = default_dtype(place)
+    if dtype not in DTYPES:
+        why = "T5 overflows in it" if dtype == "fp16" else "it is no type we run"
+        raise UserError(f"A backbone cannot be loaded as {dtype}, because {why}; choose fp32 or bf16.")
+    return place, dtype
 
 
 def default_dtype(device: torch.device) -> str:

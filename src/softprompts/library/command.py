@@ -6,7 +6,6 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from ..command import act, aligned, make_parser, tell
-from ..errors import UserError
 from .exchange import export, take_in
 from .named import add_library, add_prompt, named_prompt
 
@@ -121,8 +120,19 @@ def _search(argv: Sequence[str]) -> int:
         lines.append("the embeddings are of different steps, which makes similarities less sure; tune with the same --embed-at")
     if any(one.entry.seed != asked.seed for one in found):
         lines.append("the prompts are of different seeds, and those of one seed start from the same words, so they seem more alike")
-    tell(options, result, "\n".join(lines) if found else f"{options.library} holds no other prompt of {_backbone(asked)} to compare with.")
+    tell(options, result, "\n".join(lines) if found else _none_like(asked, library))
     return 0
+
+
+def _none_like(asked: "Entry", library: "Library") -> str:
+    """That there is nothing to compare with; a model's name may have gone over to another one."""
+    library.tell = lambda sentence: None  # the search told of damaged prompts already
+    others = [e for e in library.entries() if _backbone(e) == _backbone(asked) and e.fingerprint != asked.fingerprint]
+    none = f"{library.folder} holds no other prompt of {_backbone(asked)} to compare with"
+    if not others:
+        return f"{none}."
+    many = f"{len(others)} were tuned on other versions" if len(others) > 1 else f"{others[0].name} was tuned on another version"
+    return f"{none}: {many} of it; map prompts with `softprompts prompts recycle PROMPT --from-model OLD`, or tune anew."
 
 
 def _recycle(argv: Sequence[str]) -> int:
@@ -135,11 +145,7 @@ def _recycle(argv: Sequence[str]) -> int:
 def _there(options: argparse.Namespace) -> "Library":
     from .library import Library
 
-    if not options.library.is_dir():
-        raise UserError(
-            f"There is no library at {options.library}; name one with --library, or bring prompts in with `softprompts prompts import`."
-        )
-    return Library(options.library)
+    return Library(options.library).there()
 
 
 def _record(entry: "Entry") -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..command import add_model, check_free, make_parser, output_folder, some_place, tell
+from ..command import add_model, check_free, few, make_parser, output_folder, some_place, tell
 from ..errors import UserError
 from .named import add_library, add_prompt, named_prompt
 
@@ -15,18 +15,19 @@ if TYPE_CHECKING:
 
 
 def take_in(argv: Sequence[str]) -> int:
-    """Bring in a run, all runs of a cohort, or a PEFT prompt-tuning or P-tuning adapter."""
+    """Bring in a run, all runs below a folder, or a PEFT prompt-tuning or P-tuning adapter."""
     parser = make_parser(
         "prompts import",
         "softprompts prompts import runs/intent\n"
-        "  softprompts prompts import runs/study --library shared/prompts      # every run below it\n"
+        "  softprompts prompts import runs --library shared/prompts      # every finished run below it, at any depth\n"
+        "  softprompts prompts import runs/spot/cells/t5-tiny/source --name spot      # the source prompts of a study\n"
         "  softprompts prompts import adapter/ --model google/flan-t5-base --name theirs\n"
         "  softprompts prompts import adapter/ --text sentence --labels negative,positive --output runs/sst2",
         take_in.__doc__,
     )
-    parser.add_argument("source", metavar="FOLDER", type=some_place, help="what tune, a tune of lists, or PEFT's save_pretrained wrote")
+    parser.add_argument("source", metavar="FOLDER", type=some_place, help="what tune, a study, or PEFT's save_pretrained wrote")
     add_library(parser)
-    parser.add_argument("--name", help="its name in the library (default: its folder's); of a cohort, the beginning of the names")
+    parser.add_argument("--name", help="its name in the library (default: its folder's); of several, how their names begin")
     parser.add_argument("--overwrite", action="store_true", help="replace a prompt of the same name, or in the --output folder")
     adapter = parser.add_argument_group("PEFT adapters")
     adapter.add_argument("--output", metavar="FOLDER", type=output_folder, help="write the prompt here, not into the library")
@@ -89,37 +90,55 @@ def _name(options: argparse.Namespace) -> str:
 
 
 def _take_runs(options: argparse.Namespace) -> int:
-    """A run, or the runs in the folders below: all are looked at before the first is added."""
+    """A run, or all runs in the folders below: all are looked at before the first is added."""
     from ..prompt.store import CARD, safe_name
     from .library import Library, say
 
-    source, library = options.source, Library(options.library)
+    source, library, first = options.source, Library(options.library), _name(options)
     if (source / CARD).exists() or not source.is_dir():
-        runs, unfinished = [source], []
+        named, unfinished = {first: source}, list[Path]()
     else:
-        below = sorted(path for path in source.iterdir() if path.is_dir() and not path.name.startswith("."))
-        runs = [path for path in below if (path / CARD).exists()]
-        unfinished = [path for path in below if path not in runs]
-    if not runs:
+        try:
+            runs, unfinished = _below(source, library.folder.resolve())
+        except OSError as error:
+            raise UserError(f"{error.filename} cannot be looked at ({error.strerror}); name a folder whose folders can be.") from None
+        named = {}
+        for run in runs:
+            name = f"{first}-{safe_name(run.relative_to(source).as_posix())}"
+            if name in named:
+                raise UserError(f"Two runs below {source} would both be named {name}; import each by itself, with a --name.")
+            named[name] = run
+    if not named:
         raise UserError(f"{source} holds no prompt, no run that has finished, and no PEFT adapter; name a folder that tune or PEFT wrote.")
-    first = _name(options)
-    names = [first if run == source else f"{first}-{safe_name(run.name)}" for run in runs]
-    twice = [name for place, name in enumerate(names) if name in names[:place]]
-    if twice:
-        raise UserError(f"Two runs below {source} would both be named {twice[0]}; import each by itself, with a --name.")
-    for run, name in zip(runs, names, strict=True):
+    for name, run in named.items():
         library.free(name, options.overwrite)
         library.check(run)
-    entries = [library.add(run, name, options.overwrite) for run, name in zip(runs, names, strict=True)]
-    for path in unfinished:
-        say(f"{path} was left out: it holds no prompt, or its run has not finished.")
+    entries = [library.add(run, name, options.overwrite) for name, run in named.items()]
+    if unfinished:
+        say(f"Left out, because their runs have not finished: {few([str(path) for path in unfinished])}.")
     told = [{"name": entry.name, "folder": str(entry.folder), "task": entry.card["task"]["name"]} for entry in entries]
-    tell(
-        options,
-        {"library": str(options.library), "imported": told, "left_out": [str(path) for path in unfinished]},
-        "\n".join(f"{entry.name} is in the library {options.library}" for entry in entries),
-    )
+    there = f"is in the library {options.library}" if len(named) == 1 else f"are in the library {options.library} ({len(named)} prompts)"
+    result = {"library": str(options.library), "imported": told, "left_out": [str(path) for path in unfinished]}
+    tell(options, result, f"{few(list(named), 10)} {there}")
     return 0
+
+
+def _below(folder: Path, library: Path) -> tuple[list[Path], list[Path]]:
+    """The folders of finished and of unfinished runs, at any depth; what lies in a run's folder, or in the library, is none."""
+    from ..output import CONFIG
+    from ..prompt.store import CARD
+
+    finished, unfinished = list[Path](), list[Path]()
+    for path in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
+        if (path / CARD).exists():
+            finished.append(path)
+        elif (path / CONFIG).exists():
+            unfinished.append(path)
+        elif not path.is_symlink() and path.resolve() != library:
+            deeper = _below(path, library)
+            finished += deeper[0]
+            unfinished += deeper[1]
+    return finished, unfinished
 
 
 def export(argv: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from ..choice import Choice
+from ..command import few
 from ..errors import UserError
 from ..files import read_json, write_atomically
 from ..prompt import load_prompt
@@ -49,7 +50,7 @@ class Entry:
         except UserError:
             if os.path.exists(path):
                 raise
-            raise UserError(f"{folder} holds no {CARD}, so it is no prompt, or its run has not finished.") from None
+            raise UserError(_no_prompt(folder)) from None
         if not _whole(card):
             raise UserError(f"{path} does not tell a prompt's task, backbone and length; take a whole copy, or remove the folder.")
         return cls(name or folder.name, folder, card)
@@ -93,6 +94,10 @@ class Entry:
         return vectors
 
 
+def _no_prompt(folder: Path) -> str:
+    return f"{folder} holds no {CARD}, so it is no prompt, or its run has not finished."
+
+
 def _whole(card: Any) -> bool:
     """Whether a card tells what all commands ask of it."""
     try:
@@ -126,6 +131,14 @@ class Library:
 
     def __init__(self, folder: Path, tell: Callable[[str], object] = say) -> None:
         self.folder, self.tell = Path(folder), tell
+
+    def there(self) -> "Library":
+        """Itself, if there is such a folder."""
+        if not self.folder.is_dir():
+            raise UserError(
+                f"There is no library at {self.folder}; name one with --library, or bring prompts in with `softprompts prompts import`."
+            )
+        return self
 
     # -- adding --------------------------------------------------------------------------------------------------------------
 
@@ -218,24 +231,34 @@ class Library:
 
     def entry(self, name: str) -> Entry:
         place = self.place(name)
-        if self.folder.is_dir():
-            with self._locked():
-                if place.is_dir():
-                    return Entry.of(place)
+        with self.there()._locked():
+            if place.is_dir():
+                return Entry.of(place)
         raise UserError(f"There is no prompt {name} in the library {self.folder}; softprompts prompts list tells which there are.")
 
     def entries(self, fingerprint: str | None = None) -> list[Entry]:
         """All prompts, or those of one backbone, by name."""
-        found = []
+        found, wrong = [], {}
         for name in self._names():
             try:
                 entry = self._read(name)
             except UserError as error:
-                self.tell(str(error))
+                wrong[name] = str(error)
                 continue
             if fingerprint in (None, entry.fingerprint):
                 found.append(entry)
+        self._tell(wrong)
         return found
+
+    def _tell(self, wrong: Mapping[str, str]) -> None:
+        """A sentence for each folder that cannot be read; one for all that are no prompts."""
+        strange = {name: sentence for name, sentence in wrong.items() if sentence == _no_prompt(self.folder / name)}
+        if len(strange) > 1:
+            told = f"{len(strange)} folders in {self.folder} hold no {CARD}, so they are no prompts, or unfinished"
+            self.tell(f"{told}: {few(list(strange))}.")
+            wrong = {name: sentence for name, sentence in wrong.items() if name not in strange}
+        for sentence in wrong.values():
+            self.tell(sentence)
 
     def _read(self, name: str) -> Entry:
         place = self.place(name)
@@ -305,8 +328,7 @@ class Library:
         if index is not kept:
             with contextlib.suppress(UserError):  # where nothing can be written, it is made anew each time
                 index.write(path)
-        for sentence in filter(None, (index.others[name][1] for name in sorted(index.others))):
-            self.tell(sentence)
+        self._tell({name: index.others[name][1] for name in sorted(index.others) if index.others[name][1]})
         return index
 
     def _summed(self, name: str, fingerprint: str) -> tuple[str, Told]:

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -10,6 +10,9 @@ from ..choice import from_mapping
 from ..errors import UserError
 from ..files import read_json, read_tensors, write_json, write_tensors
 from .prompt import Prompt, PromptConfig, plain, router_of
+
+if TYPE_CHECKING:
+    from ..backbone import Backbone
 
 TENSORS, CARD = "prompt.safetensors", "prompt.json"
 
@@ -34,8 +37,8 @@ def save_prompt(folder: Path, prompt: Prompt, card: dict[str, Any]) -> None:
     write_json(folder / CARD, {"prompt": form, **card})
 
 
-def load_prompt(folder: Path | str, fingerprint: str | None = None) -> tuple[Prompt, dict[str, Any]]:
-    """A saved prompt and its card. With a backbone's `fingerprint`, a prompt of another backbone is refused."""
+def load_prompt(folder: Path | str, backbone: "Backbone | None" = None) -> tuple[Prompt, dict[str, Any]]:
+    """A saved prompt and its card. With a `backbone`, a prompt of another one is refused."""
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"There is no prompt at {folder}: it is no folder; name one that `softprompts tune` wrote.")
@@ -44,19 +47,26 @@ def load_prompt(folder: Path | str, fingerprint: str | None = None) -> tuple[Pro
     card = read_json(folder / CARD)
     tensors, _ = read_tensors(folder / TENSORS)
     prompt = _checked(folder, card, tensors)
-    if fingerprint is not None:
-        check_backbone(folder, card, fingerprint)
+    if backbone is not None:
+        check_backbone(folder, card, backbone)
     return prompt, card
 
 
-def check_backbone(folder: Path | str, card: dict[str, Any], fingerprint: str) -> None:
+def check_backbone(folder: Path | str, card: dict[str, Any], backbone: "Backbone") -> None:
     """A prompt means something only to the backbone it was tuned on."""
     made_for = card.get("backbone", {})
-    if made_for.get("fingerprint") != fingerprint:
-        name = made_for.get("name", "an unknown backbone")
+    if made_for.get("fingerprint") == backbone.fingerprint:
+        return
+    name = made_for.get("name", "an unknown backbone")
+    if name == backbone.name:
         raise UserError(
-            f"The prompt {folder} was tuned on {name} and means nothing to another model; load that one with --model, or tune anew."
+            f"The prompt {folder} was tuned on another version of {name} and means nothing to this one; "
+            "name that version's folder with --model, map the prompt with "
+            f"`softprompts prompts recycle {folder} --from-model OLD --model {name} --output NEW`, or tune anew."
         )
+    raise UserError(
+        f"The prompt {folder} was tuned on {name} and means nothing to another model; load that one with --model, or tune anew."
+    )
 
 
 def _checked(folder: Path, card: Any, tensors: dict[str, torch.Tensor]) -> Prompt:

@@ -22,7 +22,7 @@ class Engine:
         if not prompts:
             raise UserError("There is no prompt to answer with; name at least one.")
         for name, tuned in prompts.items():
-            check_backbone(name, tuned.card, backbone.fingerprint)
+            check_backbone(name, tuned.card, backbone)
         self.tuned = {
             name: dataclasses.replace(tuned, backbone=backbone, prompt=tuned.prompt.to(backbone.device)) for name, tuned in prompts.items()
         }

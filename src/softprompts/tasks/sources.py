@@ -145,7 +145,6 @@ def _dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
 
 def read_named(name: str, hub: str, split: str, other: str | None, folder: str | None, few: Few | None = None) -> list[Row]:
     """A split of a named task: from `folder`/NAME, or from the hub; `other` is what the split is called where its own name is not there."""
-    wanted = list(dict.fromkeys([split, other or split]))
     if folder is None:
         return read_rows(hub, other or split, class_names=False, few=few)
     if not Path(folder).is_dir():
@@ -153,12 +152,32 @@ def read_named(name: str, hub: str, split: str, other: str | None, folder: str |
     home = Path(folder) / name
     if not home.is_dir():
         raise UserError(f"{folder} holds no {name}; leave --data-dir (and SOFTPROMPTS_DATA) out to read it from the hub as {hub}.")
-    for there in wanted:
-        for path in sorted(home.glob(f"{there}.*")):
-            if _reader(path) is not None:
-                return read_rows(str(path), few=few)
+    path = _file_of(home, split, other)
+    if path is not None:
+        return read_rows(str(path), few=few)
     has = sorted({path.name.partition(".")[0] for path in home.iterdir() if _reader(path) is not None})
     raise NoSplitError(f"{home} has no split {split!r}; it has {', '.join(has) or 'none'}.")
+
+
+def _file_of(home: Path, split: str, other: str | None) -> Path | None:
+    """The file in a named task's folder that holds a split."""
+    found = (path for name in (split, other or split) for path in sorted(home.glob(f"{name}.*")) if _reader(path) is not None)
+    return next(found, None)
+
+
+def has_named(name: str, hub: str, split: str, other: str | None, folder: str | None) -> bool:
+    """Whether there is something for `read_named` to read: a file, or a dataset that the hub knows. No row is read."""
+    if folder is not None:
+        return _file_of(Path(folder) / name, split, other) is not None
+    hush_hub()
+    try:
+        import datasets
+
+        place, _, config = hub.partition(":")
+        datasets.load_dataset_builder(place, config or None)
+    except Exception:  # it is not installed, or one of the dozen kinds that it raises
+        return False
+    return True
 
 
 def read_predictions(path: Path) -> list[str]:

@@ -19,7 +19,7 @@ from .draw import by_class, few_shot, held_out, sample, stratified_split
 from .form import Form, check_template
 from .metrics import METRICS, score, settled
 from .registry import definition
-from .sources import Few, NoSplitError, Row, read_named, read_rows, read_split
+from .sources import Few, NoSplitError, Row, has_named, read_named, read_rows, read_split
 from .starter import STARTERS
 from .text import PREFIX_LM, prefix_lm
 
@@ -147,6 +147,14 @@ def data_folder(config: TaskConfig) -> str | None:
 def _few(config: TaskConfig) -> Few | None:
     """The rows that a capped run may need: of data too large to hold, only they are held. Shots are drawn from all rows."""
     return Few(config.cap, config.split_seed) if config.cap is not None and config.shots is None else None
+
+
+def has_rows(name: str, folder: str | None) -> bool:
+    """Whether a task's training rows are at hand: starter data, in the data folder, or on the hub where there is none."""
+    if name in STARTERS:
+        return True
+    defined = definition(name)
+    return has_named(defined.name, defined.hub, "train", defined.splits.get("train"), folder)
 
 
 def named_split(

@@ -13,6 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from ..api import Tuned
+from ..backbone import examine
+from ..backbone.load import placed
 from ..choice import difference
 from ..errors import UserError
 from ..files import read_json, read_tensors, sweep, write_json
@@ -21,8 +23,7 @@ from ..library.search import SIMILARITIES
 from ..machine import machine
 from ..output import CONFIG, MODEL, OURS
 from ..prompt.store import TENSORS
-from ..tasks.starter import STARTERS
-from ..tasks.task import data_folder
+from ..tasks.task import data_folder, has_rows
 from ..tasks.text import PREFIX_LM
 from ..tuning import RunConfig, RunFailedError, run_config
 from ..tuning.checkpoint import CHECKPOINT
@@ -89,10 +90,21 @@ def check_data(cells: Sequence[Cell], folder: Path) -> None:
             if path.suffix and not path.exists():
                 raise UserError(f"The data {path} that the study names does not exist; mend its path.")
         home = data_folder(task)
-        names = [name for name in (task.task or "").split("+") if name and name not in STARTERS and name != PREFIX_LM]
-        lacking = [name for name in names if home is not None and not any((Path(home) / name).glob("train.*"))]
+        names = [name for name in (task.task or "").split("+") if name and name != PREFIX_LM]
+        lacking = [name for name in names if home is not None and not has_rows(name, home)]
         if lacking:
             raise UserError(f"{home} holds no rows of {lacking[0]}; get them, name another --data-dir, or leave the task out of the study.")
+
+
+def check_models(cells: Sequence[Cell], folder: Path, here: bool = True) -> None:
+    """A model that cannot be had, or not so, is told before anything runs; its weights are read when its first cell runs.
+
+    Devices are looked for only where cells run `here`."""
+    configs = [cell.config for cell in cells if not is_done(folder, cell.name)]
+    for device, dtype in dict.fromkeys((config.device, config.dtype) for config in configs if here):
+        placed(device, dtype)
+    for model, trusted in dict.fromkeys((config.model, config.trust_remote_code) for config in configs):
+        examine(model, trusted)
 
 
 def open_cell(cell: Cell, config: RunConfig, folder: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..command import aligned, make_parser, output_folder, tell
+from ..command import aligned, few, make_parser, output_folder, tell
 from ..errors import UserError
 from ..library.named import add_library
 
@@ -140,7 +140,7 @@ def choice(record: dict[str, Any]) -> str:
     groups: dict[str, list[str]] = {}
     for left in record["left_out"]:
         groups.setdefault(left["why"], []).append(left["name"])
-    lines += [f"left out: {_few(names)}: {why}" for why, names in groups.items()]
+    lines += [f"left out: {few(names)}: {why}" for why, names in groups.items()]
     return "\n".join([*lines, *_lengths(record), _why(record)])
 
 
@@ -192,7 +192,3 @@ def _scored(row: dict[str, Any]) -> list[str]:
     if row["score"] is None:
         return ["failed", "-", "-"]
     return [f"{row['metric']} {row['score']:.1f}", f"{row['majority']:.1f}", str(row["best_step"])]
-
-
-def _few(names: Sequence[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -35,7 +35,8 @@ def main(argv: Sequence[str]) -> int:
     loading = (options.dtype, options.device, options.trust_remote_code)
     source = load_backbone(options.from_model or card["backbone"]["name"], *loading)
     if source.fingerprint != entry.fingerprint:
-        raise UserError(f"The prompt {options.prompt} was tuned on another model than {source.name}; name that one with --from-model.")
+        other = "version of" if source.name == card["backbone"]["name"] else "model than"
+        raise UserError(f"The prompt {options.prompt} was tuned on another {other} {source.name}; name that one with --from-model.")
     target = load_backbone(options.model, *loading)
     if target.fingerprint == entry.fingerprint:
         raise UserError(f"The prompt {options.prompt} is {target.name}'s already; use it as it is.")

@@ -103,7 +103,8 @@ def _ill_shaped(form: Mapping[str, Any], target: RunConfig, strategy: str) -> st
     if strategy == "average" and held > 1:
         return f"it is a mixture of {held} prompts, and mixtures cannot be averaged, because their routers differ"
     if strategy == "average" and form["length"] != ours.length:
-        return f"it has {form['length']} tokens and the target {ours.length}, and only prompts of the target's length are averaged"
+        lengths = f"it has {form['length']} tokens and the target {ours.length}, and only prompts of the target's length are averaged"
+        return f"{lengths}; set --prompt.length {form['length']}, or tune sources of {ours.length}"
     if held not in (1, ours.count):
         return f"it is a mixture of {held} prompts and cannot start {ours.count}"
     if held > 1 and (route.kind, route.options.get("k")) != (ours.route.kind, ours.route.options.get("k")):

@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
     if options.ray and options.workers > 1:
         raise UserError("A Ray cluster has workers of its own; give either --ray or --workers.")
 
-    from .cells import check_data, check_unchanged
+    from .cells import check_data, check_models, check_unchanged
     from .company import BESIDE, company
     from .records import status as where
     from .study_progress import StudyBars
@@ -61,7 +61,9 @@ def run(argv: Sequence[str]) -> int:
     study, folder, cells = _planned(options)
     check_unchanged(cells, folder)
     stages = _stages(cells, folder, options.only)
-    check_data([cell for cell in cells if cell.stage in stages], folder)
+    wanted = [cell for cell in cells if cell.stage in stages]
+    check_data(wanted, folder)
+    check_models(wanted, folder, here=not options.ray)
     _check_output(folder)
     _keep(study, folder)
     cohort = options.cohort or study.cohort

@@ -19,17 +19,17 @@ from ..errors import UserError
 from ..files import read_json, write_json, write_text
 from ..library import default_folder
 from ..library.library import Entry, Found, Library
-from ..library.named import named_prompt
 from ..library.search import SIMILARITIES
 from ..lock import alone_in
 from ..output import CONFIG, OURS
 from ..progress import CohortWatcher
-from ..prompt.store import CARD, check_backbone, load_prompt, safe_name
+from ..prompt.store import CARD, safe_name
 from ..tuning import Run, RunConfig, RunFailedError
 from ..tuning.lists import Member, run_configs
 from ..tuning.team import make_team
 from . import strategies
-from .strategies import best_of, mixture, multi_task, start_from, unfit, weighted
+from .sources import possible, whole
+from .strategies import best_of, mixture, multi_task, start_from, weighted
 
 CHOICE, RUNS = "choice.json", "runs"
 PROBE, BASELINE, MIXTURE = "probe", "baseline", "mixture"
@@ -155,7 +155,7 @@ def one_run(*layers: Mapping[str, Any]) -> RunConfig:
 
 def _chosen(request: Request, work: "_Work") -> Record:
     """The sources, ranked by similarity to a probe where the strategy ranks, and the runs to tune."""
-    sources, left_out = _sources(request, work.backbone)
+    sources, left_out = possible(request, work.backbone)
     found: list[Found] = []
     if request.ranks:
         steps = work.record["probe"]["steps"] if work.record.get("probe") else request.probe_steps
@@ -168,7 +168,7 @@ def _chosen(request: Request, work: "_Work") -> Record:
         quiet = Library(request.library, lambda sentence: None)  # damaged prompts were told of already
         ranked = quiet.search(like, work.backbone.fingerprint, request.similarity)
         fit = {entry.name for entry in sources}
-        found, broken = _whole([one for one in ranked if one.entry.name in fit], request)
+        found, broken = whole([one for one in ranked if one.entry.name in fit], request)
         left_out += broken
         if not found:
             raise UserError(f"No source in {request.library} could be compared with the probe; softprompts prompts list tells why.")
@@ -223,58 +223,6 @@ def _mixed(request: Request, task: str) -> RunConfig:
     if request.mixture_steps is None:
         return config
     return dataclasses.replace(config, tuning=dataclasses.replace(config.tuning, steps=request.mixture_steps, epochs=None))
-
-
-def _sources(request: Request, backbone: Backbone) -> tuple[list[Entry], list[dict[str, str]]]:
-    """The prompts that can be sources, and why the others cannot."""
-    library, target = Library(request.library), request.target
-    if request.strategy == "named":
-        entry = named_prompt(request.source or "", request.library)
-        check_backbone(entry.folder, entry.card, backbone.fingerprint)
-        why = unfit(entry, target, request.strategy, keep_same_task=True)
-        if why is not None:
-            raise UserError(f"{entry.name} cannot start this prompt: {why}; take another source, or set --prompt.count and --prompt.route.")
-        return [entry], []
-    if request.strategy == "mixture":
-        multi_task(target, [])  # where it cannot be, that is told before a probe is trained
-    everyone = library.entries()
-    if not everyone:
-        raise UserError(f"The library {request.library} holds no prompt yet; add some with softprompts prompts import.")
-    name = strategies.target_name(target.task)
-    whys = {
-        entry.name: f"it is of another backbone than {backbone.name}"
-        if entry.fingerprint != backbone.fingerprint
-        else unfit(entry, target, request.strategy, request.keep_same_task) or (_broken(entry) if request.strategy == "all" else None)
-        for entry in everyone
-    }
-    left_out = [{"name": entry, "why": why} for entry, why in whys.items() if why is not None]
-    fit = [entry for entry in everyone if whys[entry.name] is None]
-    if not fit:
-        first = f"{left_out[0]['name']}: {left_out[0]['why']}" + (f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else "")
-        raise UserError(f"No prompt of {request.library} can be a source for {name}; {first}.")
-    return fit, left_out
-
-
-def _whole(found: Sequence[Found], request: Request) -> tuple[list[Found], list[dict[str, str]]]:
-    """The ranking without those of its first whose final prompt cannot be read, until there are k; and why those cannot."""
-    whole, broken = list(found), list[dict[str, str]]()
-    place = 0
-    while request.strategy != "mixture" and place < min(request.k, len(whole)):
-        why = _broken(whole[place].entry)
-        if why is None:
-            place += 1
-        else:
-            broken.append({"name": whole.pop(place).entry.name, "why": why})
-    return whole, broken
-
-
-def _broken(entry: Entry) -> str | None:
-    """Why a prompt's vectors cannot be read; None where they can."""
-    try:
-        load_prompt(entry.folder)
-    except UserError as error:
-        return str(error).rstrip(".")
-    return None
 
 
 # -- tuning ------------------------------------------------------------------------------------------------------------------

@@ -292,4 +292,4 @@ def resolved(config: RunConfig, task: Task, backbone: Backbone) -> RunConfig:
 
 def fetch_source(name: str, backbone: Backbone) -> Source:
     """A trained prompt of this backbone by its folder."""
-    return load_prompt(name, backbone.fingerprint)[0].source()
+    return load_prompt(name, backbone)[0].source()
