@@ -74,7 +74,7 @@ def write_adapter(folder: Path, prompt: Prompt, family: str, base: str) -> None:
     config = prompt.config
     if config.count > 1:
         raise UserError(
-            f"PEFT has no way to route an input among {config.count} prompts, so a mixture cannot be exported; tune with --preset prompt-tuning."
+            f"PEFT has no way to route an input among {config.count} prompts, so a mixture cannot be exported; take --preset prompt-tuning."
         )
     if config.place != "prefix":
         raise UserError(f"PEFT puts a prompt before the text, and this one stands elsewhere ({config.place}); it cannot be exported.")
