@@ -29,7 +29,7 @@ WAYS = {"least squares": Recycling("least-squares"), "nearest word": Recycling("
 
 def judged(folder: Path, options: argparse.Namespace, old: Any, new: Any) -> dict[str, Any]:
     """One prompt: what it scored, and what each way of mapping it scores."""
-    prompt, card = load_prompt(folder, old.fingerprint)
+    prompt, card = load_prompt(folder, old)
     own = {**card["config"]["task"], **({"data_dir": options.data_dir} if options.data_dir else {})}
     task = load_task(from_mapping(TaskConfig, own))
     metric = task.metrics[0]

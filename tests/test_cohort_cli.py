@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -160,9 +161,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     folder = tmp_path_factory.mktemp("runs") / "study"
     read: list[str | None] = []
 
-    def counted(config: TaskConfig) -> Task:
+    def counted(config: TaskConfig, part: Callable[[TaskConfig], Task]) -> Task:
         read.append(config.task)
-        return load_task(config)
+        return load_task(config, part)
 
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err, pytest.MonkeyPatch.context() as patch:
         patch.setattr("softprompts.api.load_task", counted)
