@@ -15,6 +15,8 @@ import yaml
 from softprompts.cli import main
 from softprompts.errors import UserError
 
+from .conftest import write_toy
+
 QUICK = ["--steps", "4", "--batch-size", "4", "--evaluate-every", "2", "--prompt.length", "3", "--max-length", "40", "--device", "cpu"]
 
 
@@ -95,6 +97,56 @@ def test_predict_and_evaluate(tuned: Path, tmp_path: Path, capsys: pytest.Captur
     assert main(["evaluate", str(tuned), "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["metrics"] == json.loads((tuned / "prompt.json").read_text())["metrics"]
+
+
+def test_evaluate_takes_the_split_that_is_asked_for(tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def rows(*argv: str) -> int:
+        assert main(["evaluate", *argv, "--json", "--scoring", "labels"]) == 0
+        return int(json.loads(capsys.readouterr().out)["rows"])
+
+    assert rows(str(tuned), "--split", "train") == 16, "eight shots of two classes"
+    assert rows(str(tuned), "--split", "validation") == rows(str(tuned)) == 40
+    assert rows(str(tuned), "--task", "helpdesk/register") == 300, "as another task: all its rows"
+    toy = write_toy(tmp_path)
+    assert main([*own_data(toy), "--output", str(tmp_path / "own")]) == 0
+    capsys.readouterr()
+    assert (rows(str(tmp_path / "own"), "--split", "train"), rows(str(tmp_path / "own"))) == (22, 2)
+    for argv, why in (
+        ([str(tuned), "--split", "nope"], "helpdesk/register has no split 'nope'; it has train, validation."),
+        ([str(tmp_path / "own"), "--split", "test"], "reviews.csv:mood has no split 'test'; it has train, validation."),
+        ([str(tuned), "--task", "helpdesk/register", "--split", "nope"], "has no split 'nope'; it has train, validation."),
+        ([str(tmp_path / "own"), "--file", str(toy), "--split", "train"], "is one file without splits; leave --split out."),
+        ([str(tuned), "--task", "helpdesk/urgency"], "helpdesk/urgency has 3 labels, and the prompt knows 2"),
+    ):
+        assert main(["evaluate", *argv]) == 2
+        assert why in capsys.readouterr().err
+
+
+def test_evaluate_takes_any_split_of_a_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import datasets
+
+    made = datasets.Dataset.from_dict({"review": [f"text {i}" for i in range(20)], "mood": ["good", "bad"] * 10})
+    datasets.DatasetDict({"train": made, "test": made.select([0, 1, 2])}).save_to_disk(str(tmp_path / "d"))
+    assert main([*own_data(tmp_path / "d"), "--output", str(tmp_path / "own")]) == 0
+    capsys.readouterr()
+    for argv in (["--split", "test"], ["--file", str(tmp_path / "d"), "--split", "test"]):
+        assert main(["evaluate", str(tmp_path / "own"), *argv, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["rows"] == 3
+    assert main(["evaluate", str(tmp_path / "own"), "--split", "nope"]) == 2
+    assert "has no split 'nope'; it has train, test." in capsys.readouterr().err
+
+
+def test_a_mixture_is_judged_by_each_of_its_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mixture = ["--task", "helpdesk/register+helpdesk/urgency", *QUICK, "--shots", "4", "--cap-validation", "20", "--scoring", "labels"]
+    assert main(["tune", *mixture, "--output", str(tmp_path / "m")]) == 0
+    capsys.readouterr()
+    card = json.loads((tmp_path / "m" / "prompt.json").read_text())
+    for name in ("helpdesk/register", "helpdesk/urgency"):
+        assert main(["evaluate", str(tmp_path / "m"), "--task", name, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["metrics"] == {metric: card["metrics"][f"{name}:{metric}"] for metric in ("accuracy", "macro_f1")}
+    assert main(["evaluate", str(tmp_path / "m")]) == 2
+    assert "name one with --task" in capsys.readouterr().err
 
 
 def test_predict_reads_standard_input(tuned: Path) -> None:

@@ -187,12 +187,17 @@ def read_predictions(path: Path) -> list[str]:
 
 def read_split(name: str, split: str) -> list[Row] | None:
     """The rows of a dataset's split; None where it has no such split, as a single file never has."""
-    if Path(name).is_file() or _reader(Path(name)) is not None:
+    if is_file(name):
         return None
     try:
         return read_rows(name, split)
     except NoSplitError:
         return None
+
+
+def is_file(name: str) -> bool:
+    """Whether a name means a single file, which has no splits, and no dataset."""
+    return Path(name).is_file() or _reader(Path(name)) is not None
 
 
 def _reader(path: Path) -> Callable[[Path], Iterator[Row]] | None:

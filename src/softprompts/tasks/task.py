@@ -19,7 +19,7 @@ from .draw import by_class, few_shot, held_out, sample, stratified_split
 from .form import Form, check_template
 from .metrics import METRICS, score, settled
 from .registry import definition
-from .sources import Few, NoSplitError, Row, read_named, read_rows, read_split
+from .sources import Few, NoSplitError, Row, is_file, read_named, read_rows, read_split
 from .starter import STARTERS
 from .text import PREFIX_LM, prefix_lm
 
@@ -140,6 +140,17 @@ def _own(config: TaskConfig) -> Task:
     return Task(name, form, train, validation, ("accuracy", "macro_f1"), skipped)
 
 
+def own_split(config: TaskConfig, task: Task, split: str) -> list[Example]:
+    """One split of a loaded task, as it has it; of a dataset, any other that it holds."""
+    found = {"train": task.train, "validation": task.validation, "test": task.test}
+    there = [name for name, examples in found.items() if examples]
+    if split in there:
+        return found[split]
+    if config.train is not None and config.task is None and not is_file(config.train):
+        return task.form.examples(read_rows(config.train, split), config.skip_bad_rows, split)
+    raise NoSplitError(f"{task.name} has no split {split!r}; it has {', '.join(there)}.")
+
+
 def data_folder(config: TaskConfig) -> str | None:
     return config.data_dir or os.environ.get(DATA_VARIABLE) or None
 
@@ -154,7 +165,12 @@ def named_split(
 ) -> list[Example]:
     """One split of a named task, in the official order."""
     form = named_form(defined, task_word)
-    rows = read_named(defined.name, defined.hub, split, defined.splits.get(split), folder, few)
+    if defined.files:
+        if split not in defined.files:
+            raise NoSplitError(f"{defined.name} has no split {split!r}; it has {', '.join(defined.files)}.")
+        rows = read_rows(defined.files[split], few=few)
+    else:
+        rows = read_named(defined.name, defined.hub, split, defined.splits.get(split), folder, few)
     return form.examples(rows, skip_bad, split)
 
 
