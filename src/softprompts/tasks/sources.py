@@ -66,6 +66,21 @@ def read_rows(name: str, split: str = "train", class_names: bool = True, few: Fe
     return rows
 
 
+def _comma_separated(path: Path) -> Iterator[Row]:
+    """Commas; or, as other languages' spreadsheets write it, semicolons or tabs, where the header has them and no comma between cells."""
+    cells = {delimiter: len(_header(path, delimiter)) for delimiter in ",;\t"}
+    return _separated(path, "," if cells[","] > 1 else max(cells, key=lambda delimiter: cells[delimiter]))
+
+
+def _header(path: Path, delimiter: str) -> list[str]:
+    """The first cells of a file; none where they are not well-formed."""
+    with _open(path) as file:
+        try:
+            return next((cells for cells in csv.reader(file, delimiter=delimiter, strict=True) if cells), [])
+        except csv.Error:
+            return []
+
+
 def _separated(path: Path, delimiter: str) -> Iterator[Row]:
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     with _open(path) as file:
@@ -215,7 +230,7 @@ def _open(path: Path) -> IO[str]:
 
 
 READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
-    ".csv": lambda path: _separated(path, ","),
+    ".csv": _comma_separated,
     ".tsv": lambda path: _separated(path, "\t"),
     ".jsonl": _lines,
     ".json": _lines,
