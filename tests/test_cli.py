@@ -122,6 +122,25 @@ def test_evaluate_takes_the_split_that_is_asked_for(tuned: Path, tmp_path: Path,
         assert why in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "row", "why"),
+    [
+        ("evaluate", {"message": "hiya", "register": "casual"}, "has no column 'text'; its columns are message, register: rename one"),
+        ("evaluate", {"text": "hiya"}, "rows.jsonl has no column 'register'; its columns are text: rename one to 'register'"),
+        ("evaluate", {"text": "hiya", "register": "rude"}, "none of casual, formal. (1 more such row) Mend it, or leave such rows out"),
+        ("predict", {"message": "hiya"}, "rows.jsonl has no column 'text'; its columns are message: rename one to 'text'"),
+    ],
+)  # fmt: skip
+def test_rows_that_do_not_fit_the_prompt_are_told_without_flags_of_tune(
+    tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, row: dict[str, str], why: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
+    assert main([command, str(tuned), "--file", str(tmp_path / "rows.jsonl")]) == 2
+    told = capsys.readouterr().err
+    assert why in told
+    assert not {"--text", "--label", "--labels"} & set(told.replace(",", " ").split())
+
+
 def test_evaluate_takes_any_split_of_a_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import datasets
 

@@ -73,7 +73,9 @@ def _judged_by(tuned: "Tuned", options: argparse.Namespace) -> tuple[list[Any], 
     form, names = tuned.form, list(tuned.card["task"]["metrics"])
     own = from_mapping(TaskConfig, {**tuned.card["config"]["task"], **({"data_dir": options.data_dir} if options.data_dir else {})})
     if options.file:
-        return form.examples(_rows(options), options.skip_bad_rows, "validation"), names, form.labels, {}
+        rows = _rows(options)
+        form.check_columns(rows)
+        return form.examples(rows, options.skip_bad_rows, "validation"), names, form.labels, {}
     mixed = _of_mixture(own, options.task)
     if mixed is not None:
         own, part = mixed, load_task(mixed)
@@ -148,6 +150,7 @@ def predict(argv: Sequence[str]) -> int:
     if not rows and not (texts and all(text.strip() for text in texts)):
         raise UserError("There is nothing to answer; give texts, - for standard input, or --file.")
     tuned = _load(options)
+    tuned.form.check_columns(rows, labelled=False)
     inputs = [text for row in rows for text in tuned.form.inputs(row)] or tuned.inputs(texts)
     with RowProgress("predicting", len(inputs), options.quiet) as progress:
         predictor = tuned.predictor(options.scoring)

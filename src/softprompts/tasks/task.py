@@ -124,7 +124,10 @@ def _own(config: TaskConfig) -> Task:
     assert config.train is not None
     rows = read_rows(config.train, few=_few(config))
     form = _form(config, rows)
-    train = form.examples(rows, config.skip_bad_rows)
+    flag = "--text" if config.template is None else "--template"
+    form.check_columns(rows, dict.fromkeys(form.columns, f"name one with {flag}") | {form.label: "name one with --label"})
+    unknown = "give it a word with --labels" if config.labels else ""
+    train = form.examples(rows, config.skip_bad_rows, unknown=unknown)
     skipped = len(rows) - len(train)
     if not config.labels:
         form = dataclasses.replace(form, words=_words(config, train))
@@ -132,7 +135,8 @@ def _own(config: TaskConfig) -> Task:
     if held is None:
         train, validation = stratified_split(train, 0.1, config.split_seed)
     else:
-        validation = form.examples(held, config.skip_bad_rows, "validation")
+        form.check_columns(held, dict.fromkeys((*form.columns, form.label), f"rename one as in {config.train}"))
+        validation = form.examples(held, config.skip_bad_rows, "validation", unknown)
         skipped += len(held) - len(validation)
     if len({e.target for e in train}) < 2:
         raise UserError(f"All training rows have the label {train[0].target!r}; there is nothing to learn from one class.")
