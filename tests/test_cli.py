@@ -168,6 +168,22 @@ def test_a_mixture_is_judged_by_each_of_its_tasks(tmp_path: Path, capsys: pytest
     assert "name one with --task" in capsys.readouterr().err
 
 
+def test_answers_that_are_no_label_are_told(toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A prompt of two steps does not write labels yet; accuracy 0 needs its reason."""
+    words = ["--labels", "positive=xylophone,negative=quagmire", "--steps", "2"]
+    why = "2 of 2 answers were no label; tune with more --steps, or take the likeliest label with --scoring labels"
+    folder = str(tmp_path / "own")
+    assert main([*own_data(toy_csv), *words, "--output", folder]) == 0
+    assert why in capsys.readouterr().out.splitlines()
+    assert json.loads((tmp_path / "own" / "prompt.json").read_text())["invalid"] == 2
+    assert main(["evaluate", folder]) == 0
+    assert why in capsys.readouterr().out.splitlines()
+    assert main(["evaluate", folder, "--scoring", "labels"]) == 0
+    assert "no label" not in capsys.readouterr().out
+    assert main([*own_data(toy_csv), *words, "--seed", "0,1", "--output", str(tmp_path / "two")]) == 0
+    assert "in 2 of 2 runs over a fifth of the answers were no label; tune with more --steps" in capsys.readouterr().out
+
+
 def test_predict_reads_standard_input(tuned: Path) -> None:
     command = [sys.executable, "-m", "softprompts.cli", "predict", str(tuned), "-", "--scoring", "labels"]
     told = subprocess.run(command, input="one line\n\nanother line\n", capture_output=True, text=True, check=True)
@@ -257,7 +273,7 @@ BAD = [
     (["frobnicate"], "There is no command 'frobnicate'"),
     (["tune", "--frobnicate", "1"], "There is no option --frobnicate"),
     (["tune", "--lr"], "Argument --lr: expected one argument"),
-    (["tune", "--task", "helpdesk/intent", "--steps", "many"], "tuning.steps is 'many', which is no int"),
+    (["tune", "--task", "helpdesk/intent", "--steps", "many"], "tuning.steps is 'many'; give a whole number."),
     (["tune", "--task", "../secret"], "There is no task '../secret'"),
     (["tune", "--train", "nowhere.csv", "--text", "a", "--label", "b"], "The file nowhere.csv does not exist"),
     (["tune", "--task", "helpdesk/intent", "--dtype", "fp16"], "T5 overflows"),
@@ -266,7 +282,7 @@ BAD = [
     (["tune", "--task", "helpdesk/intent", "--prompt.shape", "cube"], "There is no shape 'cube'; choose one of direct, residual, encoder"),
     (["tune", "--task", "helpdesk/intent", "--prompt.shape.depth", "2"], "shape 'direct' has no option 'depth'"),
     (["tune", "--task", "helpdesk/intent", "--label", "urgency"], "has its own label"),
-    (["tune", "--task", "helpdesk/intent", "--steps", "inf"], "which is no int"),
+    (["tune", "--task", "helpdesk/intent", "--steps", "inf"], "; give a whole number."),
     (["tune", "--task", "helpdesk/intent", "--prompt.length", "0"], "nothing to train"),
     (["tune", "--task", "helpdesk/intent", "--prompt.length", "600"], "raise --max-length or shorten the prompt"),
     (["tune", "--task", "helpdesk/intent", "--device", "gpu7"], "There is no device 'gpu7' here"),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .command import add_model, make_parser, scores, tell
+from .command import add_model, make_parser, scores, tell, wordless
 from .errors import UserError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def evaluate(argv: Sequence[str]) -> int:
     commonest = tuned.card["task"]["commonest"]
     if options.task or not commonest:
         commonest = Counter(e.target for e in examples).most_common(1)[0][0]
-    result = {
+    result: dict[str, Any] = {
         "prompt": str(options.prompt),
         "task": options.task or tuned.card["task"]["name"],
         "rows": len(examples),
@@ -59,7 +59,8 @@ def evaluate(argv: Sequence[str]) -> int:
         "majority": settled(score(names, examples, [commonest] * len(examples), labels)),
         "invalid": sum(p not in labels for p in predictions) if labels else 0,
     }
-    tell(options, result, f"{scores(result)} on {len(examples)} rows")
+    why = wordless(result["invalid"], len(examples))
+    tell(options, result, f"{scores(result)} on {len(examples)} rows" + (f"\n{why}" if why else ""))
     return 0
 
 
