@@ -55,6 +55,25 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
     assert "--json" in shown
 
 
+def test_help_tells_the_defaults_that_a_run_has(capsys: pytest.CaptureFixture[str]) -> None:
+    """The default preset's settings lie over the dataclasses' own."""
+    from softprompts.tuning import run_config
+
+    with pytest.raises(SystemExit):
+        main(["tune", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    usual = run_config({})
+    for flag, value in (
+        ("--lr VALUE", usual.tuning.lr),
+        ("--prompt.length VALUE", usual.prompt.length),
+        ("--prompt.count VALUE", usual.prompt.count),
+        ("--prompt.route VALUE", usual.prompt.route.kind),
+    ):
+        told = shown.split(f" {flag} ")[-1]
+        assert told[told.index("(default ") :].startswith(f"(default {value})"), flag
+    assert "defaults are those of the preset mixture" in shown
+
+
 def test_the_result_is_a_folder_that_explains_itself(tuned: Path) -> None:
     assert {path.name for path in tuned.iterdir()} == {
         "prompt.safetensors", "prompt.json", "embedding.safetensors", "metrics.jsonl", "curve.png", "config.yaml", "checkpoint.safetensors",

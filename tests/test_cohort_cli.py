@@ -160,9 +160,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     folder = tmp_path_factory.mktemp("runs") / "study"
     read: list[str | None] = []
 
-    def counted(config: TaskConfig) -> Task:
+    def counted(config: TaskConfig, *part: Any) -> Task:
         read.append(config.task)
-        return load_task(config)
+        return load_task(config, *part)
 
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err, pytest.MonkeyPatch.context() as patch:
         patch.setattr("softprompts.api.load_task", counted)
