@@ -145,7 +145,7 @@ def _dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
             loaded = datasets.load_dataset(place, config or None)
     except Exception as error:  # the library raises a dozen kinds for "not there"
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"{name} is neither a file nor a dataset that can be loaded ({reason})") from None
+        raise UserError(f"{name} is neither a file nor a dataset that can be loaded ({reason.rstrip('.')}).") from None
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}
     if split not in splits:
         raise NoSplitError(f"{name} has no split {split!r}; it has {', '.join(splits)}.")
@@ -162,12 +162,19 @@ def read_named(name: str, hub: str, split: str, other: str | None, folder: str |
     """A split of a named task: from `folder`/NAME, or from the hub; `other` is what the split is called where its own name is not there."""
     wanted = list(dict.fromkeys([split, other or split]))
     if folder is None:
-        return read_rows(hub, other or split, class_names=False, few=few)
+        try:
+            return read_rows(hub, other or split, class_names=False, few=few)
+        except NoSplitError:
+            raise
+        except UserError as error:
+            here = f"put them in DIR/{name} and give --data-dir DIR (or set SOFTPROMPTS_DATA)"
+            raise UserError(f"The rows of {name} are not at hand: {str(error).rstrip('.')}; {here}.") from None
     if not Path(folder).is_dir():
         raise UserError(f"The data folder {folder} does not exist; name another with --data-dir, or leave it out to read the hub.")
     home = Path(folder) / name
     if not home.is_dir():
-        raise UserError(f"{folder} holds no {name}; leave --data-dir (and SOFTPROMPTS_DATA) out to read it from the hub as {hub}.")
+        hub = f"leave --data-dir (and SOFTPROMPTS_DATA) out to read it from the hub as {hub}"
+        raise UserError(f"{folder} holds no {name}; {hub}, or put its rows in {home}.")
     for there in wanted:
         for path in sorted(home.glob(f"{there}.*")):
             if _reader(path) is not None:
