@@ -309,6 +309,15 @@ BAD = [
     (["tune", "--task", "helpdesk/intent", "--seed", "99999999999"], "The seed is 99999999999"),
     (["tune", "--task", "helpdesk/intent", "--output", "/dev/null/x"], "cannot be a folder"),
     (["tune", "--task", "helpdesk/intent", "--output", ""], "has no name"),
+    (["tune", "--task", "helpdesk/intent", "--splits", "smop"], "--splits smop is for named tasks such as superglue/rte; leave it out."),
+    (["tune", "--train", "x.csv", "--text", "a", "--label", "b", "--splits", "smop"], "--splits smop is for named tasks"),
+    (["tune", "--task", "prefix-lm", "--train", "x.txt", "--text", "a"], "--task prefix-lm has its own text; leave --text out."),
+    (["tune", "--task", "prefix-lm", "--train", "x.txt", "--label", "a"], "--task prefix-lm has its own label; leave --label out."),
+    (["tune", "--task", "helpdesk/intent", "--metric", "f1"], "--metric f1 is of two classes, and helpdesk/intent has 8; take macro_f1."),
+    (
+        ["tune", "--task", "helpdesk/intent", "--labels", "a,b"],
+        "task.labels is 'a,b'; give VALUE=WORD pairs such as 0=negative,1=positive.",
+    ),
     (["tune", "--config", "nowhere.yaml"], "The config nowhere.yaml does not exist"),
     (["predict", "nowhere", "text"], "There is no prompt at nowhere"),
 ]

@@ -48,6 +48,14 @@ def test_a_validation_file_is_used_as_it_is(toy_csv: Path, tmp_path: Path) -> No
     assert len(task.train) == 24
 
 
+@pytest.mark.parametrize(("labels", "counted"), [(None, "positive"), ({"positive": "yes", "negative": "no"}, "no")])
+def test_f1_counts_the_second_class(toy_csv: Path, labels: dict[str, str] | None, counted: str) -> None:
+    """Of --labels the one named second; without them, in alphabetical order."""
+    task = load_task(TaskConfig(train=str(toy_csv), text="review", label="mood", labels=labels, metric="f1"))
+    assert task.score([counted] * 2)["f1"] == pytest.approx(66.6667)
+    assert task.score([word for word in task.labels if word != counted] * 2)["f1"] == 0
+
+
 def test_shots_are_per_class_and_seeded(toy_csv: Path) -> None:
     def shots(seed: int) -> list[Example]:
         return load_task(TaskConfig(train=str(toy_csv), text="review", label="mood", shots=3, split_seed=seed)).train

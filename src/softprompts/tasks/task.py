@@ -110,12 +110,11 @@ def load_task(config: TaskConfig, part: Callable[[TaskConfig], Task] | None = No
         from .mixture import load_mixture
 
         return load_mixture(config, part or load_task)
-    if config.task == PREFIX_LM:
-        task = _prefix_lm(config)
-    elif config.task is not None and config.task not in STARTERS:
-        task = _named(config)
-    else:
-        task = _own(_resolved(config))
+    if config.task is not None and config.task not in (*STARTERS, PREFIX_LM):
+        return _chosen(config, _named(config))
+    if config.splits != "official":
+        raise UserError(f"--splits {config.splits} is for named tasks such as superglue/rte; leave it out.")
+    task = _prefix_lm(config) if config.task == PREFIX_LM else _own(_resolved(config))
     return _chosen(config, task)
 
 
@@ -184,10 +183,8 @@ def named_form(defined: Definition, task_word: bool = True) -> Form:
 
 def _named(config: TaskConfig) -> Task:
     """A task of the registry, with official splits or SMoP's."""
-    given = [name for name in ("train", "text", "template", "label", "labels", "validation") if getattr(config, name) is not None]
     assert config.task is not None
-    if given:
-        raise UserError(f"--task {config.task} has its own {given[0]}; leave --{given[0]} out.")
+    _refuse(config, ("train", "text", "template", "label", "labels", "validation"))
     defined = definition(config.task)
     folder = data_folder(config)
     few = _few(config) if config.splits == "official" else None
@@ -209,6 +206,7 @@ def _named(config: TaskConfig) -> Task:
 
 
 def _prefix_lm(config: TaskConfig) -> Task:
+    _refuse(config, ("text", "template", "label", "labels"))
     if config.train is None:
         raise UserError(f"--task {PREFIX_LM} learns to go on with a text; name a text file with --train.")
     train, validation = prefix_lm(config.train, config.validation, config.split_seed)
@@ -236,6 +234,8 @@ def _chosen(config: TaskConfig, task: Task) -> Task:
         form = dataclasses.replace(form, before=before, after=after)
         train, validation, test = (form.designed(part) for part in (train, validation, test))
     if config.metric is not None:
+        if config.metric == "f1" and len(task.labels) not in (0, 2):
+            raise UserError(f"--metric f1 is of two classes, and {task.name} has {len(task.labels)}; take macro_f1.")
         metrics = (config.metric, *(name for name in task.metrics if name != config.metric))
     form = dataclasses.replace(form, sentinel=config.sentinel)
     return dataclasses.replace(task, form=form, train=train, validation=validation, test=test, metrics=metrics)
@@ -265,13 +265,18 @@ def _resolved(config: TaskConfig) -> TaskConfig:
         return config
     if config.train is not None:
         raise UserError("Both --task and --train are given; leave one out.")
-    given = [name for name in ("text", "label", "validation") if getattr(config, name) is not None]
-    if given:
-        raise UserError(f"--task {config.task} has its own {given[0]}; leave --{given[0]} out.")
+    _refuse(config, ("text", "label", "validation"))
     starter = STARTERS[config.task]
     if config.template is not None:
         starter = {name: value for name, value in starter.items() if name != "text"}
     return dataclasses.replace(config, **starter)
+
+
+def _refuse(config: TaskConfig, names: Sequence[str]) -> None:
+    """Settings that a task brings itself."""
+    given = next((name for name in names if getattr(config, name) is not None), None)
+    if given is not None:
+        raise UserError(f"--task {config.task} has its own {given}; leave --{given} out.")
 
 
 def _form(config: TaskConfig, rows: Sequence[Row]) -> Form:
