@@ -36,6 +36,14 @@ def test_rows_with_several_columns(tmp_path: Path) -> None:
         tuned.predict(["a"])
 
 
+def test_a_question_is_a_text_or_a_mapping(tmp_path: Path) -> None:
+    tuned = softprompts.tune("helpdesk/register", steps=1, batch_size=4, shots=4, cap_validation=4, max_length=40, device="cpu")
+    assert tuned.inputs("hey") == tuned.inputs({"text": "hey"}) == ["hey"]
+    for questions, told in (([3], "Question 1 is 3"), (["hey", None], "Question 2 is None"), (3, "Question 1 is 3")):
+        with pytest.raises(softprompts.UserError, match=f"{told}; a question is a text, or a mapping of columns"):
+            tuned.predict(questions)
+
+
 def test_unknown_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError):
         _ = softprompts.nonsense

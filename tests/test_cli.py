@@ -15,6 +15,8 @@ import yaml
 from softprompts.cli import main
 from softprompts.errors import UserError
 
+from .conftest import write_toy
+
 QUICK = ["--steps", "4", "--batch-size", "4", "--evaluate-every", "2", "--prompt.length", "3", "--max-length", "40", "--device", "cpu"]
 
 
@@ -51,6 +53,25 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
     assert f"softprompts {command}" in shown
     assert "examples:" in shown
     assert "--json" in shown
+
+
+def test_help_tells_the_defaults_that_a_run_has(capsys: pytest.CaptureFixture[str]) -> None:
+    """The default preset's settings lie over the dataclasses' own."""
+    from softprompts.tuning import run_config
+
+    with pytest.raises(SystemExit):
+        main(["tune", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    usual = run_config({})
+    for flag, value in (
+        ("--lr VALUE", usual.tuning.lr),
+        ("--prompt.length VALUE", usual.prompt.length),
+        ("--prompt.count VALUE", usual.prompt.count),
+        ("--prompt.route VALUE", usual.prompt.route.kind),
+    ):
+        told = shown.split(f" {flag} ")[-1]
+        assert told[told.index("(default ") :].startswith(f"(default {value})"), flag
+    assert "defaults are those of the preset mixture" in shown
 
 
 def test_the_result_is_a_folder_that_explains_itself(tuned: Path) -> None:
@@ -95,6 +116,91 @@ def test_predict_and_evaluate(tuned: Path, tmp_path: Path, capsys: pytest.Captur
     assert main(["evaluate", str(tuned), "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["metrics"] == json.loads((tuned / "prompt.json").read_text())["metrics"]
+
+
+def test_evaluate_takes_the_split_that_is_asked_for(tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def rows(*argv: str) -> int:
+        assert main(["evaluate", *argv, "--json", "--scoring", "labels"]) == 0
+        return int(json.loads(capsys.readouterr().out)["rows"])
+
+    assert rows(str(tuned), "--split", "train") == 16, "eight shots of two classes"
+    assert rows(str(tuned), "--split", "validation") == rows(str(tuned)) == 40
+    assert rows(str(tuned), "--task", "helpdesk/register") == 300, "as another task: all its rows"
+    toy = write_toy(tmp_path)
+    assert main([*own_data(toy), "--output", str(tmp_path / "own")]) == 0
+    capsys.readouterr()
+    assert (rows(str(tmp_path / "own"), "--split", "train"), rows(str(tmp_path / "own"))) == (22, 2)
+    for argv, why in (
+        ([str(tuned), "--split", "nope"], "helpdesk/register has no split 'nope'; it has train, validation."),
+        ([str(tmp_path / "own"), "--split", "test"], "reviews.csv:mood has no split 'test'; it has train, validation."),
+        ([str(tuned), "--task", "helpdesk/register", "--split", "nope"], "has no split 'nope'; it has train, validation."),
+        ([str(tmp_path / "own"), "--file", str(toy), "--split", "train"], "is one file without splits; leave --split out."),
+        ([str(tuned), "--task", "helpdesk/urgency"], "helpdesk/urgency has 3 labels, and the prompt knows 2"),
+    ):
+        assert main(["evaluate", *argv]) == 2
+        assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "row", "why"),
+    [
+        ("evaluate", {"message": "hiya", "register": "casual"}, "has no column 'text'; its columns are message, register: rename one"),
+        ("evaluate", {"text": "hiya"}, "rows.jsonl has no column 'register'; its columns are text: rename one to 'register'"),
+        ("evaluate", {"text": "hiya", "register": "rude"}, "none of casual, formal. (1 more such row) Mend it, or leave such rows out"),
+        ("predict", {"message": "hiya"}, "rows.jsonl has no column 'text'; its columns are message: rename one to 'text'"),
+    ],
+)  # fmt: skip
+def test_rows_that_do_not_fit_the_prompt_are_told_without_flags_of_tune(
+    tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, row: dict[str, str], why: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
+    assert main([command, str(tuned), "--file", str(tmp_path / "rows.jsonl")]) == 2
+    told = capsys.readouterr().err
+    assert why in told
+    assert not {"--text", "--label", "--labels"} & set(told.replace(",", " ").split())
+
+
+def test_evaluate_takes_any_split_of_a_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import datasets
+
+    made = datasets.Dataset.from_dict({"review": [f"text {i}" for i in range(20)], "mood": ["good", "bad"] * 10})
+    datasets.DatasetDict({"train": made, "test": made.select([0, 1, 2])}).save_to_disk(str(tmp_path / "d"))
+    assert main([*own_data(tmp_path / "d"), "--output", str(tmp_path / "own")]) == 0
+    capsys.readouterr()
+    for argv in (["--split", "test"], ["--file", str(tmp_path / "d"), "--split", "test"]):
+        assert main(["evaluate", str(tmp_path / "own"), *argv, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["rows"] == 3
+    assert main(["evaluate", str(tmp_path / "own"), "--split", "nope"]) == 2
+    assert "has no split 'nope'; it has train, test." in capsys.readouterr().err
+
+
+def test_a_mixture_is_judged_by_each_of_its_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mixture = ["--task", "helpdesk/register+helpdesk/urgency", *QUICK, "--shots", "4", "--cap-validation", "20", "--scoring", "labels"]
+    assert main(["tune", *mixture, "--output", str(tmp_path / "m")]) == 0
+    capsys.readouterr()
+    card = json.loads((tmp_path / "m" / "prompt.json").read_text())
+    for name in ("helpdesk/register", "helpdesk/urgency"):
+        assert main(["evaluate", str(tmp_path / "m"), "--task", name, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["metrics"] == {metric: card["metrics"][f"{name}:{metric}"] for metric in ("accuracy", "macro_f1")}
+    assert main(["evaluate", str(tmp_path / "m")]) == 2
+    assert "name one with --task" in capsys.readouterr().err
+
+
+def test_answers_that_are_no_label_are_told(toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A prompt of two steps does not write labels yet; accuracy 0 needs its reason."""
+    words = ["--labels", "positive=xylophone,negative=quagmire", "--steps", "2"]
+    why = "2 of 2 answers were no label; tune with more --steps, or take the likeliest label with --scoring labels"
+    folder = str(tmp_path / "own")
+    assert main([*own_data(toy_csv), *words, "--output", folder]) == 0
+    assert why in capsys.readouterr().out.splitlines()
+    assert json.loads((tmp_path / "own" / "prompt.json").read_text())["invalid"] == 2
+    assert main(["evaluate", folder]) == 0
+    assert why in capsys.readouterr().out.splitlines()
+    assert main(["evaluate", folder, "--scoring", "labels"]) == 0
+    assert "no label" not in capsys.readouterr().out
+    assert main([*own_data(toy_csv), *words, "--seed", "0,1", "--output", str(tmp_path / "two")]) == 0
+    assert "in 2 of 2 runs over a fifth of the answers were no label; tune with more --steps" in capsys.readouterr().out
 
 
 def test_predict_reads_standard_input(tuned: Path) -> None:
@@ -186,7 +292,7 @@ BAD = [
     (["frobnicate"], "There is no command 'frobnicate'"),
     (["tune", "--frobnicate", "1"], "There is no option --frobnicate"),
     (["tune", "--lr"], "Argument --lr: expected one argument"),
-    (["tune", "--task", "helpdesk/intent", "--steps", "many"], "tuning.steps is 'many', which is no int"),
+    (["tune", "--task", "helpdesk/intent", "--steps", "many"], "tuning.steps is 'many'; give a whole number."),
     (["tune", "--task", "../secret"], "There is no task '../secret'"),
     (["tune", "--train", "nowhere.csv", "--text", "a", "--label", "b"], "The file nowhere.csv does not exist"),
     (["tune", "--task", "helpdesk/intent", "--dtype", "fp16"], "T5 overflows"),
@@ -195,7 +301,7 @@ BAD = [
     (["tune", "--task", "helpdesk/intent", "--prompt.shape", "cube"], "There is no shape 'cube'; choose one of direct, residual, encoder"),
     (["tune", "--task", "helpdesk/intent", "--prompt.shape.depth", "2"], "shape 'direct' has no option 'depth'"),
     (["tune", "--task", "helpdesk/intent", "--label", "urgency"], "has its own label"),
-    (["tune", "--task", "helpdesk/intent", "--steps", "inf"], "which is no int"),
+    (["tune", "--task", "helpdesk/intent", "--steps", "inf"], "; give a whole number."),
     (["tune", "--task", "helpdesk/intent", "--prompt.length", "0"], "nothing to train"),
     (["tune", "--task", "helpdesk/intent", "--prompt.length", "600"], "raise --max-length or shorten the prompt"),
     (["tune", "--task", "helpdesk/intent", "--device", "gpu7"], "There is no device 'gpu7' here"),
@@ -203,6 +309,15 @@ BAD = [
     (["tune", "--task", "helpdesk/intent", "--seed", "99999999999"], "The seed is 99999999999"),
     (["tune", "--task", "helpdesk/intent", "--output", "/dev/null/x"], "cannot be a folder"),
     (["tune", "--task", "helpdesk/intent", "--output", ""], "has no name"),
+    (["tune", "--task", "helpdesk/intent", "--splits", "smop"], "--splits smop is for named tasks such as superglue/rte; leave it out."),
+    (["tune", "--train", "x.csv", "--text", "a", "--label", "b", "--splits", "smop"], "--splits smop is for named tasks"),
+    (["tune", "--task", "prefix-lm", "--train", "x.txt", "--text", "a"], "--task prefix-lm has its own text; leave --text out."),
+    (["tune", "--task", "prefix-lm", "--train", "x.txt", "--label", "a"], "--task prefix-lm has its own label; leave --label out."),
+    (["tune", "--task", "helpdesk/intent", "--metric", "f1"], "--metric f1 is of two classes, and helpdesk/intent has 8; take macro_f1."),
+    (
+        ["tune", "--task", "helpdesk/intent", "--labels", "a,b"],
+        "task.labels is 'a,b'; give VALUE=WORD pairs such as 0=negative,1=positive.",
+    ),
     (["tune", "--config", "nowhere.yaml"], "The config nowhere.yaml does not exist"),
     (["predict", "nowhere", "text"], "There is no prompt at nowhere"),
 ]

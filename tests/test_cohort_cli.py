@@ -115,7 +115,7 @@ def test_folders_differ_and_their_names_are_safe() -> None:
 BAD = [
     (["--seed", "0,,1"], "seed is '0,,1', a list that lacks a value"),
     (["--seed", "0,"], "a list that lacks a value"),
-    (["--seed", "0,one"], "seed is 'one', which is no int"),
+    (["--seed", "0,one"], "seed is 'one'; give a whole number"),
     (["--lr", "0.1,-1"], "lr is -1.0; it must be a positive number"),
     (["--seed", "0,0"], "seed names 0 twice"),
     (["--lr", "0.1,1e-1"], "tuning.lr names 0.1 twice"),

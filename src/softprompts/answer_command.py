@@ -1,6 +1,7 @@
 """The commands `softprompts evaluate` and `softprompts predict`: a tuned prompt in use."""
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections import Counter
@@ -8,11 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .command import add_model, make_parser, scores, tell
+from .command import add_model, make_parser, scores, tell, wordless
 from .errors import UserError
 
 if TYPE_CHECKING:
     from .api import Tuned
+    from .tasks import TaskConfig
+    from .tasks.definition import Definition
+    from .tasks.sources import Row
 
 
 def evaluate(argv: Sequence[str]) -> int:
@@ -24,9 +28,11 @@ def evaluate(argv: Sequence[str]) -> int:
         evaluate.__doc__,
     )
     _prompt_arguments(parser)
-    parser.add_argument("--file", metavar="FILE", help="labelled rows with the task's columns (default: the task's own validation rows)")
+    parser.add_argument("--file", metavar="FILE", help="labelled rows with the task's columns (default: the task's own rows)")
     parser.add_argument("--task", metavar="NAME", help="another named task to be judged by, its label words taken for this one's")
-    parser.add_argument("--split", default="validation", help="the split of a named task (default validation)")
+    parser.add_argument(
+        "--split", default="validation", help="train, validation, or what else the task or the dataset has (default validation)"
+    )
     parser.add_argument("--data-dir", metavar="DIR", help="a folder with named tasks' rows (default: as tuned)")
     parser.add_argument("--skip-bad-rows", action="store_true", help="leave out rows with an empty text or label")
     options = parser.parse_args(argv)
@@ -44,7 +50,7 @@ def evaluate(argv: Sequence[str]) -> int:
     commonest = tuned.card["task"]["commonest"]
     if options.task or not commonest:
         commonest = Counter(e.target for e in examples).most_common(1)[0][0]
-    result = {
+    result: dict[str, Any] = {
         "prompt": str(options.prompt),
         "task": options.task or tuned.card["task"]["name"],
         "rows": len(examples),
@@ -53,7 +59,8 @@ def evaluate(argv: Sequence[str]) -> int:
         "majority": settled(score(names, examples, [commonest] * len(examples), labels)),
         "invalid": sum(p not in labels for p in predictions) if labels else 0,
     }
-    tell(options, result, f"{scores(result)} on {len(examples)} rows")
+    why = wordless(result["invalid"], len(examples))
+    tell(options, result, f"{scores(result)} on {len(examples)} rows" + (f"\n{why}" if why else ""))
     return 0
 
 
@@ -62,23 +69,22 @@ def _judged_by(tuned: "Tuned", options: argparse.Namespace) -> tuple[list[Any], 
     from .choice import from_mapping
     from .tasks import TaskConfig, load_task
     from .tasks.registry import definition
-    from .tasks.sources import read_rows
-    from .tasks.task import data_folder, named_split
+    from .tasks.task import data_folder, named_split, own_split
 
     form, names = tuned.form, list(tuned.card["task"]["metrics"])
     own = from_mapping(TaskConfig, {**tuned.card["config"]["task"], **({"data_dir": options.data_dir} if options.data_dir else {})})
-    if options.task:
-        other = definition(options.task)
-        labels = list(other.labels)
-        rewrite: dict[str, str] = {}
-        if labels != form.labels:
-            if len(labels) != len(form.labels):
-                told = f"{other.name} has {len(labels) or 'no'} labels, and the prompt knows {len(form.labels) or 'none'}"
-                raise UserError(f"{told}; name a task with as many.")
-            rewrite = dict(zip(form.labels, labels, strict=True))
-        return form.designed(named_split(other, options.split, data_folder(own), form.task_word)), list(other.metrics), labels, rewrite
     if options.file:
-        return form.examples(read_rows(options.file, "validation"), options.skip_bad_rows, "validation"), names, form.labels, {}
+        rows = _rows(options)
+        form.check_columns(rows)
+        return form.examples(rows, options.skip_bad_rows, "validation"), names, form.labels, {}
+    mixed = _of_mixture(own, options.task)
+    if mixed is not None:
+        own, part = mixed, load_task(mixed)
+        form, names = part.form, list(part.metrics)
+    elif options.task:
+        other = definition(options.task)
+        examples = form.designed(named_split(other, options.split, data_folder(own), form.task_word))
+        return examples, list(other.metrics), list(other.labels), _meanings(form.labels, other)
     if form.task is not None and options.split != "validation":
         return form.designed(named_split(definition(form.task), options.split, data_folder(own), form.task_word)), names, form.labels, {}
     if own.task is None and own.train is None:
@@ -86,7 +92,39 @@ def _judged_by(tuned: "Tuned", options: argparse.Namespace) -> tuple[list[Any], 
     task = load_task(own)
     if task.metrics[0] == "mean":
         raise UserError("A mixture is judged task by task; name one with --task.")
-    return task.validation, names, form.labels, {}
+    return own_split(own, task, options.split), names, form.labels, {}
+
+
+def _rows(options: argparse.Namespace) -> "list[Row]":
+    """The rows of --file; only a dataset has splits."""
+    from .tasks.sources import is_file, read_rows
+
+    if options.split != "validation" and is_file(options.file):
+        raise UserError(f"{options.file} is one file without splits; leave --split out.")
+    return read_rows(options.file, options.split)
+
+
+def _of_mixture(own: "TaskConfig", name: str | None) -> "TaskConfig | None":
+    """One task of the mixture that a prompt was tuned on, with the mixture's settings."""
+    from .tasks.mixture import mixed_names
+    from .tasks.registry import definition
+    from .tasks.text import PREFIX_LM
+
+    if name is None or own.task is None or "+" not in own.task:
+        return None
+    wanted = definition(name).name
+    parts = [part for part in mixed_names(own.task) if part != PREFIX_LM and definition(part).name == wanted]
+    return dataclasses.replace(own, task=parts[0]) if parts else None
+
+
+def _meanings(labels: Sequence[str], other: "Definition") -> dict[str, str]:
+    """Label words of the prompt, one for one, as another task's; words that are the same mean the same."""
+    if set(other.labels) == set(labels):
+        return {}
+    if len(other.labels) != len(labels):
+        told = f"{other.name} has {len(other.labels) or 'no'} labels, and the prompt knows {len(labels) or 'none'}"
+        raise UserError(f"{told}; name a task with as many.")
+    return dict(zip(labels, other.labels, strict=True))
 
 
 def predict(argv: Sequence[str]) -> int:
@@ -113,6 +151,7 @@ def predict(argv: Sequence[str]) -> int:
     if not rows and not (texts and all(text.strip() for text in texts)):
         raise UserError("There is nothing to answer; give texts, - for standard input, or --file.")
     tuned = _load(options)
+    tuned.form.check_columns(rows, labelled=False)
     inputs = [text for row in rows for text in tuned.form.inputs(row)] or tuned.inputs(texts)
     with RowProgress("predicting", len(inputs), options.quiet) as progress:
         predictor = tuned.predictor(options.scoring)

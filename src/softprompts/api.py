@@ -1,7 +1,7 @@
 """Three lines to a tuned prompt: `tune`, `save`, `predict`."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,9 @@ class Tuned:
     def inputs(self, rows: Sequence[str | Mapping[str, Any]]) -> list[str]:
         """Texts, or rows with the task's columns, as the model reads them."""
         form, made = self.form, list[str]()
-        rows = [rows] if isinstance(rows, str) else rows
+        rows = [rows] if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable) else rows
         for number, row in enumerate(rows, 1):
+            check_question(row, number)
             if isinstance(row, str):
                 if len(form.columns) != 1:
                     raise UserError(f"This task reads the columns {', '.join(form.columns)}, not one text; give rows with --file.")
@@ -178,6 +179,11 @@ def import_peft(
         "version": __version__,
     }
     return Tuned(prompt, backbone, card)
+
+
+def check_question(question: Any, number: int) -> None:
+    if not isinstance(question, str | Mapping):
+        raise UserError(f"Question {number} is {question!r}; a question is a text, or a mapping of columns such as {{'text': '...'}}.")
 
 
 def sections(settings: Mapping[str, Any]) -> dict[str, Any]:

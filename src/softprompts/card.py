@@ -24,6 +24,7 @@ def make_card(run: Run) -> dict[str, Any]:
         "model": MODEL if "model" in run.trained else None,
         "task": run.task.card(),
         "metrics": {name: best[name] for name in run.task.metrics},
+        "invalid": best["invalid"],
         "majority": run.task.majority(),
         "test": _tested(run),
         "scoring": run.config.tuning.scoring,

@@ -91,8 +91,22 @@ def coerce(name: str, value: Any, hint: Any) -> Any:
     try:
         return _as(value, hint, origin, arguments, name)
     except (TypeError, ValueError, OverflowError):
-        kind = hint.__name__ if origin is None else str(hint)
-        raise UserError(f"{name} is {value!r}, which is no {kind}.") from None
+        raise UserError(f"{name} is {value!r}; give {_wanted(hint)}.") from None
+
+
+_WANTED: dict[Any, str] = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}
+
+
+def _wanted(hint: Any) -> str:
+    """What a type asks for, in words."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is list:
+        return f"a list, each part {_wanted(arguments[0])}"
+    if origin is dict:
+        return (
+            "VALUE=WORD pairs such as 0=negative,1=positive" if arguments[1] is str else f"NAME=VALUE pairs, each {_wanted(arguments[1])}"
+        )
+    return _WANTED.get(hint, f"a {getattr(hint, '__name__', hint)}")
 
 
 def _as(value: Any, hint: Any, origin: Any, arguments: tuple[Any, ...], name: str) -> Any:

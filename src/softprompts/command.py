@@ -9,6 +9,9 @@ from typing import Any
 
 from .errors import UserError
 
+MORE = "tune with more --steps, or take the likeliest label with --scoring labels"
+"""What helps where a model writes other words than labels."""
+
 
 class Parser(argparse.ArgumentParser):
     """One whose errors are sentences."""
@@ -84,6 +87,13 @@ def tell(options: argparse.Namespace, result: Mapping[str, Any], text: str) -> N
 def scores(result: Mapping[str, Any]) -> str:
     """Every metric beside what always answering the commonest label would score."""
     return ", ".join(f"{name} {value:.1f} (majority class {result['majority'][name]:.1f})" for name, value in result["metrics"].items())
+
+
+def wordless(invalid: int, rows: int) -> str | None:
+    """Why a score is low: over a fifth of the answers were no label."""
+    if invalid <= rows / 5:
+        return None
+    return f"{invalid} of {rows} answers were no label; {MORE}"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -10,10 +10,8 @@ from typing import Any
 
 from .choice import Choice, options_of
 from .errors import UserError
-from .prompt import PromptConfig
 from .prompt.prompt import TABLES
-from .tasks import TaskConfig
-from .tuning import RunConfig, TuningConfig
+from .tuning import run_config
 from .tuning.config import attribute_docs
 
 _OPTION = re.compile(r"^--prompt\.(start|shape|route|head)\.([a-z_-]+)(?:=(.*))?$", re.DOTALL)
@@ -21,10 +19,12 @@ _OPTION = re.compile(r"^--prompt\.(start|shape|route|head)\.([a-z_-]+)(?:=(.*))?
 
 def add(parser: argparse.ArgumentParser) -> None:
     """All settings of a run. A flag that is not given stays out, so that presets and files below it show through."""
-    _group(parser, "run", RunConfig, skip=("task", "prompt", "tuning"))
-    _group(parser, "task", TaskConfig)
-    _group(parser, "tuning", TuningConfig)
-    _group(parser, "prompt", PromptConfig, prefix="prompt.")
+    usual = run_config()
+    preset = f"defaults are those of the preset {usual.preset}; another --preset, or --paper, sets others (docs/prompts.md)"
+    _group(parser, "run", usual, skip=("task", "prompt", "tuning"))
+    _group(parser, "task", usual.task)
+    _group(parser, "tuning", usual.tuning, about=preset)
+    _group(parser, "prompt", usual.prompt, prefix="prompt.", about=preset)
     lines = ["such as --prompt.shape.bottleneck 400", *_kinds()]
     parser.add_argument_group("options of a start, shape, route or head", description="\n".join(lines))
     lists = "tasks, presets, numbers and choices may be lists, such as --seed 0,1,2 --lr 0.1,0.3: all combinations are tuned on one frozen"
@@ -53,14 +53,17 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[argpars
     return options, settings | ({"prompt": prompt} if prompt else {})
 
 
-def _group(parser: argparse.ArgumentParser, title: str, kind: type, prefix: str = "", skip: Sequence[str] = ()) -> None:
-    group = parser.add_argument_group(title)
-    docs, hints = attribute_docs(kind), typing.get_type_hints(kind)
-    for entry in dataclasses.fields(kind):
+def _group(
+    parser: argparse.ArgumentParser, title: str, usual: Any, prefix: str = "", skip: Sequence[str] = (), about: str | None = None
+) -> None:
+    """A flag for each setting; `usual` holds what it is where nothing is given."""
+    group = parser.add_argument_group(title, about)
+    docs, hints = attribute_docs(type(usual)), typing.get_type_hints(type(usual))
+    for entry in dataclasses.fields(usual):
         if entry.name in skip:
             continue
         flag = "--" + prefix + entry.name.replace("_", "-")
-        default = entry.default_factory() if entry.default_factory is not dataclasses.MISSING else entry.default
+        default = getattr(usual, entry.name)
         shown = default.kind if isinstance(default, Choice) else default
         text = (docs.get(entry.name, "") + (f" (default {shown})" if shown not in (None, False) else "")).replace("%", "%%")
         common: dict[str, Any] = {"dest": f"set:{prefix}{entry.name}", "default": argparse.SUPPRESS, "help": text}

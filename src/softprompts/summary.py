@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from .command import aligned
+from .command import MORE, aligned, wordless
 from .tuning import RunFailedError
 from .tuning.lists import Member, said
 
@@ -63,6 +63,9 @@ def table(runs: Sequence[Record], folder: Path) -> str:
         rows = [[*others, "mean ± standard deviation", "seeds"]]
         rows += [[*map(said, group["settings"].values()), _mean(group), _seeds(group)] for group in over_seeds(runs)]
         lines += ["", *aligned(rows)]
+    silent = sum(bool("metrics" in run and wordless(run["invalid"], run["task"]["rows"]["validation"])) for run in runs)
+    if silent:
+        lines.append(f"in {silent} of {len(runs)} runs over a fifth of the answers were no label; {MORE}")
     lines += [f"{Path(run['folder']).name} failed: {run['stopped']}" for run in runs if run["failed"]]
     return "\n".join([*lines, f"the runs and cohort.csv are in {folder}"])
 

@@ -107,6 +107,11 @@ def test_what_cannot_be_is_one_sentence() -> None:
         engine.ensemble(["mood", "subject"], ["x"], by="mean")
     with pytest.raises(UserError, match="reads the columns kind, text"):
         engine.answer([("subject", "x")])
+    for question in (None, 3, ["x"]):
+        with pytest.raises(UserError, match=r"Question 2 is .*; a question is a text, or a mapping of columns"):
+            engine.answer([("mood", "x"), ("mood", question)])  # type: ignore[list-item]
+    with pytest.raises(UserError, match=r"Question 1 is 'x'; give pairs of a prompt's name and a question"):
+        engine.probabilities(["x"])  # type: ignore[list-item]
     with pytest.raises(UserError, match="name at least one"):
         engine.ensemble([], ["x"])
     with pytest.raises(UserError, match="name at least one"):

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 import softprompts.tasks.starter as starter
+from softprompts.cli import main
 from softprompts.tasks import TaskConfig, load_task
+from softprompts.tasks.registry import definition
+from softprompts.tasks.task import named_split
 
 FOLDER = Path(starter.__file__).parent / "helpdesk"
 CLASSES = {"intent": 8, "urgency": 3, "sentiment": 3, "area": 5, "answerable": 2, "register": 2}
@@ -28,6 +31,34 @@ def test_sizes_and_classes(label: str) -> None:
     assert set(task.labels) == {e.target for e in task.train} == {e.target for e in task.validation}
     share = Counter(e.target for e in task.train).most_common()
     assert share[-1][1] >= len(task.train) / 12, "no class is a rarity"
+
+
+@pytest.mark.parametrize("label", CLASSES)
+def test_the_named_task_is_the_one_that_is_tuned(label: str) -> None:
+    task, defined = load_task(TaskConfig(task=f"helpdesk/{label}")), definition(f"helpdesk/{label}")
+    assert list(defined.labels) == task.labels
+    assert defined.metrics == task.metrics
+    assert named_split(defined, "train", None) == task.train
+    assert named_split(defined, "validation", None) == task.validation
+
+
+def test_the_tasks_command_knows_the_starter_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The only tasks a newcomer has without a network."""
+    assert main(["tasks", "show", "helpdesk/intent"]) == 0
+    shown = capsys.readouterr().out
+    assert "its rows are embedded" in shown
+    assert "[Voicemail, partly garbled]" in shown
+    assert main(["tasks", "show", "helpdesk/intent", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["labels"][0], told["columns"], told["word"], told["examples"]) == ("cancel", ["text"], None, 1905)
+    assert main(["tasks", "export", "helpdesk/intent", "--split", "validation"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 300
+    (tmp_path / "gold.txt").write_text("".join(line["target"] + "\n" for line in lines))
+    assert main(["tasks", "score", "helpdesk/intent", "--predictions", str(tmp_path / "gold.txt")]) == 0
+    assert json.loads(capsys.readouterr().out) == {"accuracy": 100.0, "macro_f1": 100.0}
+    assert main(["tasks", "export", "helpdesk/intent", "--split", "test"]) == 2
+    assert "helpdesk/intent has no split 'test'; it has train, validation." in capsys.readouterr().err
 
 
 def test_near_duplicates_are_under_one_per_cent() -> None:

@@ -207,6 +207,17 @@ def test_the_tasks_command(data: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "has its own label" in capsys.readouterr().err
 
 
+def test_rows_that_are_not_at_hand_are_told_where_to_put(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SOFTPROMPTS_DATA", raising=False)
+    assert main(["tune", "--task", "superglue/rte", "--output", str(tmp_path / "r")]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("softprompts: The rows of superglue/rte are not at hand: ")
+    assert told.endswith("; put them in DIR/superglue/rte and give --data-dir DIR (or set SOFTPROMPTS_DATA).\n")
+    assert told.count("\n") == 1
+
+
 def test_a_broken_copy_is_one_sentence(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for text, why in (
         ("", "has no rows"),

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,29 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, name: str) -> None:
     rows = read_rows(str(write(tmp_path / name)))
     assert [row.values for row in rows] == ROWS
     assert rows[1].where.startswith(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_a_csv_file_of_another_delimiter_is_read_by_its_header(tmp_path: Path, delimiter: str) -> None:
+    path = tmp_path / "a.csv"
+    text = f'text{delimiter}label\ngood, very{delimiter}yes\n"a ""quoted"" one"{delimiter}no\n'
+    path.write_text(text, encoding="utf-8-sig")
+    assert [row.values for row in read_rows(str(path))] == ROWS
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(f"\n{text}".encode()))
+    assert [row.values for row in read_rows(str(tmp_path / "a.csv.gz"))] == ROWS
+    path.write_text(f'"text, all of it"{delimiter}label\ngood, very{delimiter}yes\n')
+    assert read_rows(str(path))[0].values == {"text, all of it": "good, very", "label": "yes"}
+    path.write_text(f"text{delimiter}label\nx{delimiter}y{delimiter}z\n")
+    with pytest.raises(UserError, match=re.escape(f"has 3 cells, but the header has 2; quote cells that hold {delimiter!r}.")):
+        read_rows(str(path))
+
+
+def test_a_comma_file_stays_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a;b;c,label\nx;y,yes\n")
+    assert read_rows(str(path))[0].values == {"a;b;c": "x;y", "label": "yes"}
+    path.write_text("text\nx;y\n")
+    assert read_rows(str(path))[0].values == {"text": "x;y"}
 
 
 def test_a_row_is_named_by_its_first_line_even_after_line_breaks_in_cells(tmp_path: Path) -> None:

@@ -48,6 +48,14 @@ def test_a_validation_file_is_used_as_it_is(toy_csv: Path, tmp_path: Path) -> No
     assert len(task.train) == 24
 
 
+@pytest.mark.parametrize(("labels", "counted"), [(None, "positive"), ({"positive": "yes", "negative": "no"}, "no")])
+def test_f1_counts_the_second_class(toy_csv: Path, labels: dict[str, str] | None, counted: str) -> None:
+    """Of --labels the one named second; without them, in alphabetical order."""
+    task = load_task(TaskConfig(train=str(toy_csv), text="review", label="mood", labels=labels, metric="f1"))
+    assert task.score([counted] * 2)["f1"] == pytest.approx(66.6667)
+    assert task.score([word for word in task.labels if word != counted] * 2)["f1"] == 0
+
+
 def test_shots_are_per_class_and_seeded(toy_csv: Path) -> None:
     def shots(seed: int) -> list[Example]:
         return load_task(TaskConfig(train=str(toy_csv), text="review", label="mood", shots=3, split_seed=seed)).train
@@ -90,8 +98,15 @@ def test_few_shot_keeps_the_order(shots: int) -> None:
         ([{"t": "a", "y": "x"}, {"t": "b"}], {}, r"d.jsonl:2 has no column 'y'; its columns are t"),
         ([{"t": "a", "y": "x"}] * 9, {}, "nothing to learn from one class"),
         ([{"t": f"{i}", "y": f"id{i}"} for i in range(30)], {}, "30 different values in 30 rows"),
-        ([{"t": "a", "y": "x"}, {"t": "b", "y": "w"}], {"labels": {"x": "yes"}}, r"the label 'w' is none of x"),
-        ([{"t": "a", "y": "x"}, {"t": "b", "y": "w"}], {"text": "nope"}, "no column 'nope'"),
+        (
+            [{"t": "a", "y": "x"}, {"t": "b", "y": "w"}],
+            {"labels": {"x": "yes"}},
+            r"the label 'w' is none of x. Mend it, give it a word with --labels, or leave such rows out with --skip-bad-rows.$",
+        ),
+        ([{"t": "a", "y": "x"}] * 9, {"text": "T"}, r"d.jsonl has no column 'T'; its columns are t, y: name one with --text.$"),
+        ([{"t": "a", "y": "x"}] * 9, {"label": "Y"}, r"d.jsonl has no column 'Y'; its columns are t, y: name one with --label.$"),
+        ([{"t": "a", "y": "x"}] * 9, {"text": None, "template": "{t} {u}"}, r"no column 'u'; .*: name one with --template.$"),
+        ([{"t": "a", "y": "x"}] * 9, {"text": "T", "skip_bad_rows": True}, "no column 'T'; .*: name one with --text.$"),
         ([{"t": "a", "y": "x"}], {"label": None}, "No label column is named; choose one with --label from t, y"),
         ([{"t": "a", "y": "x"}], {"text": None}, "either --text COLUMN or --template"),
         ([{"t": "a", "y": "x"}], {"text": None, "template": "no columns"}, "must name columns in braces"),
@@ -109,6 +124,13 @@ def test_bad_rows_and_settings_are_one_sentence(
     settings: dict[str, object] = {"train": write(tmp_path / "d.jsonl", rows), "text": "t", "label": "y", **settings_}
     with pytest.raises(UserError, match=why):
         load_task(TaskConfig(**settings))  # type: ignore[arg-type]
+
+
+def test_a_validation_file_with_other_columns_is_one_sentence(toy_csv: Path, tmp_path: Path) -> None:
+    held = write(tmp_path / "v.jsonl", [{"text": "fine", "mood": "positive"}])
+    why = r"v.jsonl has no column 'review'; its columns are text, mood: rename one as in .*reviews.csv.$"
+    with pytest.raises(UserError, match=why):
+        load_task(TaskConfig(train=str(toy_csv), validation=held, text="review", label="mood"))
 
 
 def test_bad_rows_can_be_skipped(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from ..api import Tuned
+from ..api import Tuned, check_question
 from ..backbone import Backbone
 from ..errors import UserError
 from ..prompt.store import check_backbone
@@ -35,10 +35,11 @@ class Engine:
 
     def probabilities(self, questions: Sequence[tuple[str, Question]]) -> list[dict[str, float]]:
         """The shares of probability of the named prompt's label words, for each question."""
+        asked = self._asked(questions)
         wordless = next((name for name, _ in questions if not self._tuned(name).form.labels), None)
         if wordless is not None:
             raise UserError(f"The prompt {wordless} writes freely and has no labels to choose among; ask it for an answer.")
-        return self.bank.probabilities(self._asked(questions), self.batch_size)
+        return self.bank.probabilities(asked, self.batch_size)
 
     def every(self, names: Sequence[str], questions: Sequence[Question]) -> list[list[str]]:
         """The answers of each of several prompts to the same questions, as one batch: a list for each prompt."""
@@ -63,6 +64,10 @@ class Engine:
 
     def _asked(self, questions: Sequence[tuple[str, Question]]) -> list[Asked]:
         """The questions as ids for the bank."""
+        for number, asked in enumerate(questions, 1):
+            if not isinstance(asked, (tuple, list)) or len(asked) != 2:
+                raise UserError(f"Question {number} is {asked!r}; give pairs of a prompt's name and a question.")
+            check_question(asked[1], number)
         inputs = [(name, self._input(name, question)) for name, question in questions]
         numbers = {name: number for number, name in enumerate(self.tuned)}
         return self.bank.tokenised([(numbers[name], text) for name, text in inputs])

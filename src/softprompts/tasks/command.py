@@ -42,24 +42,28 @@ def _list(argv: Sequence[str]) -> int:
 
 def _show(argv: Sequence[str]) -> int:
     """A task's columns, label words, metrics, and first examples where its rows are at hand."""
-    parser = make_parser("tasks show", "softprompts tasks show superglue/rte --data-dir DATA", _show.__doc__)
+    parser = make_parser(
+        "tasks show", "softprompts tasks show helpdesk/intent\n  softprompts tasks show superglue/rte --data-dir DATA", _show.__doc__
+    )
     _add_task(parser)
     options = parser.parse_args(argv)
     task = definition(options.task)
     result: dict[str, Any] = {
         "task": task.name,
-        "hub": task.hub,
-        "word": task.prefix,
+        "hub": task.hub or None,
+        "word": task.prefix or None,
         "columns": list(task.columns),
         "labels": list(task.labels),
         "metrics": list(task.metrics),
     }
     folder = data_folder(TaskConfig(data_dir=options.data_dir))
-    if folder is not None:
+    if folder is not None or task.files:
         examples = named_split(task, options.split, folder, options.task_word)
         result |= {"split": options.split, "examples": len(examples)}
         result["first"] = [{"input": e.input, "target": e.target} for e in examples[:3]]
-    lines = [f"{name}: {', '.join(value) if isinstance(value, list) else value}" for name, value in result.items() if name != "first"]
+    told = {name: value for name, value in result.items() if name != "first" and value is not None}
+    lines = [f"{name}: {', '.join(value) if isinstance(value, list) else value}" for name, value in told.items()]
+    lines += ["its rows are embedded"] if task.files else []
     lines += [f"  {e['input']}\n  -> {e['target']}" for e in result.get("first", [])]
     tell(options, result, "\n".join(lines))
     return 0
@@ -109,7 +113,7 @@ def _score(argv: Sequence[str]) -> int:
 
 
 def _add_task(parser: argparse.ArgumentParser, split: str = "train") -> None:
-    parser.add_argument("task", metavar="TASK", help="a named task, such as superglue/boolq")
+    parser.add_argument("task", metavar="TASK", help="a named task, such as helpdesk/intent or superglue/boolq")
     parser.add_argument("--split", default=split, help=f"train, validation or test (default {split})")
     parser.add_argument("--data-dir", metavar="DIR", help="a folder with its rows (default: SOFTPROMPTS_DATA, or the Hugging Face hub)")
     parser.add_argument("--task-word", action=argparse.BooleanOptionalAction, default=True, help="the task's name in front of its texts")

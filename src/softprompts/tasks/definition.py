@@ -39,18 +39,20 @@ class Definition:
 
     name: str
     hub: str
-    """The Hugging Face dataset, `id` or `id:config`."""
+    """The Hugging Face dataset, `id` or `id:config`; empty where the rows come along."""
     make: Maker
     metrics: tuple[str, ...]
     """The first one picks the best checkpoint."""
     labels: tuple[str, ...] = ()
     """Label words in the order of their numbers; none where the answer is free text."""
     word: str | None = None
-    """The task's word; none: the last part of its name."""
+    """The task's word; None: the last part of its name; empty: it has none."""
     columns: tuple[str, ...] = ()
     """The columns its input is made of."""
     splits: Mapping[str, str] = field(default_factory=dict)
     """Where the hub's or the folder's name of a split is another one."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The embedded file of each split, where the rows come along."""
     answer_length: int = 32
     """The most tokens of a free answer."""
     start_words: tuple[str, ...] = ()
@@ -58,11 +60,11 @@ class Definition:
 
     @property
     def prefix(self) -> str:
-        return self.word or self.name.rpartition("/")[2]
+        return self.name.rpartition("/")[2] if self.word is None else self.word
 
     def examples(self, row: Row, split: str, task_word: bool = True) -> Iterator[Example]:
         for example in self.make(row, split):
-            yield example._replace(input=f"{self.prefix} {example.input}") if task_word else example
+            yield example._replace(input=f"{self.prefix} {example.input}") if task_word and self.prefix else example
 
 
 def text_of(row: Row, column: str) -> str:

@@ -1,7 +1,7 @@
 """Form: how a row becomes the texts that a model reads and writes."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import UserError
@@ -11,6 +11,10 @@ from .sources import Row
 
 _FIELD = re.compile(r"\{([^{}]+)\}")
 """A column in a template: `{premise}`."""
+
+
+class UnknownLabelError(UserError):
+    """A label that has no word."""
 
 
 @dataclass(frozen=True)
@@ -66,23 +70,36 @@ class Form:
         value = _word(row, self.label)
         if self.words and value not in self.words:
             known = ", ".join(self.words)
-            raise UserError(f"{row.where}: the label {value!r} is none of {known}; mend it, or give it a word with --labels.")
+            raise UnknownLabelError(f"{row.where}: the label {value!r} is none of {known}.")
         return self.words.get(value, value)
 
-    def examples(self, rows: Sequence[Row], skip_bad: bool = False, split: str = "train") -> list[Example]:
-        """All rows, or the good ones; without `skip_bad`, the first bad row is named, and how many more there are."""
-        examples, bad = [], []
+    def check_columns(self, rows: Sequence[Row], fixes: Mapping[str, str] | None = None, labelled: bool = True) -> None:
+        """A column that no row has was misspelt, or is called otherwise there; `fixes` tells what to do about each."""
+        if self.definition is not None or not rows:
+            return
+        for column in [*self.columns, *([self.label] if labelled else [])]:
+            if not any(column in row.values for row in rows):
+                fix = (fixes or {}).get(column, f"rename one to {column!r}, which the prompt reads")
+                raise UserError(f"{_file(rows[0])} has no column {column!r}; its columns are {', '.join(rows[0].values)}: {fix}.")
+
+    def examples(self, rows: Sequence[Row], skip_bad: bool = False, split: str = "train", unknown: str = "") -> list[Example]:
+        """All rows, or the good ones; without `skip_bad`, the first bad row is named, and how many more there are.
+
+        `unknown` says what else may be done about a label that has no word.
+        """
+        examples, bad = list[Example](), list[UserError]()
         for row in rows:
             try:
                 examples += self.made(row, split)
             except UserError as error:
-                bad.append(str(error))
+                bad.append(error)
         if bad and not skip_bad:
-            more = f" ({len(bad) - 1} more such rows)" if len(bad) > 1 else ""
-            raise UserError(f"{bad[0]}{more} Mend it, or leave such rows out with --skip-bad-rows.")
+            more = f" ({len(bad) - 1} more such {'row' if len(bad) == 2 else 'rows'})" if len(bad) > 1 else ""
+            also = f", {unknown}," if unknown and isinstance(bad[0], UnknownLabelError) else ","
+            raise UserError(f"{bad[0]}{more} Mend it{also} or leave such rows out with --skip-bad-rows.")
         if not examples:
             first = f"; the first: {bad[0]}" if bad else "."
-            raise UserError(f"No row of {rows[0].where.rpartition(':')[0]} is usable{first}")
+            raise UserError(f"No row of {_file(rows[0])} is usable{first}")
         return examples
 
 
@@ -93,6 +110,11 @@ def check_template(template: str) -> str:
             f'The template {template!r} must name columns in braces, such as "premise: {{premise}} hypothesis: {{hypothesis}}".'
         )
     return template
+
+
+def _file(row: Row) -> str:
+    """Where a row stands, without its line."""
+    return row.where.rpartition(":")[0]
 
 
 def _word(row: Row, column: str) -> str:

@@ -56,7 +56,7 @@ class Mixture(Task):
 def load_mixture(config: TaskConfig, load: Callable[[TaskConfig], Task]) -> Mixture:
     """`a+b+c`, where each may be a benchmark's name too; each is loaded by `load`."""
     assert config.task is not None
-    names = [task for name in config.task.split("+") for task in BENCHMARKS.get(name.strip(), (name.strip(),))]
+    names = mixed_names(config.task)
     if len(set(names)) < len(names) or not all(names):
         raise UserError(f"The mixture {config.task} names a task twice, or none; name every task once, with + between.")
     tasks = tuple(load(dataclasses.replace(config, task=name)) for name in names)
@@ -65,6 +65,11 @@ def load_mixture(config: TaskConfig, load: Callable[[TaskConfig], Task]) -> Mixt
     metrics = (MEAN, *(f"{task.name}:{metric}" for task in tasks for metric in task.metrics))
     form = Form("{text}", "label", words, sentinel=config.sentinel)
     return Mixture(config.task, form, train, validation, metrics, 0, test, tasks, config.mixture_limit)
+
+
+def mixed_names(task: str) -> list[str]:
+    """The tasks of `a+b+c`."""
+    return [name for part in task.split("+") for name in BENCHMARKS.get(part.strip(), (part.strip(),))]
 
 
 def rates(sizes: Sequence[int], limit: int) -> list[float]:

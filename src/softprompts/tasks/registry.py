@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from ..errors import UserError
-from . import classification, generation, glue, qa, superglue
+from . import classification, generation, glue, qa, starter, superglue
 from .definition import Definition
 
 SUPERGLUE = tuple(f"superglue/{name}" for name in ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc"))
@@ -43,6 +43,7 @@ BENCHMARKS: Mapping[str, tuple[str, ...]] = {
 
 @cache
 def definitions() -> dict[str, Definition]:
+    """The tasks whose rows are elsewhere, by name."""
     modules = (superglue, glue, qa, classification, generation)
     return {definition.name: definition for module in modules for definition in module.DEFINITIONS}
 
@@ -50,8 +51,9 @@ def definitions() -> dict[str, Definition]:
 def definition(name: str) -> Definition:
     """By full name (`superglue/boolq`), or by the last part where only one task has it (`boolq`)."""
     known = definitions()
-    if name in known:
-        return known[name]
+    exact = known | {task.name: task for task in starter.DEFINITIONS}
+    if name in exact:
+        return exact[name]
     found = [task for task in known if task.rpartition("/")[2] == name]
     if len(found) == 1:
         return known[found[0]]

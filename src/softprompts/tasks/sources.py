@@ -66,6 +66,21 @@ def read_rows(name: str, split: str = "train", class_names: bool = True, few: Fe
     return rows
 
 
+def _comma_separated(path: Path) -> Iterator[Row]:
+    """Commas; or, as other languages' spreadsheets write it, semicolons or tabs, where the header has them and no comma between cells."""
+    cells = {delimiter: len(_header(path, delimiter)) for delimiter in ",;\t"}
+    return _separated(path, "," if cells[","] > 1 else max(cells, key=lambda delimiter: cells[delimiter]))
+
+
+def _header(path: Path, delimiter: str) -> list[str]:
+    """The first cells of a file; none where they are not well-formed."""
+    with _open(path) as file:
+        try:
+            return next((cells for cells in csv.reader(file, delimiter=delimiter, strict=True) if cells), [])
+        except csv.Error:
+            return []
+
+
 def _separated(path: Path, delimiter: str) -> Iterator[Row]:
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     with _open(path) as file:
@@ -130,7 +145,7 @@ def _dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
             loaded = datasets.load_dataset(place, config or None)
     except Exception as error:  # the library raises a dozen kinds for "not there"
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"{name} is neither a file nor a dataset that can be loaded ({reason})") from None
+        raise UserError(f"{name} is neither a file nor a dataset that can be loaded ({reason.rstrip('.')}).") from None
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}
     if split not in splits:
         raise NoSplitError(f"{name} has no split {split!r}; it has {', '.join(splits)}.")
@@ -146,12 +161,19 @@ def _dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
 def read_named(name: str, hub: str, split: str, other: str | None, folder: str | None, few: Few | None = None) -> list[Row]:
     """A split of a named task: from `folder`/NAME, or from the hub; `other` is what the split is called where its own name is not there."""
     if folder is None:
-        return read_rows(hub, other or split, class_names=False, few=few)
+        try:
+            return read_rows(hub, other or split, class_names=False, few=few)
+        except NoSplitError:
+            raise
+        except UserError as error:
+            here = f"put them in DIR/{name} and give --data-dir DIR (or set SOFTPROMPTS_DATA)"
+            raise UserError(f"The rows of {name} are not at hand: {str(error).rstrip('.')}; {here}.") from None
     if not Path(folder).is_dir():
         raise UserError(f"The data folder {folder} does not exist; name another with --data-dir, or leave it out to read the hub.")
     home = Path(folder) / name
     if not home.is_dir():
-        raise UserError(f"{folder} holds no {name}; leave --data-dir (and SOFTPROMPTS_DATA) out to read it from the hub as {hub}.")
+        hub = f"leave --data-dir (and SOFTPROMPTS_DATA) out to read it from the hub as {hub}"
+        raise UserError(f"{folder} holds no {name}; {hub}, or put its rows in {home}.")
     path = _file_of(home, split, other)
     if path is not None:
         return read_rows(str(path), few=few)
@@ -206,12 +228,17 @@ def read_predictions(path: Path) -> list[str]:
 
 def read_split(name: str, split: str) -> list[Row] | None:
     """The rows of a dataset's split; None where it has no such split, as a single file never has."""
-    if Path(name).is_file() or _reader(Path(name)) is not None:
+    if is_file(name):
         return None
     try:
         return read_rows(name, split)
     except NoSplitError:
         return None
+
+
+def is_file(name: str) -> bool:
+    """Whether a name means a single file, which has no splits, and no dataset."""
+    return Path(name).is_file() or _reader(Path(name)) is not None
 
 
 def _reader(path: Path) -> Callable[[Path], Iterator[Row]] | None:
@@ -229,7 +256,7 @@ def _open(path: Path) -> IO[str]:
 
 
 READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
-    ".csv": lambda path: _separated(path, ","),
+    ".csv": _comma_separated,
     ".tsv": lambda path: _separated(path, "\t"),
     ".jsonl": _lines,
     ".json": _lines,

@@ -19,7 +19,7 @@ from .draw import by_class, few_shot, held_out, sample, stratified_split
 from .form import Form, check_template
 from .metrics import METRICS, score, settled
 from .registry import definition
-from .sources import Few, NoSplitError, Row, has_named, read_named, read_rows, read_split
+from .sources import Few, NoSplitError, Row, has_named, is_file, read_named, read_rows, read_split
 from .starter import STARTERS
 from .text import PREFIX_LM, prefix_lm
 
@@ -110,12 +110,11 @@ def load_task(config: TaskConfig, part: Callable[[TaskConfig], Task] | None = No
         from .mixture import load_mixture
 
         return load_mixture(config, part or load_task)
-    if config.task == PREFIX_LM:
-        task = _prefix_lm(config)
-    elif config.task is not None and config.task not in STARTERS:
-        task = _named(config)
-    else:
-        task = _own(_resolved(config))
+    if config.task is not None and config.task not in (*STARTERS, PREFIX_LM):
+        return _chosen(config, _named(config))
+    if config.splits != "official":
+        raise UserError(f"--splits {config.splits} is for named tasks such as superglue/rte; leave it out.")
+    task = _prefix_lm(config) if config.task == PREFIX_LM else _own(_resolved(config))
     return _chosen(config, task)
 
 
@@ -124,7 +123,10 @@ def _own(config: TaskConfig) -> Task:
     assert config.train is not None
     rows = read_rows(config.train, few=_few(config))
     form = _form(config, rows)
-    train = form.examples(rows, config.skip_bad_rows)
+    flag = "--text" if config.template is None else "--template"
+    form.check_columns(rows, dict.fromkeys(form.columns, f"name one with {flag}") | {form.label: "name one with --label"})
+    unknown = "give it a word with --labels" if config.labels else ""
+    train = form.examples(rows, config.skip_bad_rows, unknown=unknown)
     skipped = len(rows) - len(train)
     if not config.labels:
         form = dataclasses.replace(form, words=_words(config, train))
@@ -132,12 +134,24 @@ def _own(config: TaskConfig) -> Task:
     if held is None:
         train, validation = stratified_split(train, 0.1, config.split_seed)
     else:
-        validation = form.examples(held, config.skip_bad_rows, "validation")
+        form.check_columns(held, dict.fromkeys((*form.columns, form.label), f"rename one as in {config.train}"))
+        validation = form.examples(held, config.skip_bad_rows, "validation", unknown)
         skipped += len(held) - len(validation)
     if len({e.target for e in train}) < 2:
         raise UserError(f"All training rows have the label {train[0].target!r}; there is nothing to learn from one class.")
     name = config.task or f"{config.train.rstrip('/').rpartition('/')[2]}:{form.label}"
     return Task(name, form, train, validation, ("accuracy", "macro_f1"), skipped)
+
+
+def own_split(config: TaskConfig, task: Task, split: str) -> list[Example]:
+    """One split of a loaded task, as it has it; of a dataset, any other that it holds."""
+    found = {"train": task.train, "validation": task.validation, "test": task.test}
+    there = [name for name, examples in found.items() if examples]
+    if split in there:
+        return found[split]
+    if config.train is not None and config.task is None and not is_file(config.train):
+        return task.form.examples(read_rows(config.train, split), config.skip_bad_rows, split)
+    raise NoSplitError(f"{task.name} has no split {split!r}; it has {', '.join(there)}.")
 
 
 def data_folder(config: TaskConfig) -> str | None:
@@ -162,7 +176,12 @@ def named_split(
 ) -> list[Example]:
     """One split of a named task, in the official order."""
     form = named_form(defined, task_word)
-    rows = read_named(defined.name, defined.hub, split, defined.splits.get(split), folder, few)
+    if defined.files:
+        if split not in defined.files:
+            raise NoSplitError(f"{defined.name} has no split {split!r}; it has {', '.join(defined.files)}.")
+        rows = read_rows(defined.files[split], few=few)
+    else:
+        rows = read_named(defined.name, defined.hub, split, defined.splits.get(split), folder, few)
     return form.examples(rows, skip_bad, split)
 
 
@@ -172,10 +191,8 @@ def named_form(defined: Definition, task_word: bool = True) -> Form:
 
 def _named(config: TaskConfig) -> Task:
     """A task of the registry, with official splits or SMoP's."""
-    given = [name for name in ("train", "text", "template", "label", "labels", "validation") if getattr(config, name) is not None]
     assert config.task is not None
-    if given:
-        raise UserError(f"--task {config.task} has its own {given[0]}; leave --{given[0]} out.")
+    _refuse(config, ("train", "text", "template", "label", "labels", "validation"))
     defined = definition(config.task)
     folder = data_folder(config)
     few = _few(config) if config.splits == "official" else None
@@ -197,6 +214,7 @@ def _named(config: TaskConfig) -> Task:
 
 
 def _prefix_lm(config: TaskConfig) -> Task:
+    _refuse(config, ("text", "template", "label", "labels"))
     if config.train is None:
         raise UserError(f"--task {PREFIX_LM} learns to go on with a text; name a text file with --train.")
     train, validation = prefix_lm(config.train, config.validation, config.split_seed)
@@ -224,6 +242,8 @@ def _chosen(config: TaskConfig, task: Task) -> Task:
         form = dataclasses.replace(form, before=before, after=after)
         train, validation, test = (form.designed(part) for part in (train, validation, test))
     if config.metric is not None:
+        if config.metric == "f1" and len(task.labels) not in (0, 2):
+            raise UserError(f"--metric f1 is of two classes, and {task.name} has {len(task.labels)}; take macro_f1.")
         metrics = (config.metric, *(name for name in task.metrics if name != config.metric))
     form = dataclasses.replace(form, sentinel=config.sentinel)
     return dataclasses.replace(task, form=form, train=train, validation=validation, test=test, metrics=metrics)
@@ -253,13 +273,18 @@ def _resolved(config: TaskConfig) -> TaskConfig:
         return config
     if config.train is not None:
         raise UserError("Both --task and --train are given; leave one out.")
-    given = [name for name in ("text", "label", "validation") if getattr(config, name) is not None]
-    if given:
-        raise UserError(f"--task {config.task} has its own {given[0]}; leave --{given[0]} out.")
+    _refuse(config, ("text", "label", "validation"))
     starter = STARTERS[config.task]
     if config.template is not None:
         starter = {name: value for name, value in starter.items() if name != "text"}
     return dataclasses.replace(config, **starter)
+
+
+def _refuse(config: TaskConfig, names: Sequence[str]) -> None:
+    """Settings that a task brings itself."""
+    given = next((name for name in names if getattr(config, name) is not None), None)
+    if given is not None:
+        raise UserError(f"--task {config.task} has its own {given}; leave --{given} out.")
 
 
 def _form(config: TaskConfig, rows: Sequence[Row]) -> Form:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .. import flags
 from ..api import Tuned, sections, tune_cohort, tune_config
-from ..command import make_parser, output_folder, scores, speaks, tell
+from ..command import make_parser, output_folder, scores, speaks, tell, wordless
 from ..errors import UserError
 from ..progress import CohortWatcher, ProgressWatcher
 from ..prompt.store import safe_name
@@ -89,6 +89,8 @@ def _summary(tuned: Tuned) -> str:
     card = tuned.card
     best = f"best at step {card['best_step']} of {card['steps']}"
     lines = [f"{card['task']['name']} on {card['backbone']['name']}: {scores(card)}, {best}"]
+    if why := wordless(card["invalid"], card["task"]["rows"]["validation"]):
+        lines.append(why)
     if card["task"]["rows"]["skipped"]:
         lines.append(f"{card['task']['rows']['skipped']} bad rows were left out")
     if card["stopped"]:
