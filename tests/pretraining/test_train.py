@@ -18,6 +18,8 @@ from softprompts.pretraining.command import main
 from softprompts.pretraining.config import PretrainConfig
 from softprompts.pretraining.train import Pretraining, pretrain
 
+from ..models import random_t5
+
 Make = Callable[..., PretrainConfig]
 
 
@@ -216,6 +218,13 @@ def test_a_model_that_is_no_t5_or_too_small_is_told(make: Make, tmp_path: Path, 
 
     with pytest.raises(UserError, match="fewer; take the tokenizer"):
         pretrain(make(from_model=str(tmp_path / "small"), tokenizer=str(EMBEDDED["t5-tiny"])), tmp_path / "run")
+
+
+def test_a_model_without_a_tokenizer_is_told(make: Make, tmp_path: Path) -> None:
+    random_t5().model.save_pretrained(tmp_path / "bare")
+    with pytest.raises(UserError, match=r"knows no words; take a copy of the model with its tokenizer files\.$"):
+        pretrain(make(from_model=str(tmp_path / "bare"), tokenizer=None, objectives={"prefix": 1}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_empty_corpus_is_told(make: Make, tmp_path: Path) -> None:

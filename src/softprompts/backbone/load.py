@@ -31,7 +31,7 @@ def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto"
     if dtype not in DTYPES:
         why = "T5 overflows in it" if dtype == "fp16" else "it is no type we run"
         raise UserError(f"A backbone cannot be loaded as {dtype}, because {why}; choose fp32 or bf16.")
-    where = str(EMBEDDED.get(name, name))
+    where = located(name)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     hush_hub()
     try:
@@ -43,9 +43,7 @@ def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto"
             )
         if config.model_type in MIXES_PADS:
             raise UserError(f"{name} is a {config.model_type} model, which lets pads change an answer; take another model.")
-        tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
-        if not tokenizer("x", add_special_tokens=False)["input_ids"]:
-            raise UserError(f"The tokenizer of {name} knows no words; take a copy of the model with its tokenizer files.")
+        tokenizer = read_tokenizer(name, **options)
         with quiet():
             loader = getattr(transformers, family.auto_class(config))
             model, told = loader.from_pretrained(where, dtype=DTYPES[dtype], output_loading_info=True, **options)
@@ -55,11 +53,40 @@ def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto"
     except UserError:
         raise
     except Exception as error:  # transformers raises a dozen kinds for a model that is not there, damaged or unknown
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(
-            f"The model {name!r} cannot be loaded: it must be {', '.join(EMBEDDED)}, a model folder or a hub id ({reason})"
-        ) from None
+        raise unloadable(name, error) from None
     return family(model.to(place), tokenizer, name)
+
+
+def located(name: str) -> str:
+    """Where transformers finds a model: an embedded one's folder, or the name itself, a folder or a hub id."""
+    return str(EMBEDDED.get(name, name))
+
+
+def read_tokenizer(name: str, **options: Any) -> Any:
+    """A model's own tokenizer. Of a folder without one, transformers fails in many ways, or makes one up that knows no words."""
+    import transformers
+
+    where, mend = located(name), "take a copy of the model with its tokenizer files"
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
+    except Exception as error:
+        if not Path(where).is_dir():
+            raise
+        raise UserError(f"{name} holds no tokenizer that can be read ({_first_line(error)}); {mend}.") from None
+    special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
+    if not any(word not in special and any(map(str.isalnum, word)) for word in tokenizer.get_vocab()):
+        raise UserError(f"The tokenizer of {name} knows no words; {mend}.")
+    return tokenizer
+
+
+def unloadable(name: str, error: Exception) -> UserError:
+    """The sentence for a model that is not there, damaged or unknown."""
+    known = f"{', '.join(EMBEDDED)}, a model folder, or a hub id that can be reached"
+    return UserError(f"The model {name!r} cannot be loaded ({_first_line(error)}); name {known}.")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: ")
 
 
 def default_dtype(device: torch.device) -> str:
