@@ -26,11 +26,7 @@ def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto"
     import transformers
 
     place = named_device(device)
-    if dtype == "auto":
-        dtype = default_dtype(place)
-    if dtype not in DTYPES:
-        why = "T5 overflows in it" if dtype == "fp16" else "it is no type we run"
-        raise UserError(f"A backbone cannot be loaded as {dtype}, because {why}; choose fp32 or bf16.")
+    dtype = named_dtype(dtype, place)
     where = located(name)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     hush_hub()
@@ -91,6 +87,16 @@ def _first_line(error: Exception) -> str:
 
 def default_dtype(device: torch.device) -> str:
     return "bf16" if device.type == "cuda" else "fp32"
+
+
+def named_dtype(name: str, device: torch.device) -> str:
+    """fp32 or bf16; auto: the device's own."""
+    if name == "auto":
+        return default_dtype(device)
+    if name not in DTYPES:
+        why = "T5 overflows in it" if name == "fp16" else "it is no type we run"
+        raise UserError(f"A backbone cannot be loaded as {name}, because {why}; choose fp32 or bf16.")
+    return name
 
 
 def named_device(name: str) -> torch.device:
