@@ -91,6 +91,9 @@ def coerce(name: str, value: Any, hint: Any) -> Any:
     try:
         return _as(value, hint, origin, arguments, name)
     except (TypeError, ValueError, OverflowError):
+        if origin is dict:
+            example = "span=1,prefix=1" if arguments[1] is float else "0=negative,1=positive"
+            raise UserError(f"{name} is {value!r}; write pairs with commas between them, such as {example}.") from None
         kind = hint.__name__ if origin is None else str(hint)
         raise UserError(f"{name} is {value!r}, which is no {kind}.") from None
 

@@ -135,6 +135,9 @@ def test_nobodys_work_is_overwritten(make: Make, tmp_path: Path) -> None:
         pretrain(make(), run)
     with pytest.raises(UserError, match="begins from"):
         pretrain(make(from_model=str(run)), run, overwrite=True)
+    with pytest.raises(UserError, match="20 sentinels"):
+        pretrain(make(objectives={"span": 1}, input_length=4000, batch_tokens=10000), run, overwrite=True)
+    assert (run / "training.json").exists(), "what cannot begin replaces nothing"
     pretrain(make(steps=3), run, overwrite=True)
     assert {line["step"] for line in lines(run)} == {2, 3}
     (run / "metrics.jsonl").unlink()
@@ -190,6 +193,14 @@ def test_the_command(make: Make, tmp_path: Path, capsys: Any) -> None:
         (["--objectives", "tasks=1"], "name files with --tasks"),
         (["--text", "x", "--objectives", "mask=1"], "no objective 'mask'"),
         (["--text", "x", "--objectives", "span=0"], "No objective has a share"),
+        (
+            ["--text", "x", "--objectives", "span"],
+            r"objectives is 'span'; write pairs with commas between them, such as span=1,prefix=1\.$",
+        ),
+        (["--text", "x", "--objectives", ""], "such as span=1,prefix=1"),
+        (["--text", "x", "--sentinels", "1", "--input-length", "128"], r"hide 7 spans, .* 1 sentinels; .* raise --sentinels"),
+        (["--text", __file__, "--vocabulary", "3"], r"vocabulary of 3 pieces is too small .*; raise --vocabulary"),
+        (["--text", __file__, "--vocabulary", "40"], r"vocabulary of 40 pieces is too small .*; raise --vocabulary"),
         (["--text", "x", "--target-length", "50"], "span corruption of inputs of 512 tokens writes 114"),
         (["--text", "x", "--batch-tokens", "500"], "one row takes 626"),
         (["--text", "x", "--batch-tokens", "2000", "--microbatches", "2"], "cannot be cut into 2 equal parts"),
@@ -206,6 +217,14 @@ def test_the_command(make: Make, tmp_path: Path, capsys: Any) -> None:
 def test_bad_settings_are_told(tmp_path: Path, flags: list[str], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         main([*flags, "--output", str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_text_that_is_too_short_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("the cat sat on the mat")
+    with pytest.raises(UserError, match="too few tokens"):
+        main(["--text", str(tmp_path / "short.txt"), "--vocabulary", "40", "--device", "cpu", "--output", str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_model_that_is_no_t5_or_too_small_is_told(make: Make, tmp_path: Path, words_folder: Path) -> None:

@@ -76,7 +76,7 @@ def write_model(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype) ->
 
 
 def write_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """The tokenizer's part of the folder, as soon as it is known: a run that goes on needs the same one."""
+    """The tokenizer's part of the folder."""
     _moved_in(folder, tokenizer.save_pretrained, "tokenizer.json")
 
 

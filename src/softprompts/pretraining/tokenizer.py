@@ -36,7 +36,12 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, sentinels: int, lengt
     trainer = trainers.UnigramTrainer(
         vocab_size=vocabulary, special_tokens=[PAD, EOS, UNK], unk_token=UNK, max_piece_length=16, show_progress=False
     )
-    made.train_from_iterator(_words(texts), trainer)
+    try:
+        made.train_from_iterator(_words(texts), trainer)
+    except Exception as error:  # tokenizers has no kind of its own
+        if "not large enough" not in str(error):
+            raise
+        raise UserError(f"A vocabulary of {vocabulary} pieces is too small for the characters of the text; raise --vocabulary.") from None
     if made.get_vocab_size() < 4:
         raise UserError("The data holds no text to train a tokenizer on; name other files.")
     made.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(sentinels))])
