@@ -128,6 +128,21 @@ def test_going_on_from_a_model(make: Make, tmp_path: Path) -> None:
     assert (tmp_path / "second" / "tokenizer.json").read_bytes() == (tmp_path / "first" / "tokenizer.json").read_bytes()
 
 
+def test_the_card_tells_the_sizes_of_the_model_and_no_others(make: Make, tmp_path: Path) -> None:
+    first = pretrain(make(steps=1, d_ff=48, tie=False), tmp_path / "first")
+    second = pretrain(make(steps=1, from_model=str(tmp_path / "first"), tokenizer=None, d_ff=999), tmp_path / "second")
+    assert first["model"] == second["model"]
+    assert (first["model"]["d_ff"], first["model"]["num_layers"], first["model"]["tie"]) == (48, 1, False)
+    assert first["config"]["d_ff"] == 48
+    assert not {"size", "d_ff", "tie", "vocabulary", "sentinels"} & second["config"].keys()
+
+
+@pytest.mark.parametrize("flags", [["--size", "tiny"], ["--d-model", "999"], ["--vocabulary", "300"], ["--no-tie"], ["--sentinels", "9"]])
+def test_sizes_are_for_a_new_model_alone(make: Make, tmp_path: Path, flags: list[str]) -> None:
+    with pytest.raises(UserError, match=r"is for a new model, and the one of --from has its own; leave it out\.$"):
+        main(["--text", make().text[0], "--from", "t5-tiny", *flags, "--output", str(tmp_path / "run")])
+
+
 def test_nobodys_work_is_overwritten(make: Make, tmp_path: Path) -> None:
     run = tmp_path / "run"
     pretrain(make(), run)

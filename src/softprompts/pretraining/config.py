@@ -15,6 +15,9 @@ SIZES: dict[str, dict[str, int]] = {
 }
 """tiny and mini are ours; small and base are T5 v1.1's."""
 
+NEW = ("vocabulary", "sentinels", "tokenizer_characters", "size", *SIZES["tiny"], "tie")
+"""Settings of a new model and its tokenizer; one to go on from has its own."""
+
 OBJECTIVES = ("span", "prefix", "tasks")
 
 
@@ -261,7 +264,8 @@ class PretrainConfig:
         return {name: getattr(self, name) or value for name, value in SIZES[self.size].items()}
 
     def plain(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """The settings that count."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if not (self.from_model and name in NEW)}
 
 
 def _positive(name: str, value: int | None, least: int) -> None:

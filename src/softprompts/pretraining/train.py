@@ -20,7 +20,7 @@ from ..lock import alone_in
 from .batches import Batches, Tokens, mixed
 from .config import PretrainConfig
 from .corpus import Corpus, file_digest, raw_texts, read_definitions, tokenised
-from .model import load_model, new_model, write_model, write_tokenizer
+from .model import load_model, new_model, sizes, write_model, write_tokenizer
 from .optim import learning_rate, make_optimizers
 from .progress import Watcher
 from .tokenizer import load_tokenizer, sample, train_tokenizer
@@ -286,6 +286,7 @@ def _card(run: Pretraining, corpora: dict[str, Corpus], losses: dict[str, dict[s
         "tokens_per_second": round(tokens / max(1e-9, run.seconds)),
         "losses": losses,
         "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
+        "model": sizes(run.model),
         "data": {
             name: {
                 "files": [{"name": Path(file).name, "sha256": file_digest(file)} for file in files[name]],
