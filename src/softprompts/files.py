@@ -37,6 +37,25 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
             beside.unlink(missing_ok=True)
 
 
+def check_writable(path: Path) -> None:
+    """Tell before long work that a file cannot be written; nothing is left of the try."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file in it.")
+    missing = [place for place in path.parents if not os.path.exists(place)]
+    beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.touch()
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror or error}); name another place.") from None
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            for place in missing:
+                place.rmdir()
+
+
 def sweep(folder: Path, names: Iterable[str]) -> None:
     """Remove what a killed process left beside these files."""
     for path in (Path(name) for name in names):

@@ -18,6 +18,8 @@ from softprompts.pretraining.command import main
 from softprompts.pretraining.config import PretrainConfig
 from softprompts.pretraining.train import Pretraining, pretrain
 
+from ..models import random_t5
+
 Make = Callable[..., PretrainConfig]
 
 
@@ -126,6 +128,21 @@ def test_going_on_from_a_model(make: Make, tmp_path: Path) -> None:
     assert (tmp_path / "second" / "tokenizer.json").read_bytes() == (tmp_path / "first" / "tokenizer.json").read_bytes()
 
 
+def test_the_card_tells_the_sizes_of_the_model_and_no_others(make: Make, tmp_path: Path) -> None:
+    first = pretrain(make(steps=1, d_ff=48, tie=False), tmp_path / "first")
+    second = pretrain(make(steps=1, from_model=str(tmp_path / "first"), tokenizer=None, d_ff=999), tmp_path / "second")
+    assert first["model"] == second["model"]
+    assert (first["model"]["d_ff"], first["model"]["num_layers"], first["model"]["tie"]) == (48, 1, False)
+    assert first["config"]["d_ff"] == 48
+    assert not {"size", "d_ff", "tie", "vocabulary", "sentinels"} & second["config"].keys()
+
+
+@pytest.mark.parametrize("flags", [["--size", "tiny"], ["--d-model", "999"], ["--vocabulary", "300"], ["--no-tie"], ["--sentinels", "9"]])
+def test_sizes_are_for_a_new_model_alone(make: Make, tmp_path: Path, flags: list[str]) -> None:
+    with pytest.raises(UserError, match=r"is for a new model, and the one of --from has its own; leave it out\.$"):
+        main(["--text", make().text[0], "--from", "t5-tiny", *flags, "--output", str(tmp_path / "run")])
+
+
 def test_nobodys_work_is_overwritten(make: Make, tmp_path: Path) -> None:
     run = tmp_path / "run"
     pretrain(make(), run)
@@ -133,6 +150,9 @@ def test_nobodys_work_is_overwritten(make: Make, tmp_path: Path) -> None:
         pretrain(make(), run)
     with pytest.raises(UserError, match="begins from"):
         pretrain(make(from_model=str(run)), run, overwrite=True)
+    with pytest.raises(UserError, match="20 sentinels"):
+        pretrain(make(objectives={"span": 1}, input_length=4000, batch_tokens=10000), run, overwrite=True)
+    assert (run / "training.json").exists(), "what cannot begin replaces nothing"
     pretrain(make(steps=3), run, overwrite=True)
     assert {line["step"] for line in lines(run)} == {2, 3}
     (run / "metrics.jsonl").unlink()
@@ -188,6 +208,14 @@ def test_the_command(make: Make, tmp_path: Path, capsys: Any) -> None:
         (["--objectives", "tasks=1"], "name files with --tasks"),
         (["--text", "x", "--objectives", "mask=1"], "no objective 'mask'"),
         (["--text", "x", "--objectives", "span=0"], "No objective has a share"),
+        (
+            ["--text", "x", "--objectives", "span"],
+            r"objectives is 'span'; give NAME=NUMBER pairs such as span=1,prefix=1\.$",
+        ),
+        (["--text", "x", "--objectives", ""], "such as span=1,prefix=1"),
+        (["--text", "x", "--sentinels", "1", "--input-length", "128"], r"hide 7 spans, .* 1 sentinels; .* raise --sentinels"),
+        (["--text", __file__, "--vocabulary", "3"], r"vocabulary of 3 pieces is too small .*; raise --vocabulary"),
+        (["--text", __file__, "--vocabulary", "40"], r"vocabulary of 40 pieces is too small .*; raise --vocabulary"),
         (["--text", "x", "--target-length", "50"], "span corruption of inputs of 512 tokens writes 114"),
         (["--text", "x", "--batch-tokens", "500"], "one row takes 626"),
         (["--text", "x", "--batch-tokens", "2000", "--microbatches", "2"], "cannot be cut into 2 equal parts"),
@@ -204,6 +232,14 @@ def test_the_command(make: Make, tmp_path: Path, capsys: Any) -> None:
 def test_bad_settings_are_told(tmp_path: Path, flags: list[str], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         main([*flags, "--output", str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_text_that_is_too_short_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("the cat sat on the mat")
+    with pytest.raises(UserError, match="too few tokens"):
+        main(["--text", str(tmp_path / "short.txt"), "--vocabulary", "40", "--device", "cpu", "--output", str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_model_that_is_no_t5_or_too_small_is_told(make: Make, tmp_path: Path, words_folder: Path) -> None:
@@ -216,6 +252,13 @@ def test_a_model_that_is_no_t5_or_too_small_is_told(make: Make, tmp_path: Path, 
 
     with pytest.raises(UserError, match="fewer; take the tokenizer"):
         pretrain(make(from_model=str(tmp_path / "small"), tokenizer=str(EMBEDDED["t5-tiny"])), tmp_path / "run")
+
+
+def test_a_model_without_a_tokenizer_is_told(make: Make, tmp_path: Path) -> None:
+    random_t5().model.save_pretrained(tmp_path / "bare")
+    with pytest.raises(UserError, match=r"knows no words; take a copy of the model with its tokenizer files\.$"):
+        pretrain(make(from_model=str(tmp_path / "bare"), tokenizer=None, objectives={"prefix": 1}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_empty_corpus_is_told(make: Make, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto"
     with _told(name), quiet():
         loader = getattr(transformers, family.auto_class(config))
         options: dict[str, Any] = {"output_loading_info": True, "trust_remote_code": trust_remote_code}
-        model, told = loader.from_pretrained(_place(name), dtype=DTYPES[dtype], **options)
+        model, told = loader.from_pretrained(located(name), dtype=DTYPES[dtype], **options)
         missing = sorted(name for name in told["missing_keys"] if not name.startswith("pooler."))  # nothing we ask for reads a pooler
         if missing:
             raise UserError(f"The checkpoint of {name} lacks {len(missing)} weights, the first {missing[0]}; take a whole copy of it.")
@@ -43,7 +43,7 @@ def examine(name: str, trust_remote_code: bool = False) -> tuple[type[Backbone],
 
     hush_hub()
     with _told(name):
-        config = transformers.AutoConfig.from_pretrained(_place(name), trust_remote_code=trust_remote_code)
+        config = transformers.AutoConfig.from_pretrained(located(name), trust_remote_code=trust_remote_code)
         family = next((f for f in FAMILIES if f.fits(config)), None)
         if family is None:
             raise UserError(
@@ -51,14 +51,8 @@ def examine(name: str, trust_remote_code: bool = False) -> tuple[type[Backbone],
             )
         if config.model_type in MIXES_PADS:
             raise UserError(f"{name} is a {config.model_type} model, which lets pads change an answer; take another model.")
-        tokenizer = transformers.AutoTokenizer.from_pretrained(_place(name), trust_remote_code=trust_remote_code)
-        if not tokenizer("x", add_special_tokens=False)["input_ids"]:
-            raise UserError(f"The tokenizer of {name} knows no words; take a copy of the model with its tokenizer files.")
+        tokenizer = read_tokenizer(name, trust_remote_code=trust_remote_code)
     return family, config, tokenizer
-
-
-def _place(name: str) -> str:
-    return str(EMBEDDED.get(name, name))
 
 
 @contextmanager
@@ -69,25 +63,59 @@ def _told(name: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # transformers raises a dozen kinds for a model that is not there, damaged or unknown
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(
-            f"The model {name!r} cannot be loaded: it must be {', '.join(EMBEDDED)}, a model folder or a hub id ({reason})"
-        ) from None
+        raise unloadable(name, error) from None
 
 
 def placed(device: str, dtype: str) -> tuple[torch.device, str]:
     """Where a backbone goes and as what, autos settled."""
     place = named_device(device)
-    if dtype == "auto":
-        dtype = default_dtype(place)
-    if dtype not in DTYPES:
-        why = "T5 overflows in it" if dtype == "fp16" else "it is no type we run"
-        raise UserError(f"A backbone cannot be loaded as {dtype}, because {why}; choose fp32 or bf16.")
-    return place, dtype
+    return place, named_dtype(dtype, place)
+
+
+def located(name: str) -> str:
+    """Where transformers finds a model: an embedded one's folder, or the name itself, a folder or a hub id."""
+    return str(EMBEDDED.get(name, name))
+
+
+def read_tokenizer(name: str, **options: Any) -> Any:
+    """A model's own tokenizer. Of a folder without one, transformers fails in many ways, or makes one up that knows no words."""
+    import transformers
+
+    where, mend = located(name), "take a copy of the model with its tokenizer files"
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
+    except Exception as error:
+        if not Path(where).is_dir():
+            raise
+        raise UserError(f"{name} holds no tokenizer that can be read ({_first_line(error)}); {mend}.") from None
+    special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
+    if not any(word not in special and any(map(str.isalnum, word)) for word in tokenizer.get_vocab()):
+        raise UserError(f"The tokenizer of {name} knows no words; {mend}.")
+    return tokenizer
+
+
+def unloadable(name: str, error: Exception) -> UserError:
+    """The sentence for a model that is not there, damaged or unknown."""
+    known = f"{', '.join(EMBEDDED)}, a model folder, or a hub id that can be reached"
+    return UserError(f"The model {name!r} cannot be loaded ({_first_line(error)}); name {known}.")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: ")
 
 
 def default_dtype(device: torch.device) -> str:
     return "bf16" if device.type == "cuda" else "fp32"
+
+
+def named_dtype(name: str, device: torch.device) -> str:
+    """fp32 or bf16; auto: the device's own."""
+    if name == "auto":
+        return default_dtype(device)
+    if name not in DTYPES:
+        why = "T5 overflows in it" if name == "fp16" else "it is no type we run"
+        raise UserError(f"A backbone cannot be loaded as {name}, because {why}; choose fp32 or bf16.")
+    return name
 
 
 def named_device(name: str) -> torch.device:

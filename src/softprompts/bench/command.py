@@ -5,12 +5,11 @@ import dataclasses
 import importlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from ..command import Parser, tell
+from ..command import Parser, some_place, tell
 from ..errors import UserError
-from ..files import write_json
+from ..files import check_writable, write_json
 from .tables import table
 
 BENCHMARKS = {
@@ -45,6 +44,8 @@ def main(argv: Sequence[str], prog: str = "softprompts bench ") -> int:
         raise UserError(f"There is no benchmark {name!r}; choose one of {', '.join(BENCHMARKS)}.")
     module = importlib.import_module(f".{name}", __package__)
     options, settings = _parsed(name, module.Settings, rest, prog)
+    if options.output is not None:
+        check_writable(options.output)
     try:
         for part in module.measure(settings, _unsaid if options.quiet else say):
             result = {"benchmark": name, **part}
@@ -83,7 +84,7 @@ def _parsed(name: str, kind: type, argv: Sequence[str], prog: str) -> tuple[argp
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--output", metavar="FILE", type=Path, help="where the result goes as JSON")
+    parser.add_argument("--output", metavar="FILE", type=some_place, help="where the result goes as JSON")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--quiet", action="store_true", help="no progress lines")
     docs = _docs(kind)

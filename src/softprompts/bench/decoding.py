@@ -49,7 +49,7 @@ class Settings(Common):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes = all(part.isdigit() and int(part) for part in self.batches.split(","))
+        sizes = all(part.isdecimal() and int(part) for part in self.batches.split(","))
         if min(self.prompt, self.text, self.new_tokens, self.rounds) < 1 or not sizes:
             raise UserError("Tokens and rounds must be at least 1, and --batches numbers such as 1,16,64.")
 

@@ -44,7 +44,16 @@ class Common:
     threads: int = 0
     """Threads on a CPU; 0: torch's own choice."""
 
+    warmup: int = 2
+    """Times before those that are timed."""
+
     def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**31:
+            raise UserError(f"The seed is {self.seed}; it must be from 0 to below 2,147,483,648.")
+        if not 0 <= self.threads <= 1024:
+            raise UserError(f"--threads is {self.threads}; it must be from 1 to 1,024, or 0.")
+        if self.warmup < 0:
+            raise UserError(f"--warmup is {self.warmup}; it must not be negative.")
         if self.threads:
             torch.set_num_threads(self.threads)
 

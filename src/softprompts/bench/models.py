@@ -6,7 +6,7 @@ import torch
 
 from ..backbone import Backbone, Causal, EncoderDecoder, load_backbone
 from ..backbone.backbone import DTYPES
-from ..backbone.load import EMBEDDED, default_dtype, named_device
+from ..backbone.load import EMBEDDED, named_device, named_dtype
 
 T5 = {
     "t5-base": {"d_model": 768, "d_kv": 64, "d_ff": 2048, "num_layers": 12, "num_decoder_layers": 12, "num_heads": 12},
@@ -34,7 +34,7 @@ def load(name: str, dtype: str, device: str, seed: int) -> Backbone:
     import transformers
 
     place = named_device(device)
-    kind = DTYPES[default_dtype(place) if dtype == "auto" else dtype]
+    kind = DTYPES[named_dtype(dtype, place)]
     tokenizer = transformers.AutoTokenizer.from_pretrained(EMBEDDED["t5-tiny"])
     torch.manual_seed(seed)
     with place:

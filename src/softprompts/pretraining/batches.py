@@ -126,11 +126,7 @@ class Batches:
         config = self.config
         length, _ = span_lengths(config.input_length, config.noise, config.span)
         spans = noise_counts(length, config.noise, config.span)[1]
-        if spans > len(sentinels):
-            raise UserError(
-                f"Inputs of {config.input_length} tokens hide {spans} spans, and the tokenizer has {len(sentinels)} sentinels; shorten "
-                "--input-length, or take a tokenizer with more."
-            )
+        config.check_sentinels(len(sentinels), "take a tokenizer with more")
         self.sentinels = torch.tensor(sentinels[:spans], device=self.device)
         self.texts = self._windows(length, 0)
         self.makers["span"] = self._span

@@ -10,7 +10,8 @@ from typing import Any
 
 from ..choice import from_mapping
 from ..command import make_parser, tell
-from .config import PretrainConfig
+from ..errors import UserError
+from .config import NEW, PretrainConfig
 
 EXAMPLES = """softprompts pretrain --text wiki.txt.bz2,books.txt.xz --tokens 1e9 --output models/mine
   softprompts pretrain --text wiki.txt --tasks tasks.jsonl.xz --objectives span=0.45,prefix=0.2,tasks=0.35 --output models/mine
@@ -53,6 +54,9 @@ def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     given = vars(parser.parse_args(argv))
     names = [field.name for field in dataclasses.fields(PretrainConfig)]
     settings = {name: given.pop(name) for name in names if name in given}
+    unused = [name for name in NEW if name in settings and "from_model" in settings]
+    if unused:
+        raise UserError(f"--{unused[0].replace('_', '-')} is for a new model, and the one of --from has its own; leave it out.")
     return argparse.Namespace(**given), settings
 
 

@@ -15,6 +15,9 @@ SIZES: dict[str, dict[str, int]] = {
 }
 """tiny and mini are ours; small and base are T5 v1.1's."""
 
+NEW = ("vocabulary", "sentinels", "tokenizer_characters", "size", *SIZES["tiny"], "tie")
+"""Settings of a new model and its tokenizer; one to go on from has its own."""
+
 OBJECTIVES = ("span", "prefix", "tasks")
 
 
@@ -201,6 +204,8 @@ class PretrainConfig:
                 f"span corruption of inputs of {self.input_length} tokens writes {needed}" if "span" in self.shares else "it is too short"
             )
             raise UserError(f"target_length is {self.target_length}, and {told}; give a longer one, or none.")
+        if "span" in self.shares and not (self.tokenizer or self.from_model):
+            self.check_sentinels(self.sentinels, "raise --sentinels")
         row = self.input_length + self.written
         if self.rows < 1:
             raise UserError(f"batch_tokens is {self.batch_tokens}, and one row takes {row}; give at least that.")
@@ -209,6 +214,13 @@ class PretrainConfig:
         for name, count in self.rows_of.items():
             if count == 0:
                 raise UserError(f"The share of {name} is less than one of {self.rows} rows; raise it, or --batch-tokens.")
+
+    def check_sentinels(self, there: int, mend: str) -> None:
+        """Every span that is hidden needs one."""
+        spans = noise_counts(span_lengths(self.input_length, self.noise, self.span)[0], self.noise, self.span)[1]
+        if spans > there:
+            hidden = f"Inputs of {self.input_length} tokens hide {spans} spans"
+            raise UserError(f"{hidden}, and the tokenizer has {there} sentinels; shorten --input-length, or {mend}.")
 
     @property
     def shares(self) -> dict[str, float]:
@@ -252,7 +264,8 @@ class PretrainConfig:
         return {name: getattr(self, name) or value for name, value in SIZES[self.size].items()}
 
     def plain(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """The settings that count."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if not (self.from_model and name in NEW)}
 
 
 def _positive(name: str, value: int | None, least: int) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import UserError
 from ..files import read_json, write_json
-from .config import PretrainConfig
+from .config import SIZES, PretrainConfig
 
 FAMILY = ("t5", "mt5", "umt5")
 ROUND = 128
@@ -59,24 +59,36 @@ def load_model(config: PretrainConfig, words: int) -> Any:
     return model
 
 
+def tied(model: Any) -> bool:
+    """Whether the embeddings are the output's matrix too."""
+    return model.lm_head.weight is model.get_input_embeddings().weight
+
+
+def sizes(model: Any) -> dict[str, Any]:
+    """What the model is, whatever the settings say."""
+    config = model.config
+    kind = {"model_type": config.model_type, "feed_forward_proj": config.feed_forward_proj, "tie": tied(model)}
+    return {**kind, "vocab_size": config.vocab_size, **{name: getattr(config, name) for name in SIZES["tiny"]}}
+
+
 def write_model(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype) -> None:
     """A Hugging Face folder; every file is moved in whole, the config last."""
     from ..backbone.load import quiet
 
-    tied = model.lm_head.weight is model.get_input_embeddings().weight
+    one = tied(model)
 
     def save(beside: Path) -> None:
         with quiet():
             model.to(dtype).save_pretrained(beside)
             tokenizer.save_pretrained(beside)
         settings = read_json(beside / "config.json")
-        write_json(beside / "config.json", {**settings, "tie_word_embeddings": tied})
+        write_json(beside / "config.json", {**settings, "tie_word_embeddings": one})
 
     _moved_in(folder, save, "config.json")
 
 
 def write_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """The tokenizer's part of the folder, as soon as it is known: a run that goes on needs the same one."""
+    """The tokenizer's part of the folder."""
     _moved_in(folder, tokenizer.save_pretrained, "tokenizer.json")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ..backbone.load import read_tokenizer
 from ..errors import UserError
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
@@ -35,7 +36,12 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, sentinels: int, lengt
     trainer = trainers.UnigramTrainer(
         vocab_size=vocabulary, special_tokens=[PAD, EOS, UNK], unk_token=UNK, max_piece_length=16, show_progress=False
     )
-    made.train_from_iterator(_words(texts), trainer)
+    try:
+        made.train_from_iterator(_words(texts), trainer)
+    except Exception as error:  # tokenizers has no kind of its own
+        if "not large enough" not in str(error):
+            raise
+        raise UserError(f"A vocabulary of {vocabulary} pieces is too small for the characters of the text; raise --vocabulary.") from None
     if made.get_vocab_size() < 4:
         raise UserError("The data holds no text to train a tokenizer on; name other files.")
     made.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(sentinels))])
@@ -64,14 +70,9 @@ def wrapped(made: Any, sentinels: int, length: int) -> Any:
 
 def load_tokenizer(folder: str | Path) -> Any:
     """The tokenizer of a model's folder."""
-    from transformers import AutoTokenizer
-
     if not Path(folder).is_dir():
         raise UserError(f"The tokenizer's folder {folder} does not exist.")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except Exception as error:  # transformers raises many kinds for a folder that holds no tokenizer
-        raise UserError(f"{folder} holds no tokenizer that can be read ({' '.join(str(error).split())[:200]}).") from None
+    tokenizer = read_tokenizer(str(folder))
     if getattr(tokenizer, "backend_tokenizer", None) is None or tokenizer.eos_token_id is None or tokenizer.pad_token_id != 0:
         raise UserError(f"The tokenizer in {folder} is no T5's: it needs a tokenizer.json, an end mark and <pad> as its first token.")
     return tokenizer

@@ -20,7 +20,7 @@ from ..lock import alone_in
 from .batches import Batches, Tokens, mixed
 from .config import PretrainConfig
 from .corpus import Corpus, file_digest, raw_texts, read_definitions, tokenised
-from .model import load_model, new_model, write_model, write_tokenizer
+from .model import load_model, new_model, sizes, write_model, write_tokenizer
 from .optim import learning_rate, make_optimizers
 from .progress import Watcher
 from .tokenizer import load_tokenizer, sample, train_tokenizer
@@ -166,15 +166,15 @@ def pretrain(config: PretrainConfig, folder: Path, overwrite: bool = False, watc
             raise UserError(f"{folder} is what the run begins from; name another --output.")
     with alone_in(folder):
         _open(folder, overwrite)
-        return _trained(config, folder, watcher)
+        return _trained(config, folder, not overwrite and (folder / CHECKPOINT).exists(), watcher)
 
 
-def _trained(config: PretrainConfig, folder: Path, watcher: Watcher) -> dict[str, Any]:
+def _trained(config: PretrainConfig, folder: Path, resumed: bool, watcher: Watcher) -> dict[str, Any]:
     device = named_device(config.device)
     definitions = read_definitions(config.definitions)
     for name in (*config.text, *config.tasks):
         file_digest(name)  # missing files are told before long work
-    tokenizer = _tokenizer(config, folder, watcher)
+    tokenizer = _tokenizer(config, folder if resumed else None, watcher)
     corpora: dict[str, Corpus] = {}
     for kind, files, wanted in (("text", config.text, config.reads_text), ("tasks", config.tasks, "tasks" in config.shares)):
         if wanted:
@@ -182,8 +182,11 @@ def _trained(config: PretrainConfig, folder: Path, watcher: Watcher) -> dict[str
                 corpora[kind] = tokenised(kind, files, tokenizer, definitions, config.processes, bar.tokens)
     model = load_model(config, len(tokenizer)) if config.from_model else new_model(config, len(tokenizer))
     run = Pretraining(config, model, tokenizer, corpora, device)
-    if (folder / CHECKPOINT).exists():
+    if resumed:
         run.load(folder)
+    else:
+        _clear(folder)
+        write_tokenizer(tokenizer, folder)  # a run that goes on needs the same one
     _keep_metrics(folder, run.step)
     losses = _loop(run, folder, watcher)
     card = _card(run, corpora, losses)
@@ -239,23 +242,24 @@ def _open(folder: Path, overwrite: bool) -> None:
     if (folder / CARD).exists() and not overwrite:
         raise UserError(f"{folder} already holds a model; choose another --output, or replace it with --overwrite.")
     sweep(folder, (CHECKPOINT, CARD))
-    if overwrite:
-        for name in (CARD, CHECKPOINT):
-            (folder / name).unlink(missing_ok=True)
 
 
-def _tokenizer(config: PretrainConfig, folder: Path, watcher: Watcher) -> Any:
+def _clear(folder: Path) -> None:
+    """What is overwritten goes when nothing can be refused any more."""
+    for name in (CARD, CHECKPOINT):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _tokenizer(config: PretrainConfig, begun: Path | None, watcher: Watcher) -> Any:
     """The one asked for, the one of the model to go on from, the one a run under way began with, or a new one."""
     given = config.tokenizer or config.from_model
     if given is not None:
         return load_tokenizer(given)
-    if (folder / CHECKPOINT).exists():
-        return load_tokenizer(folder)
+    if begun is not None:
+        return load_tokenizer(begun)
     with watcher.bar("training a tokenizer", None):
         texts = sample(raw_texts(config.text, config.tasks), config.tokenizer_characters, config.seed)
-        tokenizer = train_tokenizer(texts, config.vocabulary, config.sentinels, config.input_length)
-    write_tokenizer(tokenizer, folder)
-    return tokenizer
+        return train_tokenizer(texts, config.vocabulary, config.sentinels, config.input_length)
 
 
 def _keep_metrics(folder: Path, step: int) -> None:
@@ -282,6 +286,7 @@ def _card(run: Pretraining, corpora: dict[str, Corpus], losses: dict[str, dict[s
         "tokens_per_second": round(tokens / max(1e-9, run.seconds)),
         "losses": losses,
         "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
+        "model": sizes(run.model),
         "data": {
             name: {
                 "files": [{"name": Path(file).name, "sha256": file_digest(file)} for file in files[name]],
