@@ -28,7 +28,7 @@ def test_the_first_difference_is_told_and_what_is_new_was_as_usual(old: Any, new
     ("value", "hint", "told"),
     [
         ("positive,negative", dict[str, str] | None, "x is 'positive,negative'; give VALUE=WORD pairs such as 0=negative,1=positive."),
-        ("span", dict[str, float], "x is 'span'; give NAME=VALUE pairs, each a number."),
+        ("span", dict[str, float], "x is 'span'; give NAME=NUMBER pairs such as span=1,prefix=1."),
         ("ten", int, "x is 'ten'; give a whole number."),
         (2.5, int | None, "x is 2.5; give a whole number."),
         ("fast", float, "x is 'fast'; give a number."),
