@@ -203,6 +203,16 @@ def test_answers_that_are_no_label_are_told(toy_csv: Path, tmp_path: Path, capsy
     assert "in 2 of 2 runs over a fifth of the answers were no label; tune with more --steps" in capsys.readouterr().out
 
 
+def test_what_was_done_before_is_told(toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*own_data(toy_csv), "--checkpoint-every", "2", "--output", str(tmp_path / "run")]
+    assert main(command) == 0
+    first = capsys.readouterr().out
+    assert "training took" in first
+    assert "going on" not in first
+    assert main(command) == 0
+    assert "the run had finished before; --overwrite tunes it anew" in capsys.readouterr().out
+
+
 def test_predict_reads_standard_input(tuned: Path) -> None:
     command = [sys.executable, "-m", "softprompts.cli", "predict", str(tuned), "-", "--scoring", "labels"]
     told = subprocess.run(command, input="one line\n\nanother line\n", capture_output=True, text=True, check=True)

@@ -73,6 +73,8 @@ def test_an_interrupted_run_goes_on_bit_for_bit(toy_csv: Path, tmp_path: Path, p
     last = Watch()
     parts = tune_config(wanted, tmp_path / "parts", watcher=last, backbone=model_for(preset))
     assert last.steps == [9, 10, 11, 12], "it goes on from the checkpoint of step 8, not from the start"
+    assert (whole.cost or {})["from_step"] == 0
+    assert (parts.cost or {})["from_step"] == 8
     for name in ("checkpoint.safetensors", "prompt.safetensors"):
         one, other = (read_tensors(tmp_path / place / name)[0] for place in ("whole", "parts"))
         assert one.keys() == other.keys()

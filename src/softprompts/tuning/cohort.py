@@ -66,17 +66,18 @@ class Cohort:
 
     def train(self) -> None:
         """Until every run has taken its last step or has stopped; one that stops leaves the others alone."""
-        begun, learning = time.monotonic(), [run for run, _ in self.members if not run.finished]
-        before = learning[0].backbone.effort() if learning else {}
+        begun, learning = time.monotonic(), {run: run.step for run, _ in self.members if not run.finished}
+        before = next(iter(learning)).backbone.effort() if learning else {}
         self._after_step([member for member in self.members if member[0].steps == 0])  # nothing to learn: judged as they are
         while active := [member for member in self.members if not member[0].finished]:
             self.step()
             for run, _ in active:
                 self.watcher.stepped(run)
             self._after_step(active)
-        for run in learning:
+        for run, step in learning.items():
             peak, seconds = run.backbone.peak(), time.monotonic() - begun
             run.cost = {"runs": len(learning), "seconds": round(seconds, 1), "peak_gib": None if peak is None else round(peak, 2)}
+            run.cost["from_step"] = step
             run.cost |= {name: number - before[name] for name, number in run.backbone.effort().items()}
 
     def step(self) -> None:

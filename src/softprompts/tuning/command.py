@@ -100,6 +100,9 @@ def _summary(tuned: Tuned) -> str:
         lines.append(f"{card['cut_texts']} of {card['task']['rows']['train']} training texts were cut to {most} tokens, prompt included")
     if tuned.cost is not None:
         most = "" if tuned.cost["peak_gib"] is None else f" and {tuned.cost['peak_gib']:.1f} GiB at most"
-        lines.append(f"training took {tuned.cost['seconds']:.0f} s{most}")
+        resumed = f", going on from step {tuned.cost['from_step']}" if tuned.cost["from_step"] else ""
+        lines.append(f"training took {tuned.cost['seconds']:.0f} s{most}{resumed}")
+    elif card["steps"]:
+        lines.append("the run had finished before; --overwrite tunes it anew")
     lines.append(f"the prompt, its card and its learning curve are in {tuned.folder}")
     return "\n".join(lines)
