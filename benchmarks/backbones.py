@@ -12,19 +12,20 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from softprompts import tune
-from softprompts.api import Tuned
+from softprompts.api import Tuned, sections
 from softprompts.backbone import load_backbone
 from softprompts.choice import from_mapping
 from softprompts.errors import UserError
 from softprompts.files import read_json, write_json, write_text
 from softprompts.prompt.store import safe_name
 from softprompts.tasks import TaskConfig, load_task
+from softprompts.tuning.lists import run_configs
 
 TASKS = (
     *("glue/sst2", "textcls/trec", "textcls/agnews", "textcls/cr", "glue/mrpc"),
@@ -41,6 +42,21 @@ def settings(tasks: Sequence[str], seeds: Sequence[int], steps: int = 1000, **ot
     defaults = {"preset": "prompt-tuning", "batch_size": 32, "prompt": {"length": 20}, "metric": "accuracy"}
     made = {"task": list(tasks), "seed": list(seeds), "steps": steps, "evaluate_every": every, "checkpoint_every": every, **defaults}
     return made | {name: value for name, value in others.items() if value is not None}
+
+
+def numbers(seeds: str) -> list[int]:
+    """The seeds of a flag."""
+    if not all(part.strip().isdecimal() for part in seeds.split(",")):
+        raise UserError(f"--seeds is {seeds!r}; write whole numbers with commas between them, such as 0,1,2.")
+    return [int(part) for part in seeds.split(",")]
+
+
+def check(given: Mapping[str, Any], folders: Iterable[Path]) -> None:
+    """Tell what is wrong with a measure's settings before long work, and with its tasks' rows unless all folders are measured already."""
+    tasks = {str(member.config.task): member.config.task for member in run_configs(sections(given))}
+    if not all((folder / SCORES).exists() for folder in folders):
+        for task in tasks.values():
+            load_task(task)
 
 
 def measure(model: str, folder: Path, given: Mapping[str, Any], also: Sequence[str] = ()) -> dict[str, Any]:
@@ -134,10 +150,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if len({safe_name(name) for name, _ in names}) < len(names):
             raise UserError("Two models have the same name; write NAME=MODEL.")
         given = settings(
-            [task.strip() for task in options.tasks.split(",")], [int(seed) for seed in options.seeds.split(",")], options.steps,
+            [task.strip() for task in options.tasks.split(",")], numbers(options.seeds), options.steps,
             evaluate_every=options.evaluate_every, preset=options.preset, batch_size=options.batch_size, prompt={"length": options.length},
             lr=options.lr, cap_validation=options.cap_validation, data_dir=options.data_dir, device=options.device,
         )  # fmt: skip
+        check(given, [options.output / safe_name(name) for name, _ in names])
+        for _, model in names[1:]:
+            load_backbone(model, device="cpu")  # one that is not there is told before the first is measured
         for name, model in names:
             records[name] = measure(model, options.output / safe_name(name), given)
             print(f"{name}: {_cell(records[name]['mean'])} in {records[name]['seconds']:.0f} s", file=sys.stderr, flush=True)

@@ -20,13 +20,13 @@ from typing import Any
 
 from softprompts.errors import UserError
 from softprompts.files import read_json, write_atomically, write_json, write_text
-from softprompts.pretraining.config import PretrainConfig
+from softprompts.pretraining.config import SIZES, PretrainConfig
 from softprompts.pretraining.progress import Watcher
 from softprompts.pretraining.train import CARD, ELSEWHERE, FailedError, pretrain
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from backbones import about, measure, settings, spread, table  # noqa: E402
+from backbones import about, check, measure, numbers, settings, spread, table  # noqa: E402
 
 SHARES = (10, 25, 50, 100)
 """Per cent of the extra tokens."""
@@ -170,22 +170,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = parsed(sys.argv[1:] if argv is None else argv)
         folder: Path = options.output
-        asked = {name: (config, folder / "models" / name, options.jobs > 1) for name, config in models(options, folder / "models").items()}
-        cards = each(1, made, {"span": asked.pop("span")})
-        cards |= each(options.jobs, made, asked)
         given = settings(
-            options.tasks.split(","), [int(seed) for seed in options.seeds.split(",")], options.steps, batch_size=options.batch_size,
+            options.tasks.split(","), numbers(options.seeds), options.steps, batch_size=options.batch_size,
             prompt={"length": options.length}, cap_validation=options.cap_validation, scoring=options.scoring, data_dir=options.data_dir,
             device=options.device,
         )  # fmt: skip
+        cohorts = {name: folder / "runs" / f"{model}{'-sentinel' * bool(more)}" for name, (model, more) in VARIANTS.items()}
+        check(given, cohorts.values())
+        asked = {name: (config, folder / "models" / name, options.jobs > 1) for name, config in models(options, folder / "models").items()}
+        cards = each(1, made, {"span": asked.pop("span")})
+        cards |= each(options.jobs, made, asked)
         also = () if options.scoring == "labels" else ("labels",)
         records = each(
             options.jobs,
             measure,
-            {
-                name: (str(folder / "models" / model), folder / "runs" / f"{model}{'-sentinel' * bool(more)}", given | more, also)
-                for name, (model, more) in VARIANTS.items()
-            },
+            {name: (str(folder / "models" / model), cohorts[name], given | more, also) for name, (model, more) in VARIANTS.items()},
         )
         print(report(cards, records, given, folder))
     except FailedError as error:
@@ -203,7 +202,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="a small scale that two CPU cores take two minutes for")
     parser.add_argument("--text", help="text files to learn from, with commas between")
     parser.add_argument("--tokenizer", help="a folder with the tokenizer to use (default: one is trained on the text)")
-    parser.add_argument("--size", default="tiny", help="the model's size, as softprompts pretrain has it")
+    parser.add_argument("--size", default="tiny", choices=SIZES, help="the model's size, as softprompts pretrain has it")
     parser.add_argument("--tokens", type=float, help="tokens of span corruption")
     parser.add_argument("--extra-tokens", type=float, help="tokens of 100 %% adaptation")
     parser.add_argument("--batch-tokens", type=int, help="tokens of a step of pretraining")

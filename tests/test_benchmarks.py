@@ -86,6 +86,31 @@ def test_backbones_are_measured_side_by_side_and_not_again(tmp_path: Path, capsy
     assert "with other settings" in capsys.readouterr().err
 
 
+WRONG = [
+    (["--seeds", "0,x"], "--seeds is '0,x'; write whole numbers with commas between them, such as 0,1,2."),
+    (["--seeds", ""], "--seeds is ''; write whole numbers"),
+    (["--tasks", "helpdesk/urgency,helpdesk/none"], "There is no task 'helpdesk/none'"),
+    (["--tasks", "glue/sst2", "--data-dir", "gone"], "The data folder gone does not exist"),
+    (["--steps", "0"], "steps is 0; it must be at least 1."),
+    (["--preset", "none"], "There is no preset 'none'"),
+    (["t5-gone"], "The model 't5-gone' cannot be loaded"),
+]
+
+
+@pytest.mark.parametrize(("flags", "sentence"), WRONG)
+def test_settings_are_checked_before_the_first_backbone_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: list[str], sentence: str
+) -> None:
+    sys.path.insert(0, str(BENCHMARKS))
+    import backbones
+
+    monkeypatch.setattr(backbones, "measure", None)
+    command = ["--tasks", "helpdesk/urgency", "--output", str(tmp_path / "out"), "--device", "cpu"]
+    assert backbones.main([*command, "t5-tiny", *flags]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_mean_over_tasks_leaves_out_a_seed_that_failed_somewhere() -> None:
     sys.path.insert(0, str(BENCHMARKS))
     import backbones

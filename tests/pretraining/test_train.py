@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+import transformers
+from safetensors.torch import load_file, save_file
 
 from softprompts.backbone import load_backbone
 from softprompts.errors import UserError
@@ -18,7 +19,7 @@ from softprompts.pretraining.command import main
 from softprompts.pretraining.config import PretrainConfig
 from softprompts.pretraining.train import Pretraining, pretrain
 
-from ..models import random_t5
+from ..models import TOKENS, random_t5
 
 Make = Callable[..., PretrainConfig]
 
@@ -128,6 +129,79 @@ def test_going_on_from_a_model(make: Make, tmp_path: Path) -> None:
     assert (tmp_path / "second" / "tokenizer.json").read_bytes() == (tmp_path / "first" / "tokenizer.json").read_bytes()
 
 
+KINDS: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "v1.0": ("T5", {"feed_forward_proj": "relu"}, True),
+    "v1.1": ("T5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, False),
+    "a head apart, and scaled": ("T5", {"feed_forward_proj": "relu"}, False),
+    "one matrix, not scaled": ("T5", {"feed_forward_proj": "relu", "tie_word_embeddings": False}, True),
+    "mt5": ("MT5", {"tie_word_embeddings": False}, False),
+    "umt5": ("UMT5", {}, False),
+}
+"""The config's class, its settings, and whether embeddings and output share their matrix."""
+
+
+def family_folder(kind: str, words: Any, folder: Path) -> None:
+    """A tiny random model of T5's family as its folders are: tie_word_embeddings false where the config had it so."""
+    name, more, tie = KINDS[kind]
+    shape = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2, "vocab_size": 256}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**shape, **TOKENS, **more)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    if not tie:
+        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.shared.weight))
+    model.save_pretrained(folder)
+    words.save_pretrained(folder)
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(written | more))
+
+
+@pytest.mark.filterwarnings("ignore:.*tied weights mapping.*")
+@pytest.mark.parametrize("kind", KINDS)
+def test_adaptation_goes_on_from_every_kind_of_t5(make: Make, words: Any, tmp_path: Path, kind: str) -> None:
+    """With a rate of almost nothing the model that comes out answers as the one that went in; with more it learns."""
+    first, same_again = tmp_path / "first", tmp_path / "same"
+    family_folder(kind, words, first)
+    settings = {"from_model": str(first), "tokenizer": None, "objectives": {"prefix": 1}, "warmup": 0}
+    card = pretrain(make(**settings, steps=1, lr=1e-9), same_again)
+    assert card["model"]["model_type"] == KINDS[kind][0].lower()
+    assert card["model"]["tie"] is KINDS[kind][2]
+    assert card["model"]["feed_forward_proj"] == KINDS[kind][1].get("feed_forward_proj", "gated-gelu")
+    before, after = (load_backbone(str(folder), device="cpu", dtype="fp32") for folder in (first, same_again))
+    ids = before.tokenizer("the cat sat on the mat", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        old, new = (backbone.model(input_ids=ids, decoder_input_ids=ids).logits for backbone in (before, after))
+    torch.testing.assert_close(old, new, atol=1e-4, rtol=1e-4)
+    learnt = pretrain(make(**settings, steps=60, lr=0.01, batch_tokens=1600), tmp_path / "learnt")
+    assert learnt["losses"]["held_out"]["prefix"] < card["losses"]["held_out"]["prefix"] - 0.5
+
+
+def test_a_model_is_named_as_elsewhere(make: Make, words: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the embedded one's name, or by a hub id: here one whose files the hub's cache holds already."""
+    card = pretrain(make(from_model="t5-tiny", tokenizer=None, objectives={"prefix": 1}, steps=1, batch_tokens=50), tmp_path / "tiny")
+    assert card["model"]["d_model"] == 256
+    family_folder("v1.0", words, tmp_path / "hub" / "models--some--model" / "snapshots" / "abc")
+    (tmp_path / "hub" / "models--some--model" / "refs").mkdir()
+    (tmp_path / "hub" / "models--some--model" / "refs" / "main").write_text("abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    card = pretrain(make(from_model="some/model", tokenizer=None, objectives={"prefix": 1}, steps=1), tmp_path / "run")
+    assert card["model"]["d_model"] == 16
+    assert card["config"]["from_model"] == "some/model"
+
+
+def test_a_hub_model_that_cannot_be_reached_is_told(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^The model 'no/such-t5' cannot be loaded .* name t5-tiny, a model folder, or a hub id in reach"):
+        pretrain(make(from_model="no/such-t5", tokenizer=None), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_lacks_weights_is_told(make: Make, words: Any, tmp_path: Path) -> None:
+    family_folder("v1.1", words, tmp_path / "first")
+    kept = {name: weight for name, weight in weights(tmp_path / "first").items() if not name.startswith("decoder.block")}
+    save_file(kept, tmp_path / "first" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"lacks \d+ weights, the first decoder"):
+        pretrain(make(from_model=str(tmp_path / "first"), tokenizer=None), tmp_path / "run")
+
+
 def test_the_card_tells_the_sizes_of_the_model_and_no_others(make: Make, tmp_path: Path) -> None:
     first = pretrain(make(steps=1, d_ff=48, tie=False), tmp_path / "first")
     second = pretrain(make(steps=1, from_model=str(tmp_path / "first"), tokenizer=None, d_ff=999), tmp_path / "second")
@@ -224,7 +298,7 @@ def test_the_command(make: Make, tmp_path: Path, capsys: Any) -> None:
         (["--text", "x", "--lr", "nan"], "lr is 'nan'"),
         (["--text", "x", "--optimizer", "sgd"], "choose one of muon, adamw"),
         (["--text", "x", "--sizes", "3"], "see softprompts pretrain --help"),
-        (["--text", __file__, "--from", "gone"], "gone does not exist"),
+        (["--text", __file__, "--from", "gone"], "The model 'gone' cannot be loaded"),
         (["--text", __file__, "--device", "tpu9"], "no device 'tpu9'"),
         (["--text", __file__, "--definitions", __file__], "cannot be read as JSON"),
     ],

@@ -1,6 +1,7 @@
 """Backbones by name: the embedded ones, model folders, hub ids."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,7 @@ def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto"
         loader = getattr(transformers, family.auto_class(config))
         options: dict[str, Any] = {"output_loading_info": True, "trust_remote_code": trust_remote_code}
         model, told = loader.from_pretrained(located(name), dtype=DTYPES[dtype], **options)
-        missing = sorted(name for name in told["missing_keys"] if not name.startswith("pooler."))  # nothing we ask for reads a pooler
-        if missing:
-            raise UserError(f"The checkpoint of {name} lacks {len(missing)} weights, the first {missing[0]}; take a whole copy of it.")
+        check_whole(name, told["missing_keys"])
     return family(model.to(place), tokenizer, name)
 
 
@@ -94,10 +93,18 @@ def read_tokenizer(name: str, **options: Any) -> Any:
     return tokenizer
 
 
+def check_whole(name: str, missing: Iterable[str]) -> None:
+    """transformers draws at random what a checkpoint lacks."""
+    lacks = sorted(weight for weight in missing if not weight.startswith("pooler."))  # nothing we ask for reads a pooler
+    if lacks:
+        raise UserError(f"The checkpoint of {name} lacks {len(lacks)} weights, the first {lacks[0]}; take a whole copy of it.")
+
+
 def unloadable(name: str, error: Exception) -> UserError:
     """The sentence for a model that is not there, damaged or unknown."""
-    known = f"{', '.join(EMBEDDED)}, a model folder, or a hub id that can be reached"
-    return UserError(f"The model {name!r} cannot be loaded ({_first_line(error)}); name {known}.")
+    gone = name.startswith(("/", ".", "~")) and not os.path.exists(name)  # no hub id begins so
+    why = "there is no such folder" if gone else _first_line(error)
+    return UserError(f"The model {name!r} cannot be loaded ({why}); name {', '.join(EMBEDDED)}, a model folder, or a hub id in reach.")
 
 
 def _first_line(error: Exception) -> str:

@@ -35,10 +35,10 @@ class PretrainConfig:
     """A JSON file, task to instruction; nine of ten inputs begin with theirs."""
 
     from_model: str | None = None
-    """A T5 folder to go on from, with its tokenizer (LM adaptation: --from FOLDER --objectives prefix=1)."""
+    """A T5 to go on from, with its tokenizer: t5-tiny, a folder or a hub id (LM adaptation: --from MODEL --objectives prefix=1)."""
 
     tokenizer: str | None = None
-    """A folder with the tokenizer to take; none: one is trained on the data."""
+    """A model whose tokenizer to take, by folder or name; none: one is trained on the data."""
 
     vocabulary: int = 16000
     """Pieces of a tokenizer that is trained, sentinels not counted."""

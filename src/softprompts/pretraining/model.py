@@ -38,24 +38,25 @@ def load_model(config: PretrainConfig, words: int) -> Any:
     """The model of `config.from_model`, its weights as fp32."""
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-    from ..backbone.load import quiet
+    from ..backbone.load import check_whole, located, quiet, unloadable
 
-    folder = str(config.from_model)
-    if not Path(folder).is_dir():
-        raise UserError(f"The model's folder {folder} does not exist.")
+    name = str(config.from_model)
     try:
-        settings = AutoConfig.from_pretrained(folder)
+        settings = AutoConfig.from_pretrained(located(name))
         if settings.model_type not in FAMILY:
-            raise UserError(f"{folder} is a {settings.model_type} model; pretraining goes on from a T5.")
+            raise UserError(f"{name} is a {settings.model_type} model; pretraining goes on from a T5.")
         settings.dropout_rate = config.dropout
         with quiet():
-            model = AutoModelForSeq2SeqLM.from_pretrained(
-                folder, config=settings, dtype=torch.float32, attn_implementation=config.attention
+            model, told = AutoModelForSeq2SeqLM.from_pretrained(
+                located(name), config=settings, dtype=torch.float32, attn_implementation=config.attention, output_loading_info=True
             )
-    except (OSError, ValueError) as error:
-        raise UserError(f"The model in {folder} cannot be loaded ({' '.join(str(error).split())[:200]}).") from None
+        check_whole(name, told["missing_keys"])
+    except UserError:
+        raise
+    except Exception as error:  # as many kinds as for a backbone
+        raise unloadable(name, error) from None
     if model.get_input_embeddings().num_embeddings < words:
-        raise UserError(f"The tokenizer has {words} tokens, and the model in {folder} fewer; take the tokenizer that belongs to it.")
+        raise UserError(f"The tokenizer has {words} tokens, and the model {name} fewer; take the tokenizer that belongs to it.")
     return model
 
 

@@ -3,11 +3,11 @@
 import heapq
 import random
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
-from ..backbone.load import read_tokenizer
+from ..backbone.load import read_tokenizer, unloadable
 from ..errors import UserError
+from ..files import hush_hub
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 
@@ -68,13 +68,17 @@ def wrapped(made: Any, sentinels: int, length: int) -> Any:
     )
 
 
-def load_tokenizer(folder: str | Path) -> Any:
-    """The tokenizer of a model's folder."""
-    if not Path(folder).is_dir():
-        raise UserError(f"The tokenizer's folder {folder} does not exist.")
-    tokenizer = read_tokenizer(str(folder))
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer of a model, by its folder or a name that `load_backbone` knows."""
+    hush_hub()
+    try:
+        tokenizer = read_tokenizer(name)
+    except UserError:
+        raise
+    except Exception as error:  # the hub's many kinds
+        raise unloadable(name, error) from None
     if getattr(tokenizer, "backend_tokenizer", None) is None or tokenizer.eos_token_id is None or tokenizer.pad_token_id != 0:
-        raise UserError(f"The tokenizer in {folder} is no T5's: it needs a tokenizer.json, an end mark and <pad> as its first token.")
+        raise UserError(f"The tokenizer of {name} is no T5's: it needs a tokenizer.json, an end mark and <pad> as its first token.")
     return tokenizer
 
 

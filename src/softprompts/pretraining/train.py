@@ -175,12 +175,12 @@ def _trained(config: PretrainConfig, folder: Path, resumed: bool, watcher: Watch
     for name in (*config.text, *config.tasks):
         file_digest(name)  # missing files are told before long work
     tokenizer = _tokenizer(config, folder if resumed else None, watcher)
+    model = load_model(config, len(tokenizer)) if config.from_model else new_model(config, len(tokenizer))
     corpora: dict[str, Corpus] = {}
     for kind, files, wanted in (("text", config.text, config.reads_text), ("tasks", config.tasks, "tasks" in config.shares)):
         if wanted:
             with watcher.bar(f"tokenising {kind}", sum(map(os.path.getsize, files))) as bar:
                 corpora[kind] = tokenised(kind, files, tokenizer, definitions, config.processes, bar.tokens)
-    model = load_model(config, len(tokenizer)) if config.from_model else new_model(config, len(tokenizer))
     run = Pretraining(config, model, tokenizer, corpora, device)
     if resumed:
         run.load(folder)
@@ -256,7 +256,7 @@ def _tokenizer(config: PretrainConfig, begun: Path | None, watcher: Watcher) -> 
     if given is not None:
         return load_tokenizer(given)
     if begun is not None:
-        return load_tokenizer(begun)
+        return load_tokenizer(str(begun))
     with watcher.bar("training a tokenizer", None):
         texts = sample(raw_texts(config.text, config.tasks), config.tokenizer_characters, config.seed)
         return train_tokenizer(texts, config.vocabulary, config.sentinels, config.input_length)
