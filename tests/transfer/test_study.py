@@ -12,12 +12,13 @@ from softprompts import cli
 from softprompts.errors import UserError
 from softprompts.machine import machine
 from softprompts.transfer.cells import RESULT, commit, open_cell, place, saved_config, settle
-from softprompts.transfer.claims import WORKERS
+from softprompts.transfer.checks import check_unchanged
+from softprompts.transfer.claims import WORKERS, Claims
 from softprompts.transfer.study import plan, read_study
 from softprompts.transfer.study_command import main
 from softprompts.transfer.workers import State
 
-from .conftest import QUICK, Write, results, scores
+from .conftest import FEW, QUICK, Write, results, scores
 from .test_plan import ALL
 
 
@@ -131,6 +132,53 @@ def test_rows_that_are_not_there_are_told_before_anything_runs(write: Write, tmp
         assert not (tmp_path / "study").exists()
 
 
+def test_bad_rows_of_own_data_are_told_before_anything_runs_and_can_be_left_out(
+    write: Write, toy_csv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole_rows = toy_csv.read_text()
+    toy_csv.write_text(whole_rows + "a text without a mood,\n")
+    own = {"name": "mine", "train": str(toy_csv), "text": "review", "label": "mood"}
+    folder = tmp_path / "study"
+
+    def run(**more: object) -> int:
+        study = write(**FEW, sources=["helpdesk/intent"], targets=[{**own, **more}])
+        return cli.main(["study", "run", str(study), "--output", str(folder), "--device", "cpu", "--only", "baseline"])
+
+    assert run() == 2
+    told = capsys.readouterr().err
+    assert "The rows of mine cannot be used" in told
+    assert "reviews.csv:26: the column 'mood' is empty" in told
+    assert "leave such rows out with skip_bad_rows: true in the study file." in told
+    assert "--skip" not in told
+    assert not folder.exists()
+    monkeypatch.setattr("softprompts.transfer.checks.load_task", lambda task: None)
+    assert run() == 2, "rows that change after the look are told when they are read"
+    assert "skip_bad_rows: true in the study file" in capsys.readouterr().err
+    assert len(list(folder.rglob("cell.json"))) == 1
+    assert run(skip_bad_rows=True) == 0, "a cell that was only claimed is not begun"
+    assert len(results(folder)) == 1
+
+
+def test_a_cell_without_a_checkpoint_may_become_another(write: Write, tmp_path: Path) -> None:
+    """What a run left before its first checkpoint is not in the way; what a living worker is at stays."""
+    folder, few = tmp_path / "study", {**FEW, "sources": [], "targets": ["helpdesk/urgency"]}
+    (cell,) = plan(read_study(write(**few)), "cpu")
+    open_cell(cell, cell.config, folder)
+    cell.config.save(place(folder, cell.name) / "config.yaml")
+    (place(folder, cell.name) / "metrics.jsonl").touch()
+    changed = plan(read_study(write(**few, target={"steps": 3})), "cpu")
+    with Claims(folder) as claims:
+        assert claims.take(cell.name)
+        with pytest.raises(UserError, match=r"was begun with tuning.steps 2 where it says 3 now"):
+            check_unchanged(changed, folder)
+    check_unchanged(changed, folder)
+    open_cell(changed[0], changed[0].config, folder)
+    assert not (place(folder, cell.name) / "config.yaml").exists()
+    (place(folder, cell.name) / "checkpoint.safetensors").touch()
+    with pytest.raises(UserError, match=r"was begun with tuning.steps 3 where it says 2 now"):
+        check_unchanged([cell], folder)
+
+
 NO_MODEL = "The model 'no-such-model' cannot be loaded"
 
 
@@ -156,7 +204,7 @@ def test_a_model_that_is_not_there_leaves_a_study_as_it_was(write: Write, whole:
 
 
 def test_a_finished_study_does_not_ask_for_its_model(whole: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("softprompts.transfer.cells.examine", lambda name, trusted: pytest.fail(f"{name} is not needed"))
+    monkeypatch.setattr("softprompts.transfer.checks.examine", lambda name, trusted: pytest.fail(f"{name} is not needed"))
     assert main(["run", str(whole)]) == 0
 
 

@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
     if options.ray and options.workers > 1:
         raise UserError("A Ray cluster has workers of its own; give either --ray or --workers.")
 
-    from .cells import check_data, check_models, check_unchanged
+    from .checks import check_data, check_models, check_unchanged, words_of_a_study
     from .company import BESIDE, company
     from .records import status as where
     from .study_progress import StudyBars
@@ -69,7 +69,7 @@ def run(argv: Sequence[str]) -> int:
     cohort = options.cohort or study.cohort
     workers = 1 if os.environ.get(BESIDE) else options.workers
     begun = time.monotonic()
-    with company(argv, workers), StudyBars(cells, options.quiet) as bars:
+    with company(argv, workers), StudyBars(cells, options.quiet) as bars, words_of_a_study():
         asked = (cells, folder, cohort, bars, stages)
         state = work_on_ray(*asked, options.ray) if options.ray else work(*asked)
     told = {**where(cells, folder, state), "seconds": round(time.monotonic() - begun, 1)}
