@@ -132,6 +132,22 @@ def test_rows_that_are_not_there_are_told_before_anything_runs(write: Write, tmp
         assert not (tmp_path / "study").exists()
 
 
+def test_rows_that_the_hub_does_not_give_are_told_before_anything_runs(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SOFTPROMPTS_DATA", raising=False)
+    with pytest.raises(UserError, match=r"The hub does not give the rows of glue/rte here; name a folder .* with --data-dir"):
+        main(["run", str(write(sources=["glue/rte+glue/mrpc"], retrieval={})), "--output", str(tmp_path / "study")])
+    assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_told_before_anything_runs(write: Write, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="There is no device 'cuda' here; choose cpu, or auto"):
+        main(["run", str(write()), "--output", str(tmp_path / "study"), "--device", "cuda"])
+    assert not (tmp_path / "study").exists()
+
+
 def test_bad_rows_of_own_data_are_told_before_anything_runs_and_can_be_left_out(
     write: Write, toy_csv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,7 @@
 """What is looked at before a study writes anything: that it is the study that was begun, and that its rows and models are there."""
 
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -28,12 +29,11 @@ SETTINGS = {field.name for field in dataclasses.fields(TaskConfig)} - {"data_dir
 
 def check_unchanged(cells: Sequence[Cell], folder: Path) -> None:
     """A cell that was begun, or that somebody is at, must be what the study file still says."""
-    found, now = [], clock(folder)
+    found = []
     for cell in cells:
         path = place(folder, cell.name) / PLAN
-        if not path.exists() or not (is_begun(folder, cell.name) or claimed(folder, cell.name, now)):
-            continue
-        if change := difference(read_json(path), json.loads(json.dumps(cell.plain())), USUAL):
+        change = difference(read_json(path), json.loads(json.dumps(cell.plain())), USUAL) if path.exists() else None
+        if change and (is_begun(folder, cell.name) or claimed(folder, cell.name, clock(folder))):
             told = "other sources or seeds to choose among" if change.startswith("starts ") else change.removeprefix("config.")
             found.append(f"{cell.name} was begun with {told}")
     if found:
@@ -42,7 +42,8 @@ def check_unchanged(cells: Sequence[Cell], folder: Path) -> None:
 
 
 def check_data(cells: Sequence[Cell], folder: Path) -> None:
-    """Own data is read, and named tasks' rows must be on this machine; what the hub lacks shows when it is read."""
+    """Own data is read; named tasks' rows must be in the data folder or, where there is none, on the hub, and are read when they run."""
+    there = functools.cache(has_rows)  # the hub is asked once for each task
     tasks = {str(cell.config.task): cell for cell in cells if not is_done(folder, cell.name)}
     for task, subject in ((cell.config.task, cell.target or cell.source) for cell in tasks.values()):
         for path in (Path(given) for given in (task.train, task.validation) if given is not None):
@@ -53,10 +54,12 @@ def check_data(cells: Sequence[Cell], folder: Path) -> None:
                 load_task(task)
             continue
         home = data_folder(task)
-        names = [name for name in str(task.task).split("+") if name != PREFIX_LM]
-        lacking = [name for name in names if home is not None and not has_rows(name, home)]
-        if lacking:
+        lacking = [name for name in str(task.task).split("+") if name != PREFIX_LM and not there(name, home)]
+        if lacking and home is not None:
             raise UserError(f"{home} holds no rows of {lacking[0]}; get them, name another --data-dir, or leave the task out of the study.")
+        if lacking:
+            why = f"The hub does not give the rows of {lacking[0]} here"
+            raise UserError(f"{why}; name a folder that holds them with --data-dir, or leave the task out of the study.")
 
 
 def check_models(cells: Sequence[Cell], folder: Path, here: bool = True) -> None:

@@ -56,22 +56,24 @@ def run(argv: Sequence[str]) -> int:
     from .company import BESIDE, company
     from .records import status as where
     from .study_progress import StudyBars
-    from .workers import work, work_on_ray
+    from .workers import cluster, work, work_on_ray
 
     study, folder, cells = _planned(options)
     check_unchanged(cells, folder)
     stages = _stages(cells, folder, options.only)
     wanted = [cell for cell in cells if cell.stage in stages]
-    check_data(wanted, folder)
-    check_models(wanted, folder, here=not options.ray)
     _check_output(folder)
-    _keep(study, folder)
-    cohort = options.cohort or study.cohort
-    workers = 1 if os.environ.get(BESIDE) else options.workers
+    beside = bool(os.environ.get(BESIDE))
+    if not beside:  # who started this process has looked
+        check_models(wanted, folder, here=not options.ray)
+        check_data(wanted, folder)
     begun = time.monotonic()
-    with company(argv, workers), StudyBars(cells, options.quiet) as bars, words_of_a_study():
-        asked = (cells, folder, cohort, bars, stages)
-        state = work_on_ray(*asked, options.ray) if options.ray else work(*asked)
+    with cluster(options.ray) as ray:
+        make_folder(folder)
+        _keep(study, folder)
+        with company(argv, 1 if beside else options.workers), StudyBars(cells, options.quiet) as bars, words_of_a_study():
+            asked = (cells, folder, options.cohort or study.cohort, bars, stages)
+            state = work_on_ray(ray, *asked) if ray is not None else work(*asked)
     told = {**where(cells, folder, state), "seconds": round(time.monotonic() - begun, 1)}
     tell(options, told, f"{_where(told)}\nthe cells are in {folder}; softprompts study report {folder} writes their tables and figures")
     return 1 if told["failed"] or told["blocked"] else 0
@@ -144,9 +146,9 @@ def _looked_at(action: str, about: str | None, argv: Sequence[str]) -> "tuple[ar
 
 
 def _check_output(folder: Path) -> None:
-    make_folder(folder)
     # What begins with a dot is on its way: another worker's study file, or a killed one's.
-    if any(not path.name.startswith(".") for path in folder.iterdir()) and not (folder / STUDY).exists():
+    there = [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
+    if there and not (folder / STUDY).exists():
         raise UserError(f"{folder} holds other things than a study; name another folder with --output.")
 
 
