@@ -15,7 +15,7 @@ from softprompts.transfer.cells import RESULT, commit, open_cell, place, saved_c
 from softprompts.transfer.checks import check_unchanged
 from softprompts.transfer.claims import WORKERS, Claims
 from softprompts.transfer.study import plan, read_study
-from softprompts.transfer.study_command import main
+from softprompts.transfer.study_command import _where, main
 from softprompts.transfer.workers import State
 
 from .conftest import FEW, QUICK, Write, results, scores
@@ -334,6 +334,12 @@ def test_a_failed_source_is_told_and_blocks_what_starts_from_it(write: Write, tm
     assert all("lower --lr" in why for why in told["failed"].values())
     assert len(told["blocked"]) == 2
     assert told["stages"]["baseline"] == {"done": 1, "total": 1}
+
+
+def test_no_failure_is_blamed_where_there_is_none() -> None:
+    told = {"stages": {}, "done": 1, "total": 2, "cells_per_minute": None, "running": [], "failed": {}, "blocked": ["a"], "missing": ["a"]}
+    assert "1 cells cannot run, because there are fewer source prompts than they choose" in _where(told)
+    assert "because a cell they start from failed" in _where({**told, "failed": {"b": "the loss was no number"}})
 
 
 def test_of_many_sources_one_that_failed_is_not_chosen_and_stops_no_average(whole: Path, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def run(argv: Sequence[str]) -> int:
         check_models(wanted, folder, here=not options.ray)
         check_data(wanted, folder)
     begun = time.monotonic()
-    with cluster(options.ray) as ray:
+    with cluster(options.ray or None) as ray:
         make_folder(folder)
         _keep(study, folder)
         with company(argv, 1 if beside else options.workers), StudyBars(cells, options.quiet) as bars, words_of_a_study():
@@ -193,7 +193,8 @@ def _where(told: dict[str, Any]) -> str:
         rows.append(f"{len(told['running'])} cells are running, {len(told['workers'])} workers are at work")
     rows += [f"{name} failed: {why}" for name, why in told["failed"].items()]
     if told["blocked"]:
-        rows.append(f"{len(told['blocked'])} cells cannot run, because a cell they start from failed; the first is {told['blocked'][0]}")
+        why = "a cell they start from failed" if told["failed"] else "there are fewer source prompts than they choose"
+        rows.append(f"{len(told['blocked'])} cells cannot run, because {why}; the first is {told['blocked'][0]}")
     return "\n".join(rows)
 
 
