@@ -132,6 +132,20 @@ def test_what_is_missing_or_left_empty_in_the_file_is_named(tmp_path: Path) -> N
             plan(read_study(tmp_path / "study.yaml"))
 
 
+def test_an_entry_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    for text, twice in (
+        ("seeds: [0]\ntargets: [helpdesk/area]\nseeds: [1]\n", r"seeds twice \(lines 1 and 3\); leave one out"),
+        ("targets: [helpdesk/area]\ntarget: {steps: 1, steps: 2}\n", r"steps twice \(lines 2 and 2\)"),
+        ("targets: [{name: a, name: b, train: x.csv}]\n", "name twice"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=twice):
+            read_study(path)
+    path.write_text("targets: [helpdesk/area]\nsource: &all {steps: 1}\ntarget: {<<: *all, steps: 2}\nsettings: {1: a, '1': b}\n")
+    assert read_study(path).target == {"steps": 2}
+
+
 def test_mixtures_take_the_named_of_several_sources() -> None:
     cells = planned(sources=[OWN, "helpdesk/area"], retrieval={"mixture": [2]})
     mixed = [cell for cell in cells if cell.stage == "mixture-source"]
