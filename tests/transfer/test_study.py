@@ -70,8 +70,13 @@ def test_a_cohort_rerun_gives_the_recorded_scores(whole: Path, tmp_path: Path, c
     assert {told["cell"] for told in cells} == set(results(whole)[name]["beside"])
     assert len(cells) > 1
     assert all(told["same"] and told["recorded"] == told["again"] == scores(whole)[told["cell"]] for told in cells)
-    with pytest.raises(UserError, match="no result of a cell 'x'"):
+    with pytest.raises(UserError, match=r"no result of a cell 'x'; .*status .* --json names the finished cells under \"finished\""):
         main(["rerun", str(whole), "x", "--output", str(tmp_path / "more")])
+    with pytest.raises(UserError, match="is no folder of a study"):
+        main(["rerun", str(tmp_path), "x", "--output", str(tmp_path / "more")])
+    assert not (tmp_path / "more").exists()
+    assert main(["status", str(whole), "--json"]) == 0
+    assert sorted(json.loads(capsys.readouterr().out)["finished"]) == sorted(results(whole))
 
 
 def test_a_study_that_was_moved_is_told_and_rerun_from_where_it_is(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

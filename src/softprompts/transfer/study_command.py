@@ -106,9 +106,10 @@ def report(argv: Sequence[str]) -> int:
 def rerun(argv: Sequence[str]) -> int:
     """Run a cell's cohort once more, and compare the scores with the recorded ones."""
     parser = _parser("rerun", rerun.__doc__)
-    parser.add_argument("cell", metavar="CELL", help="a cell's name, as status --json tells it")
+    parser.add_argument("cell", metavar="CELL", help="a finished cell's name, as status --json tells it")
     parser.add_argument("--output", metavar="FOLDER", type=output_folder, required=True, help="where the runs go")
     options = parser.parse_args(argv)
+    _check_study(options.study)
 
     from .workers import rerun as again
 
@@ -140,9 +141,13 @@ def _looked_at(action: str, about: str | None, argv: Sequence[str]) -> "tuple[ar
     where = "where the report goes (default FOLDER/report)" if action == "report" else argparse.SUPPRESS
     parser.add_argument("--output", metavar="FOLDER", type=output_folder, help=where)
     options = parser.parse_args(argv)
-    if not (options.study / STUDY).exists():
-        raise UserError(f"{options.study} is no folder of a study; name the one that softprompts study run wrote.")
+    _check_study(options.study)
     return options, *_planned(options)
+
+
+def _check_study(folder: Path) -> None:
+    if not (folder / STUDY).exists():
+        raise UserError(f"{folder} is no folder of a study; name the one that softprompts study run wrote.")
 
 
 def _check_output(folder: Path) -> None:

@@ -159,9 +159,8 @@ def rerun(folder: Path, name: str, output: Path) -> list[dict[str, Any]]:
     """The cohort that a cell was run in once more, from the cells' saved configs; each cell's score as recorded and as it is now."""
     told = on_disk.read_result(folder, name)
     if told is None:
-        raise UserError(
-            f"The study in {folder} has no result of a cell {name!r}; softprompts study status {folder} --json tells the cells."
-        )
+        finished = f'softprompts study status {folder} --json names the finished cells under "finished"'
+        raise UserError(f"The study in {folder} has no result of a cell {name!r}; {finished}.")
     configs = {cell: on_disk.saved_config(folder, cell) for cell in told["beside"]}
     outcomes = tune_cohort([Member(config, {"cell": cell}, cell) for cell, config in configs.items()], output, alone=True)
     found = []
