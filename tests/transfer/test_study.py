@@ -300,8 +300,12 @@ def test_half_way_the_time_left_goes_by_the_steps_left(
     left = 2 * (2 + 8 - 2 * failed)  # a failed source's transfers take no time
     assert (told["done"], told["total"], told["cells_per_minute"]) == (6, 16, 9.0)
     assert told["eta_seconds"] == 40 * left / steps == 40
-    assert main(["status", str(folder)]) == 0
-    assert "9.0 cells a minute, about 40 s left" in capsys.readouterr().out
+    with Claims(folder):
+        assert main(["status", str(folder)]) == 0
+    assert "9.0 cells a minute, about 40 s left\n" in capsys.readouterr().out
+    assert main(["status", str(folder)]) == 0, "the worker has left, or was killed"
+    told = capsys.readouterr().out
+    assert f"9.0 cells a minute\nnobody is at work on it; softprompts study run {folder} goes on\n" in told
 
 
 def test_stages_may_be_run_in_parts(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -342,8 +346,10 @@ def test_a_failed_source_is_told_and_blocks_what_starts_from_it(write: Write, tm
 
 
 def test_no_failure_is_blamed_where_there_is_none() -> None:
-    told = {"stages": {}, "done": 1, "total": 2, "cells_per_minute": None, "running": [], "failed": {}, "blocked": ["a"], "missing": ["a"]}
+    told = {"stages": {}, "done": 1, "total": 2, "cells_per_minute": None, "running": [], "workers": [], "failed": {}}
+    told |= {"blocked": ["a"], "missing": ["a"]}
     assert "1 cells cannot run, because there are fewer source prompts than they choose" in _where(told)
+    assert "nobody is at work" not in _where(told), "nothing is left to do"
     assert "because a cell they start from failed" in _where({**told, "failed": {"b": "the loss was no number"}})
 
 

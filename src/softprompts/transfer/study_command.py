@@ -191,9 +191,12 @@ def _stages(cells: "Sequence[Cell]", folder: Path, asked: str | None) -> list[st
 def _where(told: dict[str, Any]) -> str:
     rows = [f"{name:<15} {stage['done']} of {stage['total']}" for name, stage in told["stages"].items()]
     rows.append(f"{'all cells':<15} {told['done']} of {told['total']}")
+    unfinished = bool(set(told["missing"]) - set(told["blocked"]))
     if told["cells_per_minute"]:
-        left = f", about {duration(told['eta_seconds'])} left" if told["done"] < told["total"] else ""
+        left = f", about {duration(told['eta_seconds'])} left" if told["workers"] and unfinished else ""
         rows.append(f"{told['cells_per_minute']:.1f} cells a minute{left}")
+    if unfinished and not told["workers"]:
+        rows.append(f"nobody is at work on it; softprompts study run {told['folder']} goes on")
     if told["running"]:
         rows.append(f"{len(told['running'])} cells are running, {len(told['workers'])} workers are at work")
     rows += [f"{name} failed: {why}" for name, why in told["failed"].items()]
