@@ -85,6 +85,7 @@ def test_own_data_may_be_a_source_or_a_target(toy_csv: Path) -> None:
     assert cells[0].config.task.train == str(toy_csv)
 
 
+OWN = {"name": "mine", "train": "mine.csv", "text": "review", "label": "stars"}
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"sources": ["helpdesk/nothing"]}, "There is no task 'helpdesk/nothing'"),
     ({"sources": ["mnli", "glue/mnli"], "retrieval": {}}, "names a source twice"),
@@ -98,6 +99,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"target": {"model": "x"}}, "target.model is the study's to set"),
     ({"settings": {"task": "glue/mnli"}}, "settings.task is the study's to set"),
     ({"retrieval": {"best": [9]}}, "asks for the top 9, but there are 4 source prompts"),
+    (
+        {"sources": [OWN, "helpdesk/area"], "retrieval": {"mixture": [3]}},
+        "only 2 source prompts can be mixed in, because data with settings",
+    ),
+    ({"targets": []}, "The study names no targets, which retrieval needs; add targets, or leave retrieval out"),
+    ({"sources": []}, "The study names no sources"),
+    ({"seeds": []}, "The study names no seeds"),
     ({"retrieval": {"average": [0]}}, "it must be different numbers of at least 1"),
     ({"retrieval": {"similarity": "x"}}, "There is no similarity 'x'"),
     ({"retrieval": {"worst": [1]}}, "There is no setting retrieval.worst"),
@@ -115,6 +123,34 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_bad_studies_are_one_sentence(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence.replace("(", r"\(")):
         planned(**changes)
+
+
+def test_what_is_missing_or_left_empty_in_the_file_is_named(tmp_path: Path) -> None:
+    for text in ("sources: [helpdesk/area]\nretrieval: {best: [1]}\n", "targets:\nsources: [helpdesk/area]\nretrieval: {best: [1]}\n"):
+        (tmp_path / "study.yaml").write_text(text)
+        with pytest.raises(UserError, match="The study names no targets"):
+            plan(read_study(tmp_path / "study.yaml"))
+
+
+def test_an_entry_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    for text, twice in (
+        ("seeds: [0]\ntargets: [helpdesk/area]\nseeds: [1]\n", r"seeds twice \(lines 1 and 3\); leave one out"),
+        ("targets: [helpdesk/area]\ntarget: {steps: 1, steps: 2}\n", r"steps twice \(lines 2 and 2\)"),
+        ("targets: [{name: a, name: b, train: x.csv}]\n", "name twice"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=twice):
+            read_study(path)
+    path.write_text("targets: [helpdesk/area]\nsource: &all {steps: 1}\ntarget: {<<: *all, steps: 2}\nsettings: {1: a, '1': b}\n")
+    assert read_study(path).target == {"steps": 2}
+
+
+def test_mixtures_take_the_named_of_several_sources() -> None:
+    cells = planned(sources=[OWN, "helpdesk/area"], retrieval={"mixture": [2]})
+    mixed = [cell for cell in cells if cell.stage == "mixture-source"]
+    assert {start.split("/")[2] for cell in mixed for start in cell.starts} == {"helpdesk-area"}
+    assert not any(cell.hopeless(set()) for cell in cells)
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("spot-*.yaml")), ids=lambda path: path.stem)

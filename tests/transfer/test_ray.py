@@ -68,9 +68,11 @@ def test_without_a_cluster_a_sentence_says_what_to_start(write: Write, tmp_path:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     with pytest.raises(UserError, match="ray start --head"):
         main(["run", str(write(**FEW)), "--output", str(tmp_path / "study"), "--ray"])
+    assert not (tmp_path / "study").exists()
 
 
 def test_without_ray_a_sentence_names_the_extra(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"install softprompts\[study\]"):
         main(["run", str(write(**FEW)), "--output", str(tmp_path / "study"), "--ray"])
+    assert not (tmp_path / "study").exists()

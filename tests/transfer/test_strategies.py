@@ -145,7 +145,7 @@ def test_a_probe_is_as_long_as_most_sources_were_when_they_were_embedded() -> No
 def test_the_targets_own_task_is_left_out_unless_kept() -> None:
     for task in ("helpdesk/urgency", "helpdesk/intent+helpdesk/urgency"):
         entry = found("a", task=task).entry
-        assert "the target's own task; --keep-same-task" in str(unfit(entry, target(), "best"))
+        assert "the target's own task (--keep-same-task" in str(unfit(entry, target(), "best"))
         assert unfit(entry, target(), "best", keep_same_task=True) is None
     assert unfit(found("a", task="superglue/boolq").entry, target(task={"task": "boolq"}), "best") is not None
     own = run_config({"preset": "prompt-tuning", "task": {"train": "data/reviews.csv", "text": "review", "label": "mood"}})

@@ -12,12 +12,13 @@ from softprompts import cli
 from softprompts.errors import UserError
 from softprompts.machine import machine
 from softprompts.transfer.cells import RESULT, commit, open_cell, place, saved_config, settle
-from softprompts.transfer.claims import WORKERS
+from softprompts.transfer.checks import check_unchanged
+from softprompts.transfer.claims import WORKERS, Claims
 from softprompts.transfer.study import plan, read_study
-from softprompts.transfer.study_command import main
+from softprompts.transfer.study_command import _where, main
 from softprompts.transfer.workers import State
 
-from .conftest import QUICK, Write, results, scores
+from .conftest import FEW, QUICK, Write, results, scores
 from .test_plan import ALL
 
 
@@ -69,8 +70,13 @@ def test_a_cohort_rerun_gives_the_recorded_scores(whole: Path, tmp_path: Path, c
     assert {told["cell"] for told in cells} == set(results(whole)[name]["beside"])
     assert len(cells) > 1
     assert all(told["same"] and told["recorded"] == told["again"] == scores(whole)[told["cell"]] for told in cells)
-    with pytest.raises(UserError, match="no result of a cell 'x'"):
+    with pytest.raises(UserError, match=r"no result of a cell 'x'; .*status .* --json names the finished cells under \"finished\""):
         main(["rerun", str(whole), "x", "--output", str(tmp_path / "more")])
+    with pytest.raises(UserError, match="is no folder of a study"):
+        main(["rerun", str(tmp_path), "x", "--output", str(tmp_path / "more")])
+    assert not (tmp_path / "more").exists()
+    assert main(["status", str(whole), "--json"]) == 0
+    assert sorted(json.loads(capsys.readouterr().out)["finished"]) == sorted(results(whole))
 
 
 def test_a_study_that_was_moved_is_told_and_rerun_from_where_it_is(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,6 +137,69 @@ def test_rows_that_are_not_there_are_told_before_anything_runs(write: Write, tmp
         assert not (tmp_path / "study").exists()
 
 
+def test_rows_that_the_hub_does_not_give_are_told_before_anything_runs(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SOFTPROMPTS_DATA", raising=False)
+    with pytest.raises(UserError, match=r"The hub does not give the rows of glue/rte here; name a folder .* with --data-dir"):
+        main(["run", str(write(sources=["glue/rte+glue/mrpc"], retrieval={})), "--output", str(tmp_path / "study")])
+    assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_told_before_anything_runs(write: Write, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="There is no device 'cuda' here; choose cpu, or auto"):
+        main(["run", str(write()), "--output", str(tmp_path / "study"), "--device", "cuda"])
+    assert not (tmp_path / "study").exists()
+
+
+def test_bad_rows_of_own_data_are_told_before_anything_runs_and_can_be_left_out(
+    write: Write, toy_csv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole_rows = toy_csv.read_text()
+    toy_csv.write_text(whole_rows + "a text without a mood,\n")
+    own = {"name": "mine", "train": str(toy_csv), "text": "review", "label": "mood"}
+    folder = tmp_path / "study"
+
+    def run(**more: object) -> int:
+        study = write(**FEW, sources=["helpdesk/intent"], targets=[{**own, **more}])
+        return cli.main(["study", "run", str(study), "--output", str(folder), "--device", "cpu", "--only", "baseline"])
+
+    assert run() == 2
+    told = capsys.readouterr().err
+    assert "The rows of mine cannot be used" in told
+    assert "reviews.csv:26: the column 'mood' is empty" in told
+    assert "leave such rows out with skip_bad_rows: true in the study file." in told
+    assert "--skip" not in told
+    assert not folder.exists()
+    monkeypatch.setattr("softprompts.transfer.checks.load_task", lambda task: None)
+    assert run() == 2, "rows that change after the look are told when they are read"
+    assert "skip_bad_rows: true in the study file" in capsys.readouterr().err
+    assert len(list(folder.rglob("cell.json"))) == 1
+    assert run(skip_bad_rows=True) == 0, "a cell that was only claimed is not begun"
+    assert len(results(folder)) == 1
+
+
+def test_a_cell_without_a_checkpoint_may_become_another(write: Write, tmp_path: Path) -> None:
+    """What a run left before its first checkpoint is not in the way; what a living worker is at stays."""
+    folder, few = tmp_path / "study", {**FEW, "sources": [], "targets": ["helpdesk/urgency"]}
+    (cell,) = plan(read_study(write(**few)), "cpu")
+    open_cell(cell, cell.config, folder)
+    cell.config.save(place(folder, cell.name) / "config.yaml")
+    (place(folder, cell.name) / "metrics.jsonl").touch()
+    changed = plan(read_study(write(**few, target={"steps": 3})), "cpu")
+    with Claims(folder) as claims:
+        assert claims.take(cell.name)
+        with pytest.raises(UserError, match=r"was begun with tuning.steps 2 where it says 3 now"):
+            check_unchanged(changed, folder)
+    check_unchanged(changed, folder)
+    open_cell(changed[0], changed[0].config, folder)
+    assert not (place(folder, cell.name) / "config.yaml").exists()
+    (place(folder, cell.name) / "checkpoint.safetensors").touch()
+    with pytest.raises(UserError, match=r"was begun with tuning.steps 3 where it says 2 now"):
+        check_unchanged([cell], folder)
+
+
 NO_MODEL = "The model 'no-such-model' cannot be loaded"
 
 
@@ -156,7 +225,7 @@ def test_a_model_that_is_not_there_leaves_a_study_as_it_was(write: Write, whole:
 
 
 def test_a_finished_study_does_not_ask_for_its_model(whole: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("softprompts.transfer.cells.examine", lambda name, trusted: pytest.fail(f"{name} is not needed"))
+    monkeypatch.setattr("softprompts.transfer.checks.examine", lambda name, trusted: pytest.fail(f"{name} is not needed"))
     assert main(["run", str(whole)]) == 0
 
 
@@ -231,8 +300,12 @@ def test_half_way_the_time_left_goes_by_the_steps_left(
     left = 2 * (2 + 8 - 2 * failed)  # a failed source's transfers take no time
     assert (told["done"], told["total"], told["cells_per_minute"]) == (6, 16, 9.0)
     assert told["eta_seconds"] == 40 * left / steps == 40
-    assert main(["status", str(folder)]) == 0
-    assert "9.0 cells a minute, about 40 s left" in capsys.readouterr().out
+    with Claims(folder):
+        assert main(["status", str(folder)]) == 0
+    assert "9.0 cells a minute, about 40 s left\n" in capsys.readouterr().out
+    assert main(["status", str(folder)]) == 0, "the worker has left, or was killed"
+    told = capsys.readouterr().out
+    assert f"9.0 cells a minute\nnobody is at work on it; softprompts study run {folder} goes on\n" in told
 
 
 def test_stages_may_be_run_in_parts(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,6 +343,14 @@ def test_a_failed_source_is_told_and_blocks_what_starts_from_it(write: Write, tm
     assert all("lower --lr" in why for why in told["failed"].values())
     assert len(told["blocked"]) == 2
     assert told["stages"]["baseline"] == {"done": 1, "total": 1}
+
+
+def test_no_failure_is_blamed_where_there_is_none() -> None:
+    told = {"stages": {}, "done": 1, "total": 2, "cells_per_minute": None, "running": [], "workers": [], "failed": {}}
+    told |= {"blocked": ["a"], "missing": ["a"]}
+    assert "1 cells cannot run, because there are fewer source prompts than they choose" in _where(told)
+    assert "nobody is at work" not in _where(told), "nothing is left to do"
+    assert "because a cell they start from failed" in _where({**told, "failed": {"b": "the loss was no number"}})
 
 
 def test_of_many_sources_one_that_failed_is_not_chosen_and_stops_no_average(whole: Path, tmp_path: Path) -> None:

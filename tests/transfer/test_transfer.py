@@ -22,6 +22,7 @@ from softprompts.library.library import Library
 from softprompts.library.search import SIMILARITIES
 from softprompts.prompt import load_prompt
 from softprompts.transfer.command import choice, main, outcome
+from softprompts.transfer.sources import _counted
 from softprompts.transfer.strategies import shares
 from softprompts.transfer.transfer import Request, transfer
 from softprompts.tuning import RunConfig, run_config
@@ -175,7 +176,7 @@ def test_a_named_source_and_all_of_them_need_no_probe(library: Path, t5: Backbon
 def test_the_targets_own_task_is_left_out_unless_asked_for(library: Path, t5: Backbone, tmp_path: Path) -> None:
     record = transfer(Request(target(), library, "all"), tmp_path / "without", backbone=t5)
     assert [left["name"] for left in record["left_out"]] == ["urgency"]
-    assert "left out: urgency: it was tuned on the target's own task; --keep-same-task keeps it" in choice(record)
+    assert "left out: urgency: it was tuned on the target's own task (--keep-same-task keeps it)" in choice(record)
     kept = transfer(Request(target(), library, "all", keep_same_task=True), tmp_path / "with", backbone=t5)
     assert (kept["left_out"], len(kept["results"])) == ([], 4)
 
@@ -193,7 +194,12 @@ def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(library
     Library(own).add(runs / "task=helpdesk-sentiment", "sentiment")
     Library(own).add(runs / "task=helpdesk-area", "elsewhere")
     Library(own).add(runs / "task=helpdesk-register", "renewed")
-    with pytest.raises(UserError, match=r"No prompt of .* can be a source for helpdesk/urgency; .* \(2 more for other reasons\): "):
+    reasons = (
+        r"elsewhere\), because it is of another backbone .*; 1 \(renewed\), because it was tuned on another version .*; 1 \(sentiment\), "
+    )
+    with pytest.raises(
+        UserError, match=rf"No prompt of .* can be a source for helpdesk/urgency: 1 \({reasons}because it is a mixture of 4"
+    ):
         transfer(Request(mixed, own, "all"), tmp_path / "none", backbone=t5)
     Library(own).add(library / "intent", "intent")
     record = transfer(Request(mixed, own, "all"), tmp_path / "out", backbone=t5)
@@ -415,14 +421,24 @@ def test_where_every_run_fails_there_is_no_prompt_and_exit_code_1(
     assert not (tmp_path / "out/prompt.json").exists()
 
 
+def test_many_reasons_are_counted_and_the_rare_are_summed_up() -> None:
+    whys = ["it is small"] * 5 + ["it is old"] * 2 + ["a/x is damaged", "a/y is damaged", "a/z is damaged"]
+    told = _counted([{"name": f"p{place}", "why": why} for place, why in enumerate(whys)])
+    assert told == (
+        "5 (p0, p1, p2 and 2 more), because each is small; 2 (p5, p6), because each is old; 1 (p7), because a/x is damaged; "
+        "2 more for other reasons"
+    )
+
+
 BAD = [
     (["--to", "helpdesk/nothing"], "There is no task 'helpdesk/nothing'"),
     (["--to", "helpdesk/urgency", "--library", "{tmp}/nowhere"], "There is no library at"),
     (["--to", "helpdesk/urgency", "--library", "{tmp}/nowhere", "--from", "nobody"], "There is no library at"),
     (
         ["--to", "helpdesk/urgency", "--preset", "prompt-tuning", "--prompt.length", "5", "--strategy", "average"],
-        "area, intent, register (1 more for other reasons): it has 3 tokens and the target 5, and only prompts of the target's "
-        "length are averaged; set --prompt.length 3, or tune sources of 5.",
+        "can be a source for helpdesk/urgency: 3 (area, intent, register), because each has 3 tokens and the target 5, and only prompts "
+        "of the target's length are averaged (set --prompt.length 3, or tune sources of 5); 1 (urgency), because it was tuned on the "
+        "target's own task (--keep-same-task keeps it).",
     ),
     (["--to", "helpdesk/urgency", "--from", "nobody"], "There is no prompt nobody in the library"),
     (["--to", "helpdesk/urgency", "--k", "0"], "--k is 0; it must be at least 1"),

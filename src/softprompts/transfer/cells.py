@@ -1,21 +1,17 @@
 """A cell on disk: what it was planned as, the run in its folder, and its one result."""
 
 import dataclasses
-import json
 import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from ..api import Tuned
-from ..backbone import examine
-from ..backbone.load import placed
-from ..choice import difference
 from ..errors import UserError
 from ..files import read_json, read_tensors, sweep, write_json
 from ..library.embedding import read_embedding
@@ -23,8 +19,6 @@ from ..library.search import SIMILARITIES
 from ..machine import machine
 from ..output import CONFIG, MODEL, OURS
 from ..prompt.store import TENSORS
-from ..tasks.task import data_folder, has_rows
-from ..tasks.text import PREFIX_LM
 from ..tuning import RunConfig, RunFailedError, run_config
 from ..tuning.checkpoint import CHECKPOINT
 from ..tuning.config import read_yaml
@@ -32,9 +26,6 @@ from .strategies import multi_task, shares, start_from
 from .study import Cell
 
 CELLS, PLAN, RESULT = "cells", "cell.json", "result.json"
-
-USUAL = {"config": json.loads(json.dumps(RunConfig().plain()))}
-"""What a cell's settings are unless told."""
 
 Chosen = list[dict[str, Any]]
 """Which source prompts a cell starts from, nearest first: cell, similarity, and weight in an average."""
@@ -53,17 +44,9 @@ def read_result(folder: Path, name: str) -> dict[str, Any] | None:
     return read_json(path) if path.exists() else None
 
 
-def check_unchanged(cells: Sequence[Cell], folder: Path) -> None:
-    """A cell that was begun must be what the study file still says."""
-    found = []
-    for cell in cells:
-        path = place(folder, cell.name) / PLAN
-        if path.exists() and (change := difference(read_json(path), json.loads(json.dumps(cell.plain())), USUAL)):
-            told = "other sources or seeds to choose among" if change.startswith("starts ") else change.removeprefix("config.")
-            found.append(f"{cell.name} was begun with {told}")
-    if found:
-        more = f" (and {len(found) - 1} more cells)" if len(found) > 1 else ""
-        raise UserError(f"The study file has changed: {found[0]}{more}; change it back, or give another --output.")
+def is_begun(folder: Path, name: str) -> bool:
+    """Whether something was learned or told in it: a cell that was only claimed may still become another."""
+    return is_done(folder, name) or (place(folder, name) / CHECKPOINT).exists()
 
 
 def check_model(cells: Iterable[Cell], folder: Path, model: str, fingerprint: str | None = None) -> None:
@@ -82,44 +65,23 @@ def check_model(cells: Iterable[Cell], folder: Path, model: str, fingerprint: st
             fingerprint, first = told["fingerprint"], cell.name
 
 
-def check_data(cells: Sequence[Cell], folder: Path) -> None:
-    """Rows that are not on this machine are told before anything runs; what the hub lacks shows when it is read."""
-    tasks = {str(cell.config.task): cell.config.task for cell in cells if not is_done(folder, cell.name)}
-    for task in tasks.values():
-        for path in (Path(given) for given in (task.train, task.validation) if given is not None):
-            if path.suffix and not path.exists():
-                raise UserError(f"The data {path} that the study names does not exist; mend its path.")
-        home = data_folder(task)
-        names = [name for name in (task.task or "").split("+") if name and name != PREFIX_LM]
-        lacking = [name for name in names if home is not None and not has_rows(name, home)]
-        if lacking:
-            raise UserError(f"{home} holds no rows of {lacking[0]}; get them, name another --data-dir, or leave the task out of the study.")
-
-
-def check_models(cells: Sequence[Cell], folder: Path, here: bool = True) -> None:
-    """A model that cannot be had, or not so, is told before anything runs; its weights are read when its first cell runs.
-
-    Devices are looked for only where cells run `here`."""
-    configs = [cell.config for cell in cells if not is_done(folder, cell.name)]
-    for device, dtype in dict.fromkeys((config.device, config.dtype) for config in configs if here):
-        placed(device, dtype)
-    for model, trusted in dict.fromkeys((config.model, config.trust_remote_code) for config in configs):
-        examine(model, trusted)
-
-
 def open_cell(cell: Cell, config: RunConfig, folder: Path) -> None:
-    """Its folder, with what it is planned as; a run that was begun from another place (the study was moved) is begun anew."""
+    """Its folder, with what it is planned as; a run without a checkpoint, or from another place (the study was moved), is begun anew."""
     own = place(folder, cell.name)
     sweep(own, [PLAN])
-    old = own / CONFIG
-    if old.exists():
-        told = run_config(read_yaml(old))
-        moved = (told.model, told.device, told.task, told.prompt.start) != (config.model, config.device, config.task, config.prompt.start)
-        if moved:
-            shutil.rmtree(own / MODEL, ignore_errors=True)
-            for name in OURS:
-                (own / name).unlink(missing_ok=True)
+    if not (own / CHECKPOINT).exists() or _moved(own / CONFIG, config):
+        shutil.rmtree(own / MODEL, ignore_errors=True)
+        for name in OURS:
+            (own / name).unlink(missing_ok=True)
     write_json(own / PLAN, cell.plain())
+
+
+def _moved(old: Path, config: RunConfig) -> bool:
+    """Whether a config that was saved names other places than the one of now."""
+    if not old.exists():
+        return False
+    told = run_config(read_yaml(old))
+    return (told.model, told.device, told.task, told.prompt.start) != (config.model, config.device, config.task, config.prompt.start)
 
 
 def settle(cell: Cell, cells: Mapping[str, Cell], folder: Path) -> tuple[RunConfig, Chosen]:

@@ -43,6 +43,7 @@ def status(cells: Sequence[Cell], folder: Path, state: State | None = None) -> R
         "failed": {name: state.results[name]["failed"] for name in sorted(state.failed)},
         "blocked": sorted(state.blocked),
         "running": [cell.name for cell in left if claimed(folder, cell.name, now)],
+        "finished": [cell.name for cell in cells if cell.name in state.done],
         "missing": [cell.name for cell in left],
         "stages": stages,
         "workers": [worker for worker in signs if is_alive(folder, worker, now)],

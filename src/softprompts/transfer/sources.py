@@ -17,6 +17,9 @@ from .strategies import multi_task, target_name, task_names, unfit
 if TYPE_CHECKING:
     from .transfer import Request
 
+REASONS = 3
+"""Reasons that are told where nothing is left: damaged prompts have one each."""
+
 
 def possible(request: "Request", backbone: Backbone) -> tuple[list[Entry], list[dict[str, str]]]:
     """The prompts that can be sources, and why the others cannot."""
@@ -43,13 +46,21 @@ def possible(request: "Request", backbone: Backbone) -> tuple[list[Entry], list[
     left_out = [{"name": entry, "why": why} for entry, why in whys.items() if why is not None]
     fit = [entry for entry in everyone if whys[entry.name] is None]
     if not fit:
-        why = Counter(left["why"] for left in left_out).most_common(1)[0][0]
-        alike = [left["name"] for left in left_out if left["why"] == why]
-        others = f" ({len(left_out) - len(alike)} more for other reasons)" if len(left_out) > len(alike) else ""
-        raise UserError(f"No prompt of {request.library} can be a source for {name}; {few(alike)}{others}: {why}.")
+        raise UserError(f"No prompt of {request.library} can be a source for {name}: {_counted(left_out)}.")
     if request.strategy == "mixture":
         _check_rows(fit, target)
     return fit, left_out
+
+
+def _counted(left_out: Sequence[dict[str, str]]) -> str:
+    """How many prompts were left out for which reason, the commonest first."""
+    told, rest = [], len(left_out)
+    for why, many in Counter(left["why"] for left in left_out).most_common(REASONS):
+        names = few([left["name"] for left in left_out if left["why"] == why], 3)
+        each = f"each {why.removeprefix('it ')}" if many > 1 and why.startswith("it ") else why
+        told.append(f"{many} ({names}), because {each}")
+        rest -= many
+    return "; ".join([*told, *([f"{rest} more for other reasons"] if rest else [])])
 
 
 def _check_rows(sources: Sequence[Entry], target: RunConfig) -> None:

@@ -90,7 +90,7 @@ def unfit(entry: "Entry", target: RunConfig, strategy: str, keep_same_task: bool
     """Why a prompt of the same backbone cannot be a source for the target by this strategy; None where it can."""
     name = target_name(target.task)
     if not keep_same_task and set(task_names(name)) & set(task_names(entry.card["task"]["name"])):
-        return "it was tuned on the target's own task; --keep-same-task keeps it"
+        return "it was tuned on the target's own task (--keep-same-task keeps it)"
     if strategy == "mixture":
         named = entry.told("config", "task", "task")
         return "its task is no named one, so that it cannot be mixed in" if named in (None, PREFIX_LM) else None
@@ -101,10 +101,10 @@ def _ill_shaped(form: Mapping[str, Any], target: RunConfig, strategy: str) -> st
     """What `prompt.start.prompt` would refuse, told before anything is trained."""
     ours, held, route = target.prompt, int(form.get("count", 1)), Choice.of(form.get("route", "single"))
     if strategy == "average" and held > 1:
-        return f"it is a mixture of {held} prompts, and mixtures cannot be averaged, because their routers differ"
+        return f"it is a mixture of {held} prompts, and mixtures cannot be averaged (tune sources with --preset prompt-tuning)"
     if strategy == "average" and form["length"] != ours.length:
         lengths = f"it has {form['length']} tokens and the target {ours.length}, and only prompts of the target's length are averaged"
-        return f"{lengths}; set --prompt.length {form['length']}, or tune sources of {ours.length}"
+        return f"{lengths} (set --prompt.length {form['length']}, or tune sources of {ours.length})"
     if held not in (1, ours.count):
         return f"it is a mixture of {held} prompts and cannot start {ours.count}"
     if held > 1 and (route.kind, route.options.get("k")) != (ours.route.kind, ours.route.options.get("k")):

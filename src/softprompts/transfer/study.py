@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ..api import sections
 from ..backbone import DEFAULT
 from ..choice import from_mapping
@@ -108,7 +110,34 @@ class Study(Grid):
 
 
 def read_study(path: Path) -> Study:
-    return from_mapping(Study, read_yaml(path))
+    """An entry with nothing after it is as if it were left out; of one that is there twice, YAML would take the later."""
+    given = {name: value for name, value in read_yaml(path).items() if value is not None}
+    twice = _named_twice(path.read_text(encoding="utf-8"))
+    if twice is not None:
+        raise UserError(f"{path} names {twice}; leave one out.")
+    return from_mapping(Study, given)
+
+
+def _named_twice(text: str) -> str | None:
+    """A key that some mapping of a YAML text holds twice, and on which lines."""
+    nodes: list[Any] = [yaml.compose(text, yaml.SafeLoader)]
+    seen: set[int] = set()
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+        elif isinstance(node, yaml.MappingNode):
+            nodes += [value for _, value in node.value]
+            lines: dict[tuple[str, str], int] = {}
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                line = key.start_mark.line + 1
+                if (key.tag, key.value) in lines:
+                    return f"{key.value} twice (lines {lines[key.tag, key.value]} and {line})"
+                lines[key.tag, key.value] = line
+    return None
 
 
 @dataclass(frozen=True)
@@ -163,6 +192,11 @@ class Subject:
 
     name: str
     task: dict[str, Any]
+
+    @property
+    def mixable(self) -> bool:
+        """Whether it can be part of a mixture, which joins tasks by their names."""
+        return set(self.task) == {"task"}
 
 
 def plan(study: Study, device: str | None = None, data_dir: str | None = None) -> list[Cell]:
@@ -223,7 +257,7 @@ class _Planner:
 
     def _chosen(self, stage: str, seed: int, target: Subject, k: int) -> Cell:
         """A cell that chooses among the source prompts of all seeds; of tasks with settings of their own, none can be mixed in."""
-        named = [source for source in self.sources if stage != "mixture-source" or set(source.task) == {"task"}]
+        named = [source for source in self.sources if stage != "mixture-source" or source.mixable]
         others = [source for source in named if source.name != target.name]
         starts = tuple(self._name("source", own, source) for source in others for own in self.grid.seeds)
         like = self._name("baseline", seed, None, target)
@@ -251,18 +285,32 @@ class _Planner:
 
     def _check_retrieval(self) -> None:
         """What retrieval could not do is told before anything runs."""
-        retrieval, seeds = self.grid.retrieval, len(self.grid.seeds)
-        fewest = min((sum(s.name != t.name for s in self.sources) * seeds for t in self.targets), default=0)
+        retrieval = self.grid.retrieval
+        for part in ("targets", "sources", "seeds"):
+            if not getattr(self.grid, part):
+                raise UserError(f"The study names no {part}, which retrieval needs; add {part}, or leave retrieval out.")
+        fewest = min(self._prompts(target, self.sources) for target in self.targets)
         if fewest < retrieval.most:
             raise UserError(f"retrieval asks for the top {retrieval.most}, but there are {fewest} source prompts; lower its numbers.")
+        most, mixable = max(retrieval.mixture, default=0), [source for source in self.sources if source.mixable]
+        fewest = min(self._prompts(target, mixable) for target in self.targets)
+        if fewest < most:
+            raise UserError(
+                f"retrieval.mixture asks for the top {most}, but only {fewest} source prompts can be mixed in, because data with settings "
+                "of its own (such as train) cannot; lower its numbers, add named tasks as sources, or leave retrieval.mixture out."
+            )
         prompt = self._cell("baseline", self.grid.seeds[0], target=self.targets[0]).config.prompt
         if prompt.length == 0:
             raise UserError("retrieval needs prompts, and model tuning has none; leave retrieval out of that variant.")
         if retrieval.average and prompt.count > 1:
             raise UserError("Prompts of several each cannot be averaged; choose a preset with one prompt, or leave retrieval.average out.")
-        odd = [target.name for target in self.targets if retrieval.mixture and set(target.task) != {"task"}]
+        odd = [target.name for target in self.targets if retrieval.mixture and not target.mixable]
         if odd:
             raise UserError(f"The target {odd[0]} has task settings of its own, so it cannot be mixed; leave retrieval.mixture out.")
+
+    def _prompts(self, target: Subject, sources: Sequence[Subject]) -> int:
+        """How many prompts of these sources, of all seeds, a target can choose among."""
+        return sum(source.name != target.name for source in sources) * len(self.grid.seeds)
 
 
 def own_seed(subject: str, seed: int) -> int:

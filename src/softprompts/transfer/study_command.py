@@ -52,26 +52,28 @@ def run(argv: Sequence[str]) -> int:
     if options.ray and options.workers > 1:
         raise UserError("A Ray cluster has workers of its own; give either --ray or --workers.")
 
-    from .cells import check_data, check_models, check_unchanged
+    from .checks import check_data, check_models, check_unchanged, words_of_a_study
     from .company import BESIDE, company
     from .records import status as where
     from .study_progress import StudyBars
-    from .workers import work, work_on_ray
+    from .workers import cluster, work, work_on_ray
 
     study, folder, cells = _planned(options)
     check_unchanged(cells, folder)
     stages = _stages(cells, folder, options.only)
     wanted = [cell for cell in cells if cell.stage in stages]
-    check_data(wanted, folder)
-    check_models(wanted, folder, here=not options.ray)
     _check_output(folder)
-    _keep(study, folder)
-    cohort = options.cohort or study.cohort
-    workers = 1 if os.environ.get(BESIDE) else options.workers
+    beside = bool(os.environ.get(BESIDE))
+    if not beside:  # who started this process has looked
+        check_models(wanted, folder, here=not options.ray)
+        check_data(wanted, folder)
     begun = time.monotonic()
-    with company(argv, workers), StudyBars(cells, options.quiet) as bars:
-        asked = (cells, folder, cohort, bars, stages)
-        state = work_on_ray(*asked, options.ray) if options.ray else work(*asked)
+    with cluster(options.ray or None) as ray:
+        make_folder(folder)
+        _keep(study, folder)
+        with company(argv, 1 if beside else options.workers), StudyBars(cells, options.quiet) as bars, words_of_a_study():
+            asked = (cells, folder, options.cohort or study.cohort, bars, stages)
+            state = work_on_ray(ray, *asked) if ray is not None else work(*asked)
     told = {**where(cells, folder, state), "seconds": round(time.monotonic() - begun, 1)}
     tell(options, told, f"{_where(told)}\nthe cells are in {folder}; softprompts study report {folder} writes their tables and figures")
     return 1 if told["failed"] or told["blocked"] else 0
@@ -104,9 +106,10 @@ def report(argv: Sequence[str]) -> int:
 def rerun(argv: Sequence[str]) -> int:
     """Run a cell's cohort once more, and compare the scores with the recorded ones."""
     parser = _parser("rerun", rerun.__doc__)
-    parser.add_argument("cell", metavar="CELL", help="a cell's name, as status --json tells it")
+    parser.add_argument("cell", metavar="CELL", help="a finished cell's name, as status --json tells it")
     parser.add_argument("--output", metavar="FOLDER", type=output_folder, required=True, help="where the runs go")
     options = parser.parse_args(argv)
+    _check_study(options.study)
 
     from .workers import rerun as again
 
@@ -138,15 +141,19 @@ def _looked_at(action: str, about: str | None, argv: Sequence[str]) -> "tuple[ar
     where = "where the report goes (default FOLDER/report)" if action == "report" else argparse.SUPPRESS
     parser.add_argument("--output", metavar="FOLDER", type=output_folder, help=where)
     options = parser.parse_args(argv)
-    if not (options.study / STUDY).exists():
-        raise UserError(f"{options.study} is no folder of a study; name the one that softprompts study run wrote.")
+    _check_study(options.study)
     return options, *_planned(options)
 
 
+def _check_study(folder: Path) -> None:
+    if not (folder / STUDY).exists():
+        raise UserError(f"{folder} is no folder of a study; name the one that softprompts study run wrote.")
+
+
 def _check_output(folder: Path) -> None:
-    make_folder(folder)
     # What begins with a dot is on its way: another worker's study file, or a killed one's.
-    if any(not path.name.startswith(".") for path in folder.iterdir()) and not (folder / STUDY).exists():
+    there = [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
+    if there and not (folder / STUDY).exists():
         raise UserError(f"{folder} holds other things than a study; name another folder with --output.")
 
 
@@ -184,14 +191,18 @@ def _stages(cells: "Sequence[Cell]", folder: Path, asked: str | None) -> list[st
 def _where(told: dict[str, Any]) -> str:
     rows = [f"{name:<15} {stage['done']} of {stage['total']}" for name, stage in told["stages"].items()]
     rows.append(f"{'all cells':<15} {told['done']} of {told['total']}")
+    unfinished = bool(set(told["missing"]) - set(told["blocked"]))
     if told["cells_per_minute"]:
-        left = f", about {duration(told['eta_seconds'])} left" if told["done"] < told["total"] else ""
+        left = f", about {duration(told['eta_seconds'])} left" if told["workers"] and unfinished else ""
         rows.append(f"{told['cells_per_minute']:.1f} cells a minute{left}")
+    if unfinished and not told["workers"]:
+        rows.append(f"nobody is at work on it; softprompts study run {told['folder']} goes on")
     if told["running"]:
         rows.append(f"{len(told['running'])} cells are running, {len(told['workers'])} workers are at work")
     rows += [f"{name} failed: {why}" for name, why in told["failed"].items()]
     if told["blocked"]:
-        rows.append(f"{len(told['blocked'])} cells cannot run, because a cell they start from failed; the first is {told['blocked'][0]}")
+        why = "a cell they start from failed" if told["failed"] else "there are fewer source prompts than they choose"
+        rows.append(f"{len(told['blocked'])} cells cannot run, because {why}; the first is {told['blocked'][0]}")
     return "\n".join(rows)
 
 

@@ -4,7 +4,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -158,9 +159,8 @@ def rerun(folder: Path, name: str, output: Path) -> list[dict[str, Any]]:
     """The cohort that a cell was run in once more, from the cells' saved configs; each cell's score as recorded and as it is now."""
     told = on_disk.read_result(folder, name)
     if told is None:
-        raise UserError(
-            f"The study in {folder} has no result of a cell {name!r}; softprompts study status {folder} --json tells the cells."
-        )
+        finished = f'softprompts study status {folder} --json names the finished cells under "finished"'
+        raise UserError(f"The study in {folder} has no result of a cell {name!r}; {finished}.")
     configs = {cell: on_disk.saved_config(folder, cell) for cell in told["beside"]}
     outcomes = tune_cohort([Member(config, {"cell": cell}, cell) for cell, config in configs.items()], output, alone=True)
     found = []
@@ -201,51 +201,58 @@ def work(
 # -- a Ray cluster -----------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def cluster(address: str | None) -> Iterator[Any]:
+    """Ray, joined to the cluster at an address as long as this is open; None where no cluster is asked for."""
+    ray = _ray(address) if address is not None else None
+    try:
+        yield ray
+    finally:
+        if ray is not None:
+            ray.shutdown()
+
+
 def work_on_ray(
+    ray: Any,
     cells: Sequence[Cell],
     folder: Path,
     cohort: int,
     watcher: StudyWatcher | None = None,
     stages: Collection[str] | None = None,
-    address: str = "auto",
 ) -> State:
     """The same on a Ray cluster whose machines share the folder: a cohort on each GPU, or on each CPU where there are none.
 
     A cohort whose machine died is planned anew from what it left; results are in the folder, so that none is lost or counted twice.
     """
     watcher = watcher or StudyWatcher()
-    ray = _ray(address)
     by_name = {cell.name: cell for cell in cells}
     state, crashes = State(), 0
     pending: dict[Any, list[str]] = {}
     given = (Path.cwd(), os.environ.get(DATA_VARIABLE), folder, by_name)
-    try:
-        with Claims(folder) as own:
-            while left := state.look(cells, folder).left(cells, stages):
-                watcher.looked(state)
-                busy = {name for names in pending.values() for name in names}
-                ready = [cell for cell in state.ready(left) if cell.name not in busy and own.is_free(cell.name)]
-                slots, options = _slots(ray)
-                while ready and (free := slots - len(pending)) > 0:
-                    chosen = cohort_of(ready, min(cohort, math.ceil(len(ready) / free)))
-                    ready = [cell for cell in ready if cell not in chosen]
-                    job = ray.remote(_cohort_on_ray).options(max_retries=0, **options)
-                    names = [cell.name for cell in chosen]
-                    pending[job.remote(*given, names)] = names
-                if not pending:
-                    time.sleep(POLL)
-                    continue
-                finished, _ = ray.wait(list(pending), timeout=POLL)
-                before = len(state.done)
-                for job in finished:
-                    del pending[job]
-                    crashes += _crashed(ray, job)
-                crashes = 0 if len(state.look(cells, folder).done) > before else crashes
-                if crashes > CRASHES:
-                    raise UserError(f"{crashes} workers of the Ray cluster died without finishing a cell; look at their logs and memory.")
-        watcher.looked(state)
-    finally:
-        ray.shutdown()
+    with Claims(folder) as own:
+        while left := state.look(cells, folder).left(cells, stages):
+            watcher.looked(state)
+            busy = {name for names in pending.values() for name in names}
+            ready = [cell for cell in state.ready(left) if cell.name not in busy and own.is_free(cell.name)]
+            slots, options = _slots(ray)
+            while ready and (free := slots - len(pending)) > 0:
+                chosen = cohort_of(ready, min(cohort, math.ceil(len(ready) / free)))
+                ready = [cell for cell in ready if cell not in chosen]
+                job = ray.remote(_cohort_on_ray).options(max_retries=0, **options)
+                names = [cell.name for cell in chosen]
+                pending[job.remote(*given, names)] = names
+            if not pending:
+                time.sleep(POLL)
+                continue
+            finished, _ = ray.wait(list(pending), timeout=POLL)
+            before = len(state.done)
+            for job in finished:
+                del pending[job]
+                crashes += _crashed(ray, job)
+            crashes = 0 if len(state.look(cells, folder).done) > before else crashes
+            if crashes > CRASHES:
+                raise UserError(f"{crashes} workers of the Ray cluster died without finishing a cell; look at their logs and memory.")
+    watcher.looked(state)
     return state
 
 

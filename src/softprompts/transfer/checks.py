@@ -1,0 +1,89 @@
+"""What is looked at before a study writes anything: that it is the study that was begun, and that its rows and models are there."""
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..backbone import examine
+from ..backbone.load import placed
+from ..choice import difference
+from ..errors import UserError
+from ..files import read_json
+from ..tasks import TaskConfig, load_task
+from ..tasks.task import data_folder, has_rows
+from ..tasks.text import PREFIX_LM
+from ..tuning import RunConfig
+from .cells import PLAN, is_begun, is_done, place
+from .claims import claimed, clock
+from .study import Cell
+
+USUAL = {"config": json.loads(json.dumps(RunConfig().plain()))}
+"""What a cell's settings are unless told."""
+SETTINGS = {field.name for field in dataclasses.fields(TaskConfig)} - {"data_dir"}
+"""Settings of data that are flags of `tune`, but in a study stand in the file."""
+
+
+def check_unchanged(cells: Sequence[Cell], folder: Path) -> None:
+    """A cell that was begun, or that somebody is at, must be what the study file still says."""
+    found = []
+    for cell in cells:
+        path = place(folder, cell.name) / PLAN
+        change = difference(read_json(path), json.loads(json.dumps(cell.plain())), USUAL) if path.exists() else None
+        if change and (is_begun(folder, cell.name) or claimed(folder, cell.name, clock(folder))):
+            told = "other sources or seeds to choose among" if change.startswith("starts ") else change.removeprefix("config.")
+            found.append(f"{cell.name} was begun with {told}")
+    if found:
+        more = f" (and {len(found) - 1} more cells)" if len(found) > 1 else ""
+        raise UserError(f"The study file has changed: {found[0]}{more}; change it back, or give another --output.")
+
+
+def check_data(cells: Sequence[Cell], folder: Path) -> None:
+    """Own data is read; named tasks' rows must be in the data folder or, where there is none, on the hub, and are read when they run."""
+    there = functools.cache(has_rows)  # the hub is asked once for each task
+    tasks = {str(cell.config.task): cell for cell in cells if not is_done(folder, cell.name)}
+    for task, subject in ((cell.config.task, cell.target or cell.source) for cell in tasks.values()):
+        for path in (Path(given) for given in (task.train, task.validation) if given is not None):
+            if path.suffix and not path.exists():
+                raise UserError(f"The data {path} that the study names does not exist; mend its path.")
+        if task.train is not None or task.task == PREFIX_LM:
+            with words_of_a_study(f"The rows of {subject} cannot be used: "):
+                load_task(task)
+            continue
+        home = data_folder(task)
+        lacking = [name for name in str(task.task).split("+") if name != PREFIX_LM and not there(name, home)]
+        if lacking and home is not None:
+            raise UserError(f"{home} holds no rows of {lacking[0]}; get them, name another --data-dir, or leave the task out of the study.")
+        if lacking:
+            why = f"The hub does not give the rows of {lacking[0]} here"
+            raise UserError(f"{why}; name a folder that holds them with --data-dir, or leave the task out of the study.")
+
+
+def check_models(cells: Sequence[Cell], folder: Path, here: bool = True) -> None:
+    """A model that cannot be had, or not so, is told before anything runs; its weights are read when its first cell runs.
+
+    Devices are looked for only where cells run `here`."""
+    configs = [cell.config for cell in cells if not is_done(folder, cell.name)]
+    for device, dtype in dict.fromkeys((config.device, config.dtype) for config in configs if here):
+        placed(device, dtype)
+    for model, trusted in dict.fromkeys((config.model, config.trust_remote_code) for config in configs):
+        examine(model, trusted)
+
+
+@contextmanager
+def words_of_a_study(before: str = "") -> Iterator[None]:
+    """Sentences about data that name a flag of `tune` name the entry of the study file instead."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(before + re.sub(r"--([a-z]+(?:-[a-z]+)*)", _entry, str(error))) from None
+
+
+def _entry(flag: re.Match[str]) -> str:
+    name = flag[1].replace("-", "_")
+    if name == "skip_bad_rows":
+        return "skip_bad_rows: true in the study file"
+    return name if name in SETTINGS else flag[0]
