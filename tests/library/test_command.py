@@ -261,24 +261,28 @@ def test_export_takes_a_name_or_a_folder(library: Library, capsys: Capture) -> N
 
 
 BAD = [
-    (["show", "../secret"], "cannot be a prompt's name"),
+    (["show", "../secret"], "There is no prompt at ../secret; name a folder that tune or import wrote, or a prompt of the library."),
     (["show", ""], "The prompt has no name"),
-    (["show", "nobody"], "There is no prompt nobody in the library"),
+    (
+        ["show", "nobody"],
+        "softprompts: No folder nobody holds a prompt, and there is no prompt nobody in the library library; "
+        "softprompts prompts list --library library tells which there are.\n",
+    ),
     (["show", "./runs"], "./runs holds no prompt.json"),
-    (["show", "runs"], "There is no prompt at runs, nor by that name"),
+    (["show", "runs"], "No folder runs holds a prompt, and there is no prompt runs in the library"),
     (["import", "runs", "--name", ""], "cannot be a prompt's name"),
     (["search", "target", "--by", "taste"], "There is no similarity 'taste'; choose one of"),
     (["search", "target", "--top", "0"], "at least 1"),
     (["search", "target", "--top", "few"], "invalid int value"),
     (["search", "target", "--library", "nowhere"], "There is no library at nowhere"),
-    (["show", "target", "--library", "nowhere"], "There is no library at nowhere"),
+    (["show", "target", "--library", "nowhere"], "No folder target holds a prompt, and there is no library at nowhere; name one"),
     (["import", "runs/near", "--name", "../x"], "cannot be a prompt's name"),
     (["import", "runs/near", "--name", ""], "cannot be a prompt's name"),
     (["import", "runs/near"], "already holds near"),
     (["import", "runs/near", "--output", "x"], "--output is for PEFT adapters"),
     (["import", "nowhere"], "There is no prompt at nowhere"),
     (["import", "library/.index"], "holds no prompt, no run that has finished, and no PEFT adapter"),
-    (["export", "nobody", "--output", "x"], "There is no prompt at nobody"),
+    (["export", "nobody", "--output", "x"], "there is no prompt nobody in the library"),
     (["export", "near", "--as", "pickle", "--output", "x"], "invalid choice"),
     (["show", "x" * 300], "xxx... cannot be looked at (File name too long)"),
     (["import", "x" * 300], "cannot be looked at (File name too long)"),

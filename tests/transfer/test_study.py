@@ -169,12 +169,12 @@ def test_bad_rows_of_own_data_are_told_before_anything_runs_and_can_be_left_out(
     told = capsys.readouterr().err
     assert "The rows of mine cannot be used" in told
     assert "reviews.csv:26: the column 'mood' is empty" in told
-    assert "leave such rows out with skip_bad_rows: true in the study file." in told
+    assert "leave such rows out with skip_bad_rows: true in its entry of the study file, or under settings." in told
     assert "--skip" not in told
     assert not folder.exists()
     monkeypatch.setattr("softprompts.transfer.checks.load_task", lambda task: None)
     assert run() == 2, "rows that change after the look are told when they are read"
-    assert "skip_bad_rows: true in the study file" in capsys.readouterr().err
+    assert "skip_bad_rows: true in its entry" in capsys.readouterr().err
     assert len(list(folder.rglob("cell.json"))) == 1
     assert run(skip_bad_rows=True) == 0, "a cell that was only claimed is not begun"
     assert len(results(folder)) == 1

@@ -194,12 +194,8 @@ def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(library
     Library(own).add(runs / "task=helpdesk-sentiment", "sentiment")
     Library(own).add(runs / "task=helpdesk-area", "elsewhere")
     Library(own).add(runs / "task=helpdesk-register", "renewed")
-    reasons = (
-        r"elsewhere\), because it is of another backbone .*; 1 \(renewed\), because it was tuned on another version .*; 1 \(sentiment\), "
-    )
-    with pytest.raises(
-        UserError, match=rf"No prompt of .* can be a source for helpdesk/urgency: 1 \({reasons}because it is a mixture of 4"
-    ):
+    whys = ["elsewhere.* is of another backbone", "renewed.* was tuned on another version", "sentiment.* is a mixture of 4"]
+    with pytest.raises(UserError, match="can be a source for helpdesk/urgency: " + ".*; ".join(rf"1 \({why}" for why in whys)):
         transfer(Request(mixed, own, "all"), tmp_path / "none", backbone=t5)
     Library(own).add(library / "intent", "intent")
     record = transfer(Request(mixed, own, "all"), tmp_path / "out", backbone=t5)
@@ -291,7 +287,7 @@ def test_other_settings_are_refused_and_overwrite_starts_anew(library: Path, t5:
     other = Request(target(seed=1), library, "named", source="register" if first["chosen"] != ["register"] else "area")
     with pytest.raises(UserError, match="holds a transfer with other settings"):
         transfer(other, tmp_path / "out", backbone=t5)
-    with pytest.raises(UserError, match="There is no prompt nobody in the library"):
+    with pytest.raises(UserError, match="there is no prompt nobody in the library"):
         transfer(Request(target(), library, "named", source="nobody"), tmp_path / "out", overwrite=True, backbone=t5)
     assert (tmp_path / "out/choice.json").read_bytes() == before
     steps.clear()
@@ -433,14 +429,14 @@ def test_many_reasons_are_counted_and_the_rare_are_summed_up() -> None:
 BAD = [
     (["--to", "helpdesk/nothing"], "There is no task 'helpdesk/nothing'"),
     (["--to", "helpdesk/urgency", "--library", "{tmp}/nowhere"], "There is no library at"),
-    (["--to", "helpdesk/urgency", "--library", "{tmp}/nowhere", "--from", "nobody"], "There is no library at"),
+    (["--to", "helpdesk/urgency", "--library", "{tmp}/nowhere", "--from", "nobody"], "there is no library at"),
     (
         ["--to", "helpdesk/urgency", "--preset", "prompt-tuning", "--prompt.length", "5", "--strategy", "average"],
         "can be a source for helpdesk/urgency: 3 (area, intent, register), because each has 3 tokens and the target 5, and only prompts "
         "of the target's length are averaged (set --prompt.length 3, or tune sources of 5); 1 (urgency), because it was tuned on the "
         "target's own task (--keep-same-task keeps it).",
     ),
-    (["--to", "helpdesk/urgency", "--from", "nobody"], "There is no prompt nobody in the library"),
+    (["--to", "helpdesk/urgency", "--from", "nobody"], "there is no prompt nobody in the library"),
     (["--to", "helpdesk/urgency", "--k", "0"], "--k is 0; it must be at least 1"),
     (["--to", "helpdesk/urgency", "--k", "many"], "see softprompts transfer --help"),
     (["--to", "helpdesk/urgency", "--similarity", "euclid"], "There is no similarity 'euclid'"),

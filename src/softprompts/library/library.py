@@ -234,7 +234,8 @@ class Library:
         with self.there()._locked():
             if place.is_dir():
                 return Entry.of(place)
-        raise UserError(f"There is no prompt {name} in the library {self.folder}; softprompts prompts list tells which there are.")
+        which = f"softprompts prompts list --library {self.folder} tells which there are"
+        raise UserError(f"There is no prompt {name} in the library {self.folder}; {which}.")
 
     def entries(self, fingerprint: str | None = None) -> list[Entry]:
         """All prompts, or those of one backbone, by name."""

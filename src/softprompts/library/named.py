@@ -1,6 +1,7 @@
 """How commands name a library and a prompt: flags, and the prompt that is meant."""
 
 import argparse
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,9 @@ def named_prompt(prompt: str, library: Path) -> "Entry":
         return Entry.of(place, place.resolve().name)
     if place.is_dir() and prompt != safe_name(prompt):
         raise UserError(f"{prompt} holds no {CARD}: either it is no prompt, or its run has not finished (run the same command again).")
+    if prompt != safe_name(prompt):
+        raise UserError(f"There is no prompt at {prompt}; name a folder that tune or import wrote, or a prompt of the library.")
     try:
         return Library(library).entry(prompt)
     except UserError as error:
-        raise UserError(f"There is no prompt at {prompt}, nor by that name: {error}") from None
+        raise UserError(f"No folder {prompt} holds a prompt, and {re.sub('^There', 'there', str(error))}") from None

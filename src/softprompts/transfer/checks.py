@@ -85,5 +85,5 @@ def words_of_a_study(before: str = "") -> Iterator[None]:
 def _entry(flag: re.Match[str]) -> str:
     name = flag[1].replace("-", "_")
     if name == "skip_bad_rows":
-        return "skip_bad_rows: true in the study file"
+        return "skip_bad_rows: true in its entry of the study file, or under settings"
     return name if name in SETTINGS else flag[0]
