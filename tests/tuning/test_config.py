@@ -126,3 +126,9 @@ def test_every_setting_is_documented() -> None:
     for kind in (RunConfig, TuningConfig):
         nested = {"task", "prompt", "tuning"} if kind is RunConfig else set()
         assert set(kind.__dataclass_fields__) - nested == set(attribute_docs(kind))
+
+
+def test_a_setting_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("seed: 1\ntuning: {steps: 3, steps: 4}\n")
+    with pytest.raises(UserError, match=r"names steps twice \(lines 2 and 2\); leave one out"):
+        read_yaml(tmp_path / "c.yaml")

@@ -41,7 +41,10 @@ def load_prompt(folder: Path | str, backbone: "Backbone | None" = None) -> tuple
     """A saved prompt and its card. With a `backbone`, a prompt of another one is refused."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(f"There is no prompt at {folder}: it is no folder; name one that `softprompts tune` wrote.")
+        raise UserError(
+            f"There is no prompt at {folder}: it is no folder; name one that `softprompts tune` wrote, or a library's prompt by its "
+            f"folder, such as library/{folder.name}."
+        )
     if not (folder / CARD).exists():
         raise UserError(f"{folder} holds no {CARD}: either it is no prompt, or its run has not finished (run the same command again).")
     card = read_json(folder / CARD)

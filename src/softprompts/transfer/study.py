@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..api import sections
 from ..backbone import DEFAULT
 from ..choice import from_mapping
@@ -110,34 +108,8 @@ class Study(Grid):
 
 
 def read_study(path: Path) -> Study:
-    """An entry with nothing after it is as if it were left out; of one that is there twice, YAML would take the later."""
-    given = {name: value for name, value in read_yaml(path).items() if value is not None}
-    twice = _named_twice(path.read_text(encoding="utf-8"))
-    if twice is not None:
-        raise UserError(f"{path} names {twice}; leave one out.")
-    return from_mapping(Study, given)
-
-
-def _named_twice(text: str) -> str | None:
-    """A key that some mapping of a YAML text holds twice, and on which lines."""
-    nodes: list[Any] = [yaml.compose(text, yaml.SafeLoader)]
-    seen: set[int] = set()
-    while nodes:
-        node = nodes.pop()
-        if id(node) in seen:  # an alias
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            nodes += node.value
-        elif isinstance(node, yaml.MappingNode):
-            nodes += [value for _, value in node.value]
-            lines: dict[tuple[str, str], int] = {}
-            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-                line = key.start_mark.line + 1
-                if (key.tag, key.value) in lines:
-                    return f"{key.value} twice (lines {lines[key.tag, key.value]} and {line})"
-                lines[key.tag, key.value] = line
-    return None
+    """An entry with nothing after it is as if it were left out."""
+    return from_mapping(Study, {name: value for name, value in read_yaml(path).items() if value is not None})
 
 
 @dataclass(frozen=True)

@@ -165,14 +165,39 @@ class RunConfig:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        read, twice = yaml.safe_load(text), _named_twice(text)
     except FileNotFoundError:
         raise UserError(f"The config {path} does not exist.") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"The config {path} cannot be read as YAML ({' '.join(str(error).split())}).") from None
     if not isinstance(read, dict):
         raise UserError(f"The config {path} holds no settings; see docs/configuration.md.")
+    if twice is not None:  # YAML would take the later
+        raise UserError(f"{path} names {twice}; leave one out.")
     return read
+
+
+def _named_twice(text: str) -> str | None:
+    """A key that some mapping of a YAML text holds twice, and on which lines."""
+    nodes: list[Any] = [yaml.compose(text, yaml.SafeLoader)]
+    seen: set[int] = set()
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+        elif isinstance(node, yaml.MappingNode):
+            nodes += [value for _, value in node.value]
+            lines: dict[tuple[str, str], int] = {}
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                line = key.start_mark.line + 1
+                if (key.tag, key.value) in lines:
+                    return f"{key.value} twice (lines {lines[key.tag, key.value]} and {line})"
+                lines[key.tag, key.value] = line
+    return None
 
 
 def run_config(*layers: Mapping[str, Any]) -> RunConfig:
