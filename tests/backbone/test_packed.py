@@ -236,6 +236,7 @@ def test_the_tanh_form_of_gelu_is_one_operation(backbone: EncoderDecoder) -> Non
     assert not any(isinstance(part, NewGELUActivation) for part in backbone.model.modules())
 
 
+@pytest.mark.filterwarnings("ignore")  # a GPU's compiler warns of much
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="compiled layers and recorded steps need a GPU")
 def test_compiled_and_recorded_steps_give_the_same() -> None:
     backbone = random_t5(d_kv=32)

@@ -73,7 +73,7 @@ def test_nor_does_the_layout_of_recorded_steps(place: Any, given: list[int] | No
 
 
 @gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.filterwarnings("ignore")  # a GPU's compiler warns of much; waiting is an error, no warning
 @pytest.mark.parametrize("recorded", [False, True], ids=["layer by layer", "recorded"])
 def test_a_step_does_not_wait_for_a_gpu(recorded: bool, toy_csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same runs twice, because layers are compiled and steps recorded the first time; the second time waiting is an error."""
