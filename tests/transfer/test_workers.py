@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def started(study: Path, folder: Path, *more: str) -> "subprocess.Popen[bytes]":
     ]
     with folder.with_name("stderr").open("wb") as stderr:
         surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, env=surroundings)
+        heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what runs in a shell's background is deaf to Ctrl-C
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, env=surroundings, preexec_fn=heard)
 
 
 def wait_for(what: Callable[[], bool], seconds: float = 120) -> None:
