@@ -51,6 +51,14 @@ def spreads(found: dict[str, float]) -> None:
     assert 0 < found["p10"] <= found["median"] <= found["p90"]
 
 
+def agrees(found: dict[str, Any], ways: list[str]) -> None:
+    assert list(found) == ways
+    for peer in found.values():
+        assert peer["agreement"] == 1
+        spreads(peer["seconds"])
+        spreads(peer["ratio"])
+
+
 @pytest.mark.usefixtures("peer")
 def test_training_takes_the_same_steps_as_peft(folders: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     output = tmp_path / "deep" / "training.json"
@@ -115,23 +123,54 @@ def test_a_cohort_that_mixes_its_rows_up_is_noticed(
     assert "cohort and peft eager do not learn the same" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("peer")
-def test_a_peer_whose_layers_are_compiled_learns_the_same(
-    folders: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a compiler that takes no time; the layers, and only they, go through it."""
-    compiled: list[torch.nn.Module] = []
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[torch.nn.Module]:
+    """The modules that go through the compiler, which is one that takes no time."""
+    seen: list[torch.nn.Module] = []
     plain = torch.nn.Module.compile
 
     def quick(self: torch.nn.Module, **named: Any) -> None:
-        compiled.append(self)
+        seen.append(self)
         plain(self, backend="eager", **named)
 
     monkeypatch.setattr(torch.nn.Module, "compile", quick)
+    return seen
+
+
+@pytest.mark.usefixtures("peer")
+def test_a_peer_whose_layers_are_compiled_learns_the_same(
+    folders: dict[str, str], capsys: pytest.CaptureFixture[str], compiled: list[torch.nn.Module]
+) -> None:
     told = result([*TRAINING, "--model", folders["t5"], "--runs", "1", "--peers", "eager,regions"], capsys)
     assert told["losses"]["max_relative_difference"]["peft regions"] < 1e-4
     assert {type(layer).__name__ for layer in compiled} == {"T5Block"}
     assert not told["left_out"]
+
+
+@pytest.mark.usefixtures("peer")
+@pytest.mark.parametrize(("argv", "kind", "layer"), [(INFERENCE, "t5", "T5Block"), (DECODING, "llama", "LlamaDecoderLayer")])
+def test_a_peer_whose_layers_are_compiled_answers_the_same(
+    argv: list[str], kind: str, layer: str, folders: dict[str, str], capsys: pytest.CaptureFixture[str], compiled: list[torch.nn.Module]
+) -> None:
+    told = result([*argv, "--model", folders[kind], "--peers", "eager,regions"], capsys)
+    assert {type(module).__name__ for module in compiled} == {layer}
+    for found in told["ways"].values() if kind == "t5" else told["batches"]:
+        agrees(found["peft"], ["eager", "regions"])
+        assert not found["left_out"]
+
+
+@pytest.mark.usefixtures("peer")
+def test_a_compiled_peer_that_cannot_answer_is_left_out(
+    folders: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*given: Any, **named: Any) -> None:
+        raise RuntimeError("no compiler\nat all")
+
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: setattr(self, "forward", broken))
+    told = result([*INFERENCE, "--model", folders["t5"], "--peers", "eager,regions"], capsys)
+    for found in told["ways"].values():
+        agrees(found["peft"], ["eager"])
+        assert found["left_out"] == {"regions": "RuntimeError: no compiler"}
 
 
 @pytest.mark.usefixtures("peer")
@@ -153,9 +192,8 @@ def test_inference_gives_the_answers_peft_gives(folders: dict[str, str], capsys:
     assert told["ways"].keys() == {"labels", "generate"}
     assert told["prompt_tokens"]["shortest"] < told["prompt_tokens"]["longest"] <= 12
     for found in told["ways"].values():
-        assert found["agreement"] == 1
-        for what in ("peft", "ours", "ratio"):
-            spreads(found[what])
+        spreads(found["ours"])
+        agrees(found["peft"], ["eager"])
 
 
 @pytest.mark.usefixtures("peer")
@@ -172,9 +210,9 @@ def test_decoding_writes_the_tokens_peft_writes(folders: dict[str, str], capsys:
     told = result([*DECODING, "--model", folders["llama"]], capsys)
     assert [found["batch"] for found in told["batches"]] == [1, 3]
     for found in told["batches"]:
-        assert found["agreement"] == 1
-        for what in ("peft", "read", "remembered", "ratio"):
-            spreads(found[what])
+        spreads(found["read"])
+        spreads(found["remembered"])
+        agrees(found["peft"], ["eager"])
 
 
 def test_smop_saves_what_its_shorter_prompt_saves(folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,9 @@ No token ends a text, on either side, so that both write the same number.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from ..backbone import Backbone, Causal
 from ..errors import UserError
-from .measure import Clock, Common, Progress, Say, check_share, peft, ratio, spread, surroundings
+from .learners import by_regions, untouched, ways_of
+from .measure import Common, Say, Turns, beside, in_turn, peft, surroundings, tell
 from .models import load
 
 AGREE = {"fp32": 1.0, "bf16": 0.0}
@@ -41,6 +43,9 @@ class Settings(Common):
     batches: str = "1,16,64"
     """Rows of a batch; several sizes joined with commas."""
 
+    peers: str = "auto"
+    """How PEFT is run: eager, regions (its layers compiled) or both with a comma; auto: eager, on a GPU both."""
+
     rounds: int = 10
     """Times that each batch is written."""
 
@@ -62,27 +67,29 @@ def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
     backbone.model.generation_config.eos_token_id = backbone.tokenizer.eos_token = None
     rng = np.random.default_rng(settings.seed)
     start = backbone.vectors(torch.tensor(rng.integers(100, backbone.vocabulary, settings.prompt)))
-    peer = _peer(backbone, start)
+    peers = {way: _peer(backbone, start, way) for way in ways_of(settings.peers, backbone)}
     batches = []
     warnings.filterwarnings("ignore", "Position ids are not supported")  # PEFT says so at every token; without pads it does not matter
     for size in [int(part) for part in settings.batches.split(",")]:
         rows: list[list[int]] = rng.integers(100, backbone.vocabulary, (size, settings.text)).tolist()
-        batches.append({"batch": size, **_timed(settings, backbone, peer, start, rows, say)})
-        say(f"batch {size}: PEFT takes {batches[-1]['ratio']['median']:.2f} times as long, {batches[-1]['agreement']:.1%} of tokens agree")
+        batches.append({"batch": size, **_timed(settings, backbone, peers, start, rows, say)})
+        tell(say, f"batch {size}", batches[-1]["peft"], "tokens")
         yield {**surroundings(backbone.device, backbone.dtype), "settings": asdict(settings), "batches": batches}
 
 
-def _peer(backbone: Backbone, start: Tensor) -> Any:
+def _peer(backbone: Backbone, start: Tensor, way: str) -> Any:
     """PEFT with the same prompt."""
     library = peft()
     config = library.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=len(start))
-    model = library.get_peft_model(backbone.model, config).eval()
+    model = library.get_peft_model(untouched(backbone.model), config).eval()
     model.prompt_encoder["default"].embedding.weight.data.copy_(start)
-    return model
+    return by_regions(model) if way == "regions" else model
 
 
 @torch.no_grad()
-def _timed(settings: Settings, backbone: Causal, peer: Any, start: Tensor, rows: list[list[int]], say: Say) -> dict[str, Any]:
+def _timed(
+    settings: Settings, backbone: Causal, peers: Mapping[str, Any], start: Tensor, rows: list[list[int]], say: Say
+) -> dict[str, Any]:
     """All sides in turn, round by round."""
     vectors = start.to(backbone.device)[None]
     memory = backbone.remember(vectors, torch.tensor([len(start)], device=backbone.device))
@@ -90,7 +97,7 @@ def _timed(settings: Settings, backbone: Causal, peer: Any, start: Tensor, rows:
         raise UserError(f"{backbone.name} cannot remember a prompt; take another model.")
     first = torch.zeros(len(rows), dtype=torch.long, device=backbone.device)
 
-    def theirs() -> Tensor:
+    def theirs(peer: Any) -> Tensor:
         ids = torch.tensor(rows, device=backbone.device)
         asked = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": settings.new_tokens}
         written: Tensor = peer.generate(**asked, do_sample=False, num_beams=1)
@@ -102,14 +109,11 @@ def _timed(settings: Settings, backbone: Causal, peer: Any, start: Tensor, rows:
     def remembered() -> Tensor:
         return backbone.generate(memory.rows(first, len(start)), backbone.embed_rows(rows), settings.new_tokens)
 
-    clocks = {work: Clock(backbone.device) for work in (theirs, read, remembered)}
-    progress = Progress(say, "round", settings.warmup + settings.rounds)
-    for number in range(settings.warmup + settings.rounds):
-        progress.tick(number)
-        told = [clock.time(work).cpu() for work, clock in clocks.items()]
-        if number == 0:
-            share = min(float((told[0] == other).float().mean()) for other in told[1:])
-            check_share(share, AGREE[backbone.dtype], "tokens")
-    times = [clock.seconds()[settings.warmup :] for clock in clocks.values()]
-    named = dict(zip(("peft", "read", "remembered"), map(spread, times), strict=True))
-    return {**named, "ratio": ratio(times[0], times[2]), "agreement": share}
+    works: dict[str, Callable[[], Tensor]] = {
+        "read": read,
+        "remembered": remembered,
+        **{way: partial(theirs, peer) for way, peer in peers.items()},
+    }
+    turns = in_turn(works, backbone.device, settings.warmup, settings.rounds, say, fragile=["regions"])
+    tokens = {name: written.flatten().tolist() for name, written in turns.first.items()}
+    return beside(Turns(tokens, turns.seconds, turns.left_out), AGREE[backbone.dtype], "tokens")

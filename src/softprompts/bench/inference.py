@@ -4,7 +4,7 @@ PEFT can mix LoRA adapters in a batch (`adapter_names`), but not prompts, so wit
 read the prompts from the same adapter files, tokenise the texts, and give answers as text.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,8 @@ from ..prompt.peft import ADAPTER, write_adapter
 from ..prompt.prompt import plain
 from ..serving.engine import Engine
 from ..tasks import TaskConfig, load_task
-from .measure import Clock, Common, Progress, Say, check_share, peft, ratio, spread, surroundings
+from .learners import by_regions, untouched, ways_of
+from .measure import Common, Say, beside, in_turn, peft, surroundings, tell
 from .models import load
 
 LABELS = ("positive", "negative")
@@ -48,6 +49,9 @@ class Settings(Common):
     new_tokens: int = 8
     """The most tokens of an answer that is written."""
 
+    peers: str = "auto"
+    """How PEFT is run: eager, regions (its layers compiled) or both with a comma; auto: eager, on a GPU both."""
+
     rounds: int = 10
     """Times that all tasks are answered."""
 
@@ -71,37 +75,23 @@ def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
     ways = {}
     with TemporaryDirectory() as folder:
         adapters = _adapters(settings, backbone, Path(folder))
-        peer = Switching(backbone, adapters)
+        peers = {way: Switching(backbone, adapters, way) for way in ways_of(settings.peers, backbone)}
+        lengths = next(iter(peers.values())).lengths
         for way, about in abouts.items():
             tuned = [_tuned(backbone, adapter, way, settings.new_tokens) for adapter in adapters]
             engine = Engine(backbone, {name: own for (name, _), own in zip(asked, tuned, strict=True)})
-            answer = peer.chosen if way == "labels" else partial(peer.written, settings.new_tokens)
-            works = partial(engine.answer, asked), partial(peer.each, asked, answer)
-            ways[way] = {"about": about, **_timed(settings, backbone, AGREE[way][backbone.dtype], say, *works)}
-            say(f"{way}: PEFT takes {ways[way]['ratio']['median']:.2f} times as long, {ways[way]['agreement']:.1%} of answers agree")
+            works = {"ours": partial(engine.answer, asked)}
+            works |= {name: partial(peer.each, asked, way, settings.new_tokens) for name, peer in peers.items()}
+            turns = in_turn(works, backbone.device, settings.warmup, settings.rounds, say, fragile=["regions"])
+            ways[way] = {"about": about, **beside(turns, AGREE[way][backbone.dtype], "answers")}
+            tell(say, way, ways[way]["peft"], "answers")
             yield {
                 **surroundings(backbone.device, backbone.dtype),
                 "settings": asdict(settings),
                 "tasks": settings.tasks,
-                "prompt_tokens": {"shortest": min(peer.lengths), "longest": max(peer.lengths), "mean": sum(peer.lengths) / settings.tasks},
+                "prompt_tokens": {"shortest": min(lengths), "longest": max(lengths), "mean": sum(lengths) / settings.tasks},
                 "ways": ways,
             }
-
-
-def _timed(
-    settings: Settings, backbone: Backbone, least: float, say: Say, ours: Callable[[], list[str]], theirs: Callable[[], list[str]]
-) -> dict[str, Any]:
-    """Both sides in turn, round by round."""
-    clocks = Clock(backbone.device), Clock(backbone.device)
-    progress = Progress(say, "round", settings.warmup + settings.rounds)
-    for number in range(settings.warmup + settings.rounds):
-        progress.tick(number)
-        told = [clock.time(work) for clock, work in zip(clocks, (theirs, ours), strict=True)]
-        if number == 0:
-            share = sum(one == other for one, other in zip(*told, strict=True)) / settings.tasks
-            check_share(share, least, "answers")
-    times = [clock.seconds()[settings.warmup :] for clock in clocks]
-    return {"peft": spread(times[0]), "ours": spread(times[1]), "ratio": ratio(*times), "agreement": share}
 
 
 def _adapters(settings: Settings, backbone: Backbone, folder: Path) -> list[Path]:
@@ -134,19 +124,22 @@ def _tuned(backbone: Backbone, adapter: Path, way: str, new_tokens: int) -> Tune
 class Switching:
     """PEFT with an adapter for each task, of which one is active at a time."""
 
-    def __init__(self, backbone: Backbone, adapters: Sequence[Path]) -> None:
+    def __init__(self, backbone: Backbone, adapters: Sequence[Path], way: str) -> None:
         library = peft()
         self.backbone = backbone
-        self.model = library.PeftModel.from_pretrained(backbone.model, adapters[0], adapter_name="task0").eval()
+        self.model = library.PeftModel.from_pretrained(untouched(backbone.model), adapters[0], adapter_name="task0").eval()
         for number, adapter in enumerate(adapters[1:], 1):
             self.model.load_adapter(adapter, adapter_name=f"task{number}")
         self.lengths = [config.num_virtual_tokens for config in self.model.peft_config.values()]
+        if way == "regions":
+            by_regions(self.model)
         self.candidates = backbone.collate(backbone.tokenise_targets(LABELS))[0].to(backbone.device)
 
     @torch.no_grad()
-    def each(self, asked: Sequence[tuple[str, str]], answer: Callable[[str], str]) -> list[str]:
+    def each(self, asked: Sequence[tuple[str, str]], way: str, new_tokens: int) -> list[str]:
         """An answer to each text by its own adapter."""
         told = []
+        answer = self.chosen if way == "labels" else partial(self.written, new_tokens)
         for name, text in asked:
             self.model.set_adapter(name)
             told.append(answer(text))

@@ -1,7 +1,7 @@
 """Who learns: our runs by the public way (`Cohort.step`), and PEFT's prompt tuning in the plainest loop that does the same."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from transformers.activations import NewGELUActivation
 
 from ..backbone import Backbone, Causal
 from ..backbone.backbone import layers_of
+from ..errors import UserError
 from ..prompt.peft import TASK_TYPES
 from ..tasks import Example, Form, Task
 from ..tuning import Cohort, Run, run_config
@@ -34,6 +35,15 @@ WAYS = {
 }
 """The ways PEFT is run; autocast is how its users' trainers run it."""
 COMPILED = ("regions", "dynamic", "buckets", "graphs", "padded")
+
+
+def ways_of(asked: str, backbone: Backbone, known: Iterable[str] = ("eager", "regions")) -> list[str]:
+    """The ways PEFT is to be run, joined with commas; auto: eager, and on a GPU also compiled by regions."""
+    ways = asked.split(",") if asked != "auto" else ["eager", "regions"] if backbone.device.type == "cuda" else ["eager"]
+    unknown = [way for way in ways if way not in known]
+    if unknown:
+        raise UserError(f"PEFT is not run {unknown[0]!r} here; choose among {', '.join(known)}.")
+    return ways
 
 
 class Learner(Protocol):
@@ -114,6 +124,14 @@ def untouched(model: torch.nn.Module) -> torch.nn.Module:
     return made
 
 
+def by_regions(model: Any) -> Any:
+    """The model with its layers compiled, each for any size."""
+    torch._dynamo.config.recompile_limit = 64  # or it would give up where sizes are many
+    for layer in layers_of(model):
+        layer.compile(dynamic=True)
+    return model
+
+
 class Peft:
     """PEFT's prompt tuning on the same frozen model, run in one of `WAYS`. The prompt is in front of the encoder's text alone, as ours."""
 
@@ -133,10 +151,7 @@ class Peft:
         if self.way not in COMPILED:
             return self.model  # type: ignore[no-any-return]
         if self.way == "regions":
-            torch._dynamo.config.recompile_limit = 64  # or it would give up where sizes are many
-            for layer in layers_of(self.model):
-                layer.compile(dynamic=True)
-            return self.model  # type: ignore[no-any-return]
+            return by_regions(self.model)  # type: ignore[no-any-return]
         if self.way == "dynamic":
             return torch.compile(self.model, dynamic=True)
         return torch.compile(self.model, dynamic=False, mode="default" if self.way == "buckets" else "reduce-overhead")

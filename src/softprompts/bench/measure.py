@@ -6,9 +6,9 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from ..backbone import Backbone
 from ..errors import UserError
 from ..machine import device_name, versions
 from .command import DisagreementError
+from .tables import PEERS
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -97,6 +98,65 @@ class Progress:
         if time.monotonic() - self.told > 10:
             self.told = time.monotonic()
             self.say(f"  {self.what} {number} of {self.total}")
+
+
+class Turns(NamedTuple, Generic[T]):
+    """Several sides that did the same: what each gave the first time, the seconds of each time, and why a side was left out."""
+
+    first: dict[str, T]
+    seconds: dict[str, list[float]]
+    left_out: dict[str, str]
+
+
+def in_turn(
+    works: Mapping[str, Callable[[], T]], device: torch.device, warmup: int, rounds: int, say: Say, fragile: Iterable[str] = ()
+) -> Turns[T]:
+    """Round by round, so that what else the machine does falls on all alike. A fragile side that fails at first is left out."""
+    clocks = {name: Clock(device) for name in works}
+    turns: Turns[T] = Turns({}, {}, {})
+    progress = Progress(say, "round", warmup + rounds)
+    for number in range(warmup + rounds):
+        progress.tick(number)
+        for name, clock in list(clocks.items()):
+            try:
+                done = clock.time(works[name])
+            except Exception as error:
+                if number or name not in fragile:
+                    raise
+                turns.left_out[name] = why(error)
+                say(f"{name} failed: {turns.left_out[name]}")
+                del clocks[name]
+            else:
+                turns.first.setdefault(name, done)
+    turns.seconds.update({name: clock.seconds()[warmup:] for name, clock in clocks.items()})
+    return turns
+
+
+def beside(turns: Turns[Any], least: float, what: str) -> dict[str, Any]:
+    """The sides that are ours, and PEFT in each way: its seconds, how many times as long as the last of ours it takes, and the share of
+    `what` that all of ours have as it has, which must not be below `least`."""
+    own = [name for name in turns.seconds if name not in PEERS]
+    found: dict[str, Any] = {name: spread(turns.seconds[name]) for name in own}
+    found["peft"] = {}
+    for peer in [name for name in turns.seconds if name in PEERS]:
+        share = min(float(np.mean([one == other for one, other in zip(turns.first[peer], turns.first[name], strict=True)])) for name in own)
+        found["peft"][peer] = {
+            "seconds": spread(turns.seconds[peer]),
+            "ratio": ratio(turns.seconds[peer], turns.seconds[own[-1]]),
+            "agreement": check_share(share, least, what),
+        }
+    return {**found, "left_out": turns.left_out}
+
+
+def tell(say: Say, name: str, found: Mapping[str, Mapping[str, Any]], what: str) -> None:
+    """What `beside` came to, in a line for each way of PEFT's."""
+    for peer, about in found.items():
+        say(f"{name}: {PEERS[peer]} takes {about['ratio']['median']:.2f} times as long, {about['agreement']:.1%} of {what} agree")
+
+
+def why(error: Exception) -> str:
+    """A failure in a line."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def wait(device: torch.device) -> float:

@@ -20,8 +20,8 @@ from ..backbone import Backbone
 from ..errors import UserError
 from .command import DisagreementError
 from .flops import FORMULA, t5_flops
-from .learners import COMPILED, WAYS, Learner, Ours, Peft, Theirs, compile_ours, make_run
-from .measure import TOLERANCE, Clock, Common, Progress, Say, check_losses, peak_gib, peft, ratio, release, spread, surroundings, wait
+from .learners import COMPILED, WAYS, Learner, Ours, Peft, Theirs, compile_ours, make_run, ways_of
+from .measure import TOLERANCE, Clock, Common, Progress, Say, check_losses, peak_gib, peft, ratio, release, spread, surroundings, wait, why
 from .models import load
 from .workload import LONGEST, Rows, draw, waste
 
@@ -174,12 +174,7 @@ def _checked(timed: dict[str, Timed], alone: int, dtype: str) -> dict[str, float
 
 
 def _peers(settings: Settings, backbone: Backbone, rows: Sequence[Rows]) -> list[Subject]:
-    ways = settings.peers.split(",")
-    if ways == ["auto"]:
-        ways = ["eager", "regions"] if backbone.device.type == "cuda" else ["eager"]
-    unknown = [way for way in ways if way not in WAYS]
-    if unknown:
-        raise UserError(f"PEFT is not run {unknown[0]!r} here; choose among {', '.join(WAYS)}.")
+    ways = ways_of(settings.peers, backbone, WAYS)
     starts = [start(settings, backbone, own, run) for run, own in enumerate(rows)]
 
     def make(way: str) -> list[Learner]:
@@ -236,7 +231,7 @@ def time_all(subjects: Sequence[Subject], backbone: Backbone, warmup: int, steps
         except Exception as error:
             if not some[0].apart:
                 raise
-            found.left_out[names] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            found.left_out[names] = why(error)
             say(f"{names} failed: {found.left_out[names]}")
         if some[0].apart:
             torch.compiler.reset()
