@@ -164,6 +164,26 @@ def test_what_does_not_fit_is_split_and_nothing_is_lost(kind: str, toy_csv: Path
     assert len(seen) < 4 * first, "what did not fit is remembered"
 
 
+def test_rows_that_cannot_be_embedded_together_are_taken_in_parts(t5: Backbone, toy_csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together, alone = make(toy_csv, t5, *MIXED[:5]), make(toy_csv, t5, *MIXED[:5])
+    most = max(run.config.tuning.batch_size for run in together)
+    real, refused = type(t5).embed_rows, []
+
+    def small(self: Backbone, rows: Any, *rest: Any) -> Any:
+        if len(rows) > most:
+            refused.append(len(rows))
+            raise torch.OutOfMemoryError("out of memory")
+        return real(self, rows, *rest)
+
+    monkeypatch.setattr(type(t5), "embed_rows", small)
+    Cohort(together, [None] * len(together)).train()
+    monkeypatch.undo()
+    assert refused
+    for one, other in zip(together, alone, strict=True):
+        Cohort([other], [None]).train()
+        same(one, other)
+
+
 def test_a_row_that_never_fits_is_told_in_a_sentence(t5: Backbone, toy_csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> Any:
         raise torch.OutOfMemoryError("out of memory")

@@ -73,8 +73,10 @@ class _Row(NamedTuple):
 
 
 def _learn_alike(lessons: Sequence[Lesson], room: Room) -> list[Tensor]:
-    team = lessons[0].run.team
-    text = lessons[0].run.backbone.embed_rows([row for lesson in lessons for row in lesson.inputs])
+    team, text = lessons[0].run.team, _embedded(lessons)
+    if text is None:
+        half = len(lessons) // 2
+        return [*_learn_alike(lessons[:half], room), *_learn_alike(lessons[half:], room)]
     vectors, spans, batch = list[Tensor](), list[slice](), list[_Row]()
     for lesson in lessons:
         run, begin = lesson.run, spans[-1].stop if spans else 0
@@ -89,6 +91,21 @@ def _learn_alike(lessons: Sequence[Lesson], room: Room) -> list[Tensor]:
     nll, gradient = _passes(batch, _stacked([part.detach() for part in vectors]), text, room)
     torch.autograd.backward(vectors, [gradient[span, : part.shape[1]] for span, part in zip(spans, vectors, strict=True)])
     return [nll[span].sum() / lesson.tokens for span, lesson in zip(spans, lessons, strict=True)]
+
+
+def _embedded(lessons: Sequence[Lesson]) -> Text | None:
+    """The rows of all; None where they are too many for the memory. Nothing was drawn from the runs' generators before."""
+    first = lessons[0].run
+    for last in (False, True):
+        try:
+            return first.backbone.embed_rows([row for lesson in lessons for row in lesson.inputs])
+        except RuntimeError as error:
+            if first.team.sharded or not _is_memory(error):
+                raise
+        if last and len(lessons) == 1:
+            raise UserError("The rows of one step do not fit into memory; lower --batch-size or --max-length.")
+        first.backbone.forget()  # recorded steps hold memory of their own
+    return None
 
 
 def _stacked(vectors: Sequence[Tensor]) -> Tensor:
