@@ -44,7 +44,7 @@ class Settings(Common):
     """Rows of a batch; several sizes joined with commas."""
 
     peers: str = "auto"
-    """How PEFT is run: eager, regions (its layers compiled) or both with a comma; auto: eager, on a GPU both."""
+    """How PEFT is run: eager, regions (its layers compiled, which takes minutes) or both with a comma; auto: eager, on a GPU both."""
 
     rounds: int = 10
     """Times that each batch is written."""

@@ -50,7 +50,7 @@ class Settings(Common):
     """The most tokens of an answer that is written."""
 
     peers: str = "auto"
-    """How PEFT is run: eager, regions (its layers compiled) or both with a comma; auto: eager, on a GPU both."""
+    """How PEFT is run: eager, regions (its layers compiled, which takes minutes) or both with a comma; auto: eager, on a GPU both."""
 
     rounds: int = 10
     """Times that all tasks are answered."""
