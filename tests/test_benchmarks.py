@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from .conftest import MISTAKES
 from .models import random_model, random_t5
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -86,18 +87,14 @@ def test_backbones_are_measured_side_by_side_and_not_again(tmp_path: Path, capsy
     assert "with other settings" in capsys.readouterr().err
 
 
-WRONG = [
-    (["--seeds", "0,x"], "--seeds is '0,x'; write whole numbers with commas between them, such as 0,1,2."),
-    (["--seeds", ""], "--seeds is ''; write whole numbers"),
-    (["--tasks", "helpdesk/urgency,helpdesk/none"], "There is no task 'helpdesk/none'"),
-    (["--tasks", "glue/sst2", "--data-dir", "gone"], "The data folder gone does not exist"),
-    (["--steps", "0"], "steps is 0; it must be at least 1."),
-    (["--preset", "none"], "There is no preset 'none'"),
-    (["t5-gone"], "The model 't5-gone' cannot be loaded"),
-]
-
-
-@pytest.mark.parametrize(("flags", "sentence"), WRONG)
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        *MISTAKES,
+        (["--preset", "none"], "There is no preset 'none'"),
+        (["t5-gone"], "The model 't5-gone' cannot be loaded"),
+    ],
+)
 def test_settings_are_checked_before_the_first_backbone_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: list[str], sentence: str
 ) -> None:

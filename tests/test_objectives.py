@@ -9,6 +9,8 @@ import pytest
 
 from softprompts.errors import UserError
 
+from .conftest import MISTAKES
+
 RECIPES = Path(__file__).parents[1] / "recipes"
 
 
@@ -63,17 +65,9 @@ def test_without_text_there_is_nothing_to_learn(tmp_path: Path, capsys: pytest.C
     assert "--jobs is 0" in capsys.readouterr().err
 
 
-WRONG = [
-    (["--seeds", "0,x"], "--seeds is '0,x'; write whole numbers with commas between them, such as 0,1,2."),
-    (["--seeds", ""], "--seeds is ''; write whole numbers"),
-    (["--tasks", "helpdesk/urgency,helpdesk/none"], "There is no task 'helpdesk/none'"),
-    (["--tasks", "glue/sst2", "--data-dir", "gone"], "The data folder gone does not exist"),
-    (["--steps", "0"], "steps is 0; it must be at least 1."),
-    (["--scoring", "label"], "scoring is 'label'; choose one of auto, generate, labels."),
-]
-
-
-@pytest.mark.parametrize(("flags", "sentence"), WRONG)
+@pytest.mark.parametrize(
+    ("flags", "sentence"), [*MISTAKES, (["--scoring", "label"], "scoring is 'label'; choose one of auto, generate, labels.")]
+)
 def test_what_prompts_cannot_be_tuned_with_is_told_before_a_model_is_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], sentence: str
 ) -> None:
