@@ -152,13 +152,13 @@ def draw(axes: Any, records: Mapping[str, Mapping[str, Any]], kind: str) -> None
 
 def report(cards: Mapping[str, Mapping[str, Any]], records: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any], folder: Path) -> str:
     """Tables and the figure, written to the folder."""
-    rows = ["| model | objective | tokens | held-out loss | tokens/s |", "|---|---|---:|---:|---:|"]
+    rows = ["| model | objective | tokens | held-out loss | with another text's input | tokens/s |", "|---|---|---:|---:|---:|---:|"]
     for name, card in cards.items():
         before = cards["span"]["tokens"] if card["config"]["from_model"] else 0
-        losses = card["losses"].get("held_out", {})
-        loss = f"{next(iter(losses.values())):.3f}" if losses else ""
+        both = [card["losses"].get(name, {}) for name in ("held_out", "blind")]
+        losses = " | ".join(f"{next(iter(each.values())):.3f}" if each else "" for each in both)
         objective = ", ".join(card["config"]["objectives"])
-        rows.append(f"| {name} | {objective} | {(before + card['tokens']) / 1e6:,.1f}M | {loss} | {card['tokens_per_second']:,} |")
+        rows.append(f"| {name} | {objective} | {(before + card['tokens']) / 1e6:,.1f}M | {losses} | {card['tokens_per_second']:,} |")
     drawn = picture(records, folder / "objectives.png")
     parts = ["# Pretraining objectives and prompt tuning\n", "\n".join(rows) + "\n", about(given), table(records)]
     if all("labels" in record["mean"] for record in records.values()):

@@ -13,6 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from softprompts.backbone import load_backbone
+from softprompts.backbone.load import EMBEDDED
 from softprompts.errors import UserError
 from softprompts.pretraining import train
 from softprompts.pretraining.command import main
@@ -45,6 +46,7 @@ def test_the_loss_falls(make: Make, tmp_path: Path) -> None:
     assert curve[-1]["all"] < curve[0]["all"] - 0.5
     assert all(curve[-1][name] < curve[0][name] for name in ("span", "prefix", "tasks"))
     assert card["losses"]["held_out"]["all"] < curve[0]["all"] - 0.5
+    assert card["losses"]["blind"].keys() == card["losses"]["held_out"].keys()
     assert card["tokens"] == 80 * make(batch_tokens=1600).step_tokens
     assert json.loads((tmp_path / "run" / "training.json").read_text()) == card
     assert card["data"]["text"]["documents"] == 60
@@ -114,6 +116,26 @@ def test_the_folder_is_a_backbone(make: Make, tmp_path: Path, tie: bool, monkeyp
     assert ours.shape[-1] % 128 == 0
     loss = json.loads((tmp_path / "run" / "training.json").read_text())["losses"]["held_out"]["all"]
     assert loss < 2 * math.log(ours.shape[-1])
+
+
+def test_a_model_that_looks_at_what_it_reads_is_told_from_one_that_does_not(tmp_path: Path) -> None:
+    text = [str(path) for path in (Path(__file__).parents[2] / "docs").glob("*.md")]
+    common: dict[str, Any] = {
+        "text": text,
+        "held_out": 0.2,
+        "steps": 1,
+        "batch_tokens": 1200,
+        "input_length": 64,
+        "lr": 1e-9,
+        "processes": 1,
+    }
+    small = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2}
+    gaps = {}
+    for name, settings in {"new": {"tokenizer": str(EMBEDDED["t5-tiny"]), **small}, "t5-tiny": {"from_model": "t5-tiny"}}.items():
+        told = pretrain(PretrainConfig(**common, **settings, device="cpu"), tmp_path / name)["losses"]
+        gaps[name] = told["blind"]["span"] - told["held_out"]["span"]
+    assert abs(gaps["new"]) < 0.02
+    assert gaps["t5-tiny"] > 1
 
 
 def test_going_on_from_a_model(make: Make, tmp_path: Path) -> None:

@@ -105,17 +105,19 @@ class Pretraining:
             raise FailedError(f"The loss is no number any more by step {self.step}; lower --lr, or lengthen --warmup.")
         return {name: round(loss, 5) for name, loss in losses.items()}
 
-    def evaluate(self) -> dict[str, float]:
-        """Losses on what is held out, always the same of it. Gradients stay on, since without them a step is compiled anew."""
+    def evaluate(self) -> dict[str, dict[str, float]]:
+        """Losses on what is held out, always the same of it; and blind, when each row reads another's input: where the two are alike, the
+        model does not look at what it reads. Gradients stay on, since without them a step is compiled anew."""
         if self.unseen is None:
             return {}
         self.model.train(self.config.dropout == 0)  # the same without dropout, and compiled already
-        seen = torch.zeros_like(self.seen)
+        seen = {"held_out": torch.zeros_like(self.seen), "blind": torch.zeros_like(self.seen)}
         for number in range(EVALUATED):
             inputs, targets = self.unseen.at(number)
-            parts = zip(inputs.chunk(self.config.microbatches), targets.chunk(self.config.microbatches), strict=True)
-            seen += self._by_objective(torch.cat([self.losses(*part)[0].detach() for part in parts]), targets)
-        return self.told(seen)
+            for name, read in (("held_out", inputs), ("blind", inputs.roll(1, 0))):
+                parts = zip(read.chunk(self.config.microbatches), targets.chunk(self.config.microbatches), strict=True)
+                seen[name] += self._by_objective(torch.cat([self.losses(*part)[0].detach() for part in parts]), targets)
+        return {name: self.told(found) for name, found in seen.items()}
 
     def save(self, folder: Path) -> None:
         tensors = {f"model/{name}": value for name, value in self.model.named_parameters()}
@@ -223,8 +225,8 @@ def _loop(run: Pretraining, folder: Path, watcher: Watcher) -> dict[str, dict[st
                 bar.news(f"loss {next(iter(losses['train'].values())):.3f}  {speed / 1000:,.0f}k tokens/s")
             bar.at(run.step)
             if run.unseen is not None and (run.step % config.evaluate_every == 0 or done):
-                losses["held_out"] = run.evaluate()
-                write({"held_out": losses["held_out"]})
+                losses |= (found := run.evaluate())
+                write(found)
             run.seconds = before + time.monotonic() - began
             pausing = config.pause_after is not None and time.monotonic() - began >= config.pause_after
             if (run.step % config.checkpoint_every == 0 or pausing) and not done:
