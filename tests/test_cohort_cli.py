@@ -18,6 +18,7 @@ import torch
 import yaml
 from rich.console import Console
 
+from softprompts import files
 from softprompts.api import Tuned, tune_cohort
 from softprompts.backbone import Backbone
 from softprompts.cli import main
@@ -403,11 +404,15 @@ def test_a_checkpoint_with_numbers_that_are_none_replaces_no_prompt(t5: Backbone
 def test_a_file_that_another_process_is_writing_is_left_alone(tmp_path: Path) -> None:
     alive = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        theirs, dead = tmp_path / f".checkpoint.{alive.pid}.safetensors", tmp_path / ".checkpoint.999999999.safetensors"
-        theirs.touch()
-        dead.touch()
+        theirs, dead, elsewhere = (
+            tmp_path / f".checkpoint.{who}.safetensors"
+            for who in (f"{files._mark()}-{alive.pid}", f"{files._mark()}-999999999", "0123abcd-999999999")
+        )
+        for path in (theirs, dead, elsewhere):
+            path.touch()
         sweep(tmp_path, ["checkpoint.safetensors"])
         assert theirs.exists()
+        assert elsewhere.exists(), "another machine's process may be alive"
         assert not dead.exists()
     finally:
         alive.kill()

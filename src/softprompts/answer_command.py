@@ -69,7 +69,7 @@ def _judged_by(tuned: "Tuned", options: argparse.Namespace) -> tuple[list[Any], 
     from .choice import from_mapping
     from .tasks import TaskConfig, load_task
     from .tasks.registry import definition
-    from .tasks.task import data_folder, named_split, own_split
+    from .tasks.task import check_labelled, data_folder, named_split, own_split
 
     form, names = tuned.form, list(tuned.card["task"]["metrics"])
     own = from_mapping(TaskConfig, {**tuned.card["config"]["task"], **({"data_dir": options.data_dir} if options.data_dir else {})})
@@ -78,18 +78,21 @@ def _judged_by(tuned: "Tuned", options: argparse.Namespace) -> tuple[list[Any], 
         form.check_columns(rows)
         return form.examples(rows, options.skip_bad_rows, "validation"), names, form.labels, {}
     mixed = _of_mixture(own, options.task)
-    if mixed is not None:
-        own, part = mixed, load_task(mixed)
-        form, names = part.form, list(part.metrics)
+    task = load_task(mixed) if mixed is not None else None
+    if mixed is not None and task is not None:
+        own, form, names = mixed, task.form, list(task.metrics)
     elif options.task:
         other = definition(options.task)
         examples = form.designed(named_split(other, options.split, data_folder(own), form.task_word))
+        check_labelled(other.name, options.split, examples)
         return examples, list(other.metrics), list(other.labels), _meanings(form.labels, other)
-    if form.task is not None and options.split != "validation":
-        return form.designed(named_split(definition(form.task), options.split, data_folder(own), form.task_word)), names, form.labels, {}
+    if form.task is not None and options.split != "validation" and own.splits == "official":
+        examples = form.designed(named_split(definition(form.task), options.split, data_folder(own), form.task_word))
+        check_labelled(form.task, options.split, examples)
+        return examples, names, form.labels, {}
     if own.task is None and own.train is None:
         raise UserError(f"{options.prompt} was imported and brings no rows of its own; give labelled rows with --file.")
-    task = load_task(own)
+    task = task or load_task(own)
     if task.metrics[0] == "mean":
         raise UserError("A mixture is judged task by task; name one with --task.")
     return own_split(own, task, options.split), names, form.labels, {}

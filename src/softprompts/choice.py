@@ -103,7 +103,8 @@ def _wanted(hint: Any) -> str:
     if origin is list:
         return f"a list, each part {_wanted(arguments[0])}"
     if origin is dict:
-        return "VALUE=WORD pairs such as 0=negative,1=positive" if arguments[1] is str else "NAME=NUMBER pairs such as span=1,prefix=1"
+        pairs = {str: "VALUE=WORD pairs such as 0=negative,1=positive", float: "NAME=NUMBER pairs such as span=1,prefix=1"}
+        return pairs.get(arguments[1], "names, each with its value")
     return _WANTED.get(hint, f"a {getattr(hint, '__name__', hint)}")
 
 

@@ -1,8 +1,11 @@
 """Files that are whole or not there: everything is written beside its place and moved in."""
 
 import contextlib
+import functools
+import hashlib
 import json
 import os
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +14,25 @@ from .errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@functools.cache
+def machine() -> str:
+    """Where a process number means a process: two machines or containers may have one name, so what else sets them apart goes with it."""
+    found = [socket.gethostname()]
+    with contextlib.suppress(OSError):  # only Linux tells
+        found += [Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(), os.readlink("/proc/self/ns/pid")]
+    return " ".join(found)
+
+
+def _mark() -> str:
+    """The machine as a part of a file's name."""
+    return hashlib.sha256(machine().encode()).hexdigest()[:8]
+
+
+def _beside(path: Path) -> Path:
+    """A file of this process alone, in the same folder."""
+    return path.with_name(f".{path.stem}.{_mark()}-{os.getpid()}{path.suffix}")
 
 
 def make_folder(folder: Path) -> None:
@@ -23,7 +45,7 @@ def make_folder(folder: Path) -> None:
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` on a temporary file in the same folder, then move it to `path`."""
-    beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    beside = _beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(beside)
@@ -42,7 +64,7 @@ def check_writable(path: Path) -> None:
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file in it.")
     missing = [place for place in path.parents if not os.path.exists(place)]
-    beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    beside = _beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside.touch()
@@ -57,10 +79,10 @@ def check_writable(path: Path) -> None:
 
 
 def sweep(folder: Path, names: Iterable[str]) -> None:
-    """Remove what a killed process left beside these files."""
+    """Remove what a killed process of this machine left beside these files; of another machine's nobody here knows whether it lives."""
     for path in (Path(name) for name in names):
-        for left in folder.glob(f".{path.stem}.*{path.suffix}"):
-            owner = left.name.removeprefix(f".{path.stem}.").removesuffix(path.suffix)
+        for left in folder.glob(f".{path.stem}.{_mark()}-*{path.suffix}"):
+            owner = left.name.removeprefix(f".{path.stem}.{_mark()}-").removesuffix(path.suffix)
             if not (owner.isdigit() and _alive(int(owner))):
                 left.unlink(missing_ok=True)
 

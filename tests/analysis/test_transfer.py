@@ -58,7 +58,7 @@ def test_few_seeds_are_let_be_uncertain() -> None:
     assert not two.clear, "4.5 points apart is over two standard errors of the difference, which three seeds a side often are by chance"
     assert (same.p, one.p, one.clear) == (1.0, None, False)
     (constant,) = Scores(study({None: [70.0, 70.0], "mnli": [72.0, 72.0]})).cells
-    assert constant.clear, "where seeds do not differ at all, every difference is one"
+    assert (constant.p, constant.clear) == (None, False), "where seeds do not differ at all, nothing tells what chance would give"
 
 
 def test_nothing_is_left_to_reduce_over_a_perfect_baseline() -> None:

@@ -230,6 +230,17 @@ def test_a_cohort_with_a_damaged_run_is_refused_as_a_whole(library: Library, cap
     assert [entry.name for entry in library.entries()] == ["far", "near", "stranger", "target"]
 
 
+def test_a_run_without_vectors_is_left_out_and_the_others_come_in(library: Library, capsys: Capture) -> None:
+    make_prompt(Path("study") / "tuned", torch.ones(1, 2, 4))
+    make_prompt(Path("study") / "written", torch.ones(1, 0, 4))
+    assert main(["prompts", "import", "study", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "study/written has no prompt vectors" in err
+    assert [entry["name"] for entry in json.loads(out)["imported"]] == ["study-tuned"]
+    assert json.loads(out)["left_out"] == ["study/written"]
+    assert "has no prompt vectors" in refused(capsys, "import", "study/written")
+
+
 def test_an_adapter_goes_into_the_library(tiny: Backbone, library: Library, capsys: Capture) -> None:
     prompt = build(PromptConfig(length=5), Material(tiny), 0, tiny.unit).fold()
     write_adapter(Path("adapter"), prompt, tiny.family, "t5-tiny")

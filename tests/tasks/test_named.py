@@ -13,6 +13,7 @@ from softprompts.cli import main
 from softprompts.errors import UserError
 from softprompts.tasks import TaskConfig, load_task
 from softprompts.tasks.mixture import Mixture, rates
+from softprompts.tasks.sources import read_predictions
 from softprompts.tuning import run_config
 from softprompts.tuning.batches import Batches
 
@@ -63,6 +64,69 @@ def test_shots_caps_and_the_metric(data: Path) -> None:
     assert len(capped[0]) == 5
     with pytest.raises(UserError, match="no classes to take --shots of"):
         load_task(TaskConfig(task="spot_sources/squad", data_dir=str(data), shots=2))
+
+
+def test_the_majority_is_of_all_training_rows_however_few_are_learned_from(data: Path) -> None:
+    uneven = [{"sentence1": f"a {i}", "sentence2": f"b {i}", "label": int(i % 4 > 0)} for i in range(40)]
+    rows(data / "glue/mrpc/train.jsonl", uneven)
+    rows(data / "glue/mrpc/validation.jsonl", uneven[:8])
+    for seed in range(6):
+        few = load_task(TaskConfig(task="glue/mrpc", data_dir=str(data), shots=2, split_seed=seed))
+        assert (few.commonest, few.majority()["accuracy"]) == ("equivalent", 75.0)
+
+
+def test_a_cap_is_of_examples_and_what_is_held_back_is_of_all_rows(data: Path) -> None:
+    rows(data / "nli/snli/train.jsonl", [{"premise": "p", "hypothesis": f"h {i}", "label": -1 if i % 2 else i % 3} for i in range(60)])
+    rows(data / "nli/snli/validation.jsonl", [{"premise": "p", "hypothesis": f"h {i}", "label": i % 4 - 1} for i in range(8)])
+    snli = {"task": "nli/snli", "data_dir": str(data)}
+    assert len(load_task(TaskConfig(**snli)).train) == 30, "rows that nobody agreed on are none"
+    assert len(load_task(TaskConfig(**snli)).validation) == 6
+    assert len(load_task(TaskConfig(**snli, cap=25)).train) == 25
+    for place in (data / "glue/mrpc/validation.jsonl",):
+        place.unlink()
+    capped = load_task(TaskConfig(task="glue/mrpc", data_dir=str(data), cap=5))
+    assert (len(capped.train), len(capped.validation)) == (5, 4)
+
+
+def test_rows_without_labels_are_neither_learned_from_nor_judged_by(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = [{"sentence1": f"a {i}", "sentence2": f"b {i}", "label": i % 2} for i in range(40)]
+    blank = [{**pair, "label": -1} for pair in pairs[:10]]
+    rows(data / "glue/mrpc/test.jsonl", blank)
+    short = ["--steps", "2", "--batch-size", "4", "--prompt.length", "4", "--preset", "prompt-tuning", "--device", "cpu", "--quiet"]
+    for name, more in (("official", []), ("smop", ["--splits", "smop"])):
+        folder = str(tmp_path / name)
+        assert main(["tune", "--task", "glue/mrpc", "--data-dir", str(data), "--output", folder, *short, *more]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(tmp_path / "official"), "--split", "test", "--quiet"]) == 2
+    assert "glue/mrpc has no labels in test" in capsys.readouterr().err
+    for split, size in (("test", 10), ("train", 36)):
+        assert main(["evaluate", str(tmp_path / "smop"), "--split", split, "--quiet", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["rows"] == size, "the run's own split, not the official one"
+    rows(data / "glue/mrpc/validation.jsonl", blank)
+    with pytest.raises(UserError, match="The validation rows of glue/mrpc have no labels, or not all"):
+        load_task(TaskConfig(task="glue/mrpc", data_dir=str(data)))
+    rows(data / "glue/mrpc/validation.jsonl", [*blank, *pairs[:4]])
+    assert len(load_task(TaskConfig(task="glue/mrpc", data_dir=str(data), skip_bad_rows=True)).validation) == 4
+
+
+def test_solved_examples_are_those_that_are_learned_from(data: Path) -> None:
+    few = load_task(TaskConfig(task="glue/mrpc", data_dir=str(data), shots=2, demonstrations=4))
+    shown = few.form.before
+    assert shown.count("answer:") == 4
+    own = load_task(TaskConfig(task="glue/mrpc", data_dir=str(data), shots=2)).train
+    assert all(f"{example.input} answer: {example.target}\n\n" in shown for example in own)
+    with pytest.raises(UserError, match="exact_match is of questions"):
+        load_task(TaskConfig(task="glue/mrpc", data_dir=str(data), metric="exact_match"))
+
+
+def test_predictions_as_editors_save_them(tmp_path: Path) -> None:
+    path = tmp_path / "answers.txt"
+    path.write_bytes("\ufeffyes\r\nno\u2028but\r\n\r\n".encode())
+    assert read_predictions(path) == ["yes", "no\u2028but", ""]
+    for name in ("answers.txt", "answers.jsonl"):
+        (tmp_path / name).write_bytes(b"caf\xe9\n")
+        with pytest.raises(UserError, match="is not UTF-8 text"):
+            read_predictions(tmp_path / name)
 
 
 def test_the_variable_names_the_folder(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,15 @@ def test_a_template_and_label_words(pairs: str) -> None:
     assert task.name == "pairs.jsonl:y"
 
 
+def test_a_cap_leaves_every_class_its_word_and_validation_its_rows(tmp_path: Path) -> None:
+    found = [{"text": f"word {i}", "kind": f"k{i % 12}"} for i in range(240)]
+    train, held = write(tmp_path / "train.jsonl", found), write(tmp_path / "held.jsonl", found[:48])
+    capped = load_task(TaskConfig(train=train, validation=held, text="text", label="kind", cap=5))
+    assert (len(capped.train), len(capped.validation), len(capped.labels)) == (5, 48, 12)
+    alone = load_task(TaskConfig(train=train, text="text", label="kind", cap=24))
+    assert (len(alone.train), len(alone.validation)) == (24, 24)
+
+
 def test_without_words_a_value_is_its_own_word(toy_csv: Path) -> None:
     task = load_task(TaskConfig(train=str(toy_csv), text="review", label="mood"))
     assert task.labels == ["negative", "positive"]

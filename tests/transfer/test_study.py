@@ -1,9 +1,12 @@
 """Studies: that every cell is run and told, and that results can be had again."""
 
+import argparse
 import csv
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +17,9 @@ from softprompts.machine import machine
 from softprompts.transfer.cells import RESULT, commit, open_cell, place, saved_config, settle
 from softprompts.transfer.checks import check_unchanged
 from softprompts.transfer.claims import WORKERS, Claims
+from softprompts.transfer.records import pace
 from softprompts.transfer.study import plan, read_study
-from softprompts.transfer.study_command import _where, main
+from softprompts.transfer.study_command import _planned, _where, main
 from softprompts.transfer.workers import State
 
 from .conftest import FEW, QUICK, Write, results, scores
@@ -227,6 +231,29 @@ def test_a_model_that_is_not_there_leaves_a_study_as_it_was(write: Write, whole:
 def test_a_finished_study_does_not_ask_for_its_model(whole: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("softprompts.transfer.checks.examine", lambda name, trusted: pytest.fail(f"{name} is not needed"))
     assert main(["run", str(whole)]) == 0
+
+
+def test_a_studys_folder_is_a_study_that_may_be_run_elsewhere(write: Write, tmp_path: Path) -> None:
+    folder = tmp_path / "first"
+    folder.mkdir()
+    shutil.copy(write(), folder / "study.yaml")
+    asked = argparse.Namespace(study=folder)
+    assert _planned(asked)[1] == folder
+    assert _planned(asked, tmp_path / "other")[1] == tmp_path / "other"
+
+
+def test_the_time_left_counts_work_alone_and_epochs_by_cells() -> None:
+    def cells(**tuning: Any) -> Any:
+        return [SimpleNamespace(name=name, config=SimpleNamespace(tuning=SimpleNamespace(**tuning))) for name in "abcd"]
+
+    def told(begun: float) -> dict[str, Any]:
+        return {"score": 1.0, "steps": 100, "begun": begun, "finished": begun + 100.0}
+
+    apart = State({"x": told(0.0), "y": told(36_000.0)})
+    assert pace(cells(steps=100, epochs=None), apart) == {"cells_per_minute": 0.6, "eta_seconds": 400}
+    assert pace(cells(steps=400, epochs=50), apart) == {"cells_per_minute": 0.6, "eta_seconds": 400}
+    beside = State({"x": told(0.0), "y": told(0.0), "z": told(50.0)})
+    assert pace(cells(steps=100, epochs=None), beside)["eta_seconds"] == 200
 
 
 def test_status_and_report_of_a_study(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,16 +15,17 @@ from typing import Any
 
 import pytest
 
+from softprompts import files
 from softprompts.errors import UserError
-from softprompts.transfer import company
-from softprompts.transfer.cells import RESULT, commit, open_cell, place
+from softprompts.transfer import company, workers
+from softprompts.transfer.cells import RESULT, commit, is_done, open_cell, place
 from softprompts.transfer.claims import WORKERS, Claims, _process, owner
 from softprompts.transfer.records import status
 from softprompts.transfer.strategies import start_from
 from softprompts.transfer.study import plan, read_study
 from softprompts.transfer.study_command import main
-from softprompts.transfer.workers import State, StudyWatcher, cohort_of, work
-from softprompts.tuning import Run
+from softprompts.transfer.workers import LostError, State, StudyWatcher, cohort_of, run_cohort, work
+from softprompts.tuning import Run, RunFailedError
 
 from .conftest import FEW, QUICK, Write, planned, results, scores
 
@@ -284,7 +285,7 @@ def test_a_run_begun_elsewhere_is_begun_anew(tmp_path: Path) -> None:
     home = place(tmp_path, cell.name)
     here, elsewhere = (start_from(cell.config, [folder / "source"]) for folder in (tmp_path, tmp_path / "other"))
     home.mkdir(parents=True)
-    (home / f".cell.{2**22 + 1}.json").touch()  # what a killed worker left
+    (home / f".cell.{files._mark()}-{2**22 + 1}.json").touch()  # what a killed worker left
     open_cell(cell, here, tmp_path)
     here.save(home / "config.yaml")
     (home / "checkpoint.safetensors").touch()
@@ -303,6 +304,42 @@ def test_a_result_is_committed_once_and_what_is_done_is_not_claimed(tmp_path: Pa
         assert not claims.take("a")
         assert results(tmp_path)["a"]["score"] == 1.0
         assert sorted(path.name for path in place(tmp_path, "a").iterdir()) == [RESULT]
+
+
+def test_a_worker_that_slept_leaves_a_finished_cell_alone(tmp_path: Path) -> None:
+    """It was taken for dead, its cell run by another and finished; what it finds when it wakes is not its own any more."""
+    cells = {cell.name: cell for cell in planned()}
+    cell = next(cell for cell in cells.values() if cell.stage == "source")
+    with Claims(tmp_path) as slept, Claims(tmp_path, stale=-1) as other:
+        assert slept.take(cell.name)
+        assert other.take(cell.name), "nobody was heard of"
+        assert (slept.holds(cell.name), other.holds(cell.name)) == (False, True)
+        prompt = place(tmp_path, cell.name) / "prompt.safetensors"
+        prompt.touch()
+        commit(tmp_path, {"cell": cell.name, "score": 1.0})
+        other.drop(cell.name)
+        assert not slept.holds(cell.name)
+        with pytest.raises(LostError):
+            run_cohort(slept, [cell], cells)
+        assert prompt.exists()
+
+
+def test_a_worker_that_lost_a_cell_commits_the_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = {cell.name: cell for cell in planned()}
+    two = [cell for cell in cells.values() if cell.stage == "source"][:2]
+    with Claims(tmp_path) as slept, Claims(tmp_path, stale=-1) as other:
+        assert all(slept.take(cell.name) for cell in two)
+
+        def tuned(members: Any, *rest: Any, **named: Any) -> list[Any]:
+            assert other.take(two[0].name)
+            return [RunFailedError("no number") for _ in members]
+
+        monkeypatch.setattr(workers, "tune_cohort", tuned)
+        monkeypatch.setattr(workers, "_backbone", lambda *_: None)
+        with pytest.raises(LostError):
+            run_cohort(slept, two, cells)
+        assert [is_done(tmp_path, cell.name) for cell in two] == [False, True]
+        assert other.holds(two[0].name)
 
 
 def test_a_cohort_is_of_one_model_and_one_length() -> None:

@@ -48,6 +48,15 @@ def test_ids_come_from_memory_then_from_disk(t5: Backbone, made: list[list[str]]
     assert made == [TEXTS, TEXTS]
 
 
+def test_a_cache_that_cannot_be_written_costs_time_not_the_run(
+    t5: Backbone, made: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SOFTPROMPTS_CACHE", str(tmp_path / "file" / "cache"))
+    assert tokens.whole(t5, TEXTS) == [t5.tokenizer(text)["input_ids"] for text in TEXTS]
+    assert made == [TEXTS]
+
+
 def test_memory_is_bounded(t5: Backbone, made: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     lists = [[f"{word} {text}" for text in TEXTS[:10]] for word in "abc"]
     one = sum(len(row) for row in tokens.whole(t5, lists[0]))

@@ -168,6 +168,8 @@ def _welch(one: Spread | None, other: Spread | None) -> float | None:
         return None
     if one.mean == other.mean:
         return 1.0
+    if one.std == other.std == 0:
+        return None  # where no seed differs, nothing tells how much chance would
     return float(_stats().ttest_ind_from_stats(one.mean, one.std, one.runs, other.mean, other.std, other.runs, equal_var=False).pvalue)
 
 

@@ -92,7 +92,7 @@ def _name(options: argparse.Namespace) -> str:
 def _take_runs(options: argparse.Namespace) -> int:
     """A run, or all runs in the folders below: all are looked at before the first is added."""
     from ..prompt.store import CARD, safe_name
-    from .library import Library, say
+    from .library import Library, NoVectorsError, say
 
     source, library, first = options.source, Library(options.library), _name(options)
     if (source / CARD).exists() or not source.is_dir():
@@ -110,15 +110,24 @@ def _take_runs(options: argparse.Namespace) -> int:
             named[name] = run
     if not named:
         raise UserError(f"{source} holds no prompt, no run that has finished, and no PEFT adapter; name a folder that tune or PEFT wrote.")
+    useless: dict[Path, str] = {}
     for name, run in named.items():
         library.free(name, options.overwrite)
-        library.check(run)
+        try:
+            library.check(run)
+        except NoVectorsError as error:
+            useless[run] = str(error)
+            if len(useless) == len(named):
+                raise
+    named = {name: run for name, run in named.items() if run not in useless}
     entries = [library.add(run, name, options.overwrite) for name, run in named.items()]
+    for reason in list(useless.values())[:10]:
+        say(f"Left out: {reason}")
     if unfinished:
         say(f"Left out, because their runs have not finished: {few([str(path) for path in unfinished])}.")
     told = [{"name": entry.name, "folder": str(entry.folder), "task": entry.card["task"]["name"]} for entry in entries]
     there = f"is in the library {options.library}" if len(named) == 1 else f"are in the library {options.library} ({len(named)} prompts)"
-    result = {"library": str(options.library), "imported": told, "left_out": [str(path) for path in unfinished]}
+    result = {"library": str(options.library), "imported": told, "left_out": [str(path) for path in (*unfinished, *useless)]}
     tell(options, result, f"{few(list(named), 10)} {there}")
     return 0
 

@@ -33,6 +33,10 @@ NEW, OLD = ".new-", ".old-"
 LOCK, INDEX = ".lock", ".index"
 
 
+class NoVectorsError(UserError):
+    """A run that leaves no prompt to keep: it tuned a whole model, or nothing."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """A prompt of a library, or any other that lies in a folder."""
@@ -178,7 +182,7 @@ class Library:
         """Whether a folder holds a whole prompt that a library takes."""
         prompt, _ = load_prompt(folder)
         if prompt.config.length == 0:
-            raise UserError(f"{folder} has no prompt vectors (its model was tuned, or nothing was); a library keeps prompts.")
+            raise NoVectorsError(f"{folder} has no prompt vectors (its model was tuned, or nothing was); a library keeps prompts.")
         vectors = Entry.of(folder).vectors()
         if vectors.shape[-1] != prompt.table.shape[-1]:
             raise UserError(f"{folder / EMBEDDING} is of another width than its prompt; take a whole copy of the folder.")

@@ -12,12 +12,11 @@ from ..command import act, make_parser, tell
 from ..errors import UserError
 from ..files import write_text
 from .config import TaskConfig
-from .definition import UNLABELLED
 from .metrics import score
 from .registry import BENCHMARKS, definition, definitions
 from .sources import read_predictions
 from .starter import STARTERS
-from .task import data_folder, named_split
+from .task import check_labelled, data_folder, named_split
 from .text import PREFIX_LM
 
 
@@ -102,8 +101,7 @@ def _score(argv: Sequence[str]) -> int:
     task = definition(options.task)
     predictions = read_predictions(options.predictions)
     examples = named_split(task, options.split, data_folder(TaskConfig(data_dir=options.data_dir)), options.task_word)
-    if any(e.target == UNLABELLED or e.facts.get("label") == -1 for e in examples):
-        raise UserError(f"{task.name} has no labels in {options.split}, so nothing can be scored; choose another --split.")
+    check_labelled(task.name, options.split, examples)
     if len(predictions) != len(examples):
         held = f"{options.predictions} holds {len(predictions)} predictions"
         raise UserError(f"{held}, and {task.name} has {len(examples)} examples in {options.split}; give one for each.")

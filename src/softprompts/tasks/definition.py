@@ -29,6 +29,11 @@ class Example(NamedTuple):
     facts: Mapping[str, Any] = {}
 
 
+def labelled(example: Example) -> bool:
+    """Whether it can be learned from or judged by."""
+    return example.target != UNLABELLED and example.facts.get("label") != -1
+
+
 Maker = Callable[[Row, str], Iterator[Example]]
 """A row and its split in, examples without the task's word out."""
 

@@ -1,10 +1,11 @@
 """GLUE as T5 casts it, and the tasks SPoT adds in the same form."""
 
+import dataclasses
 import struct
 from collections.abc import Iterator
 
 from ..errors import UserError
-from .definition import UNLABELLED, Definition, Example, classification, text_of
+from .definition import PREDICT, UNLABELLED, Definition, Example, classification, labelled, text_of
 from .sources import Row
 
 HUB = "nyu-mll/glue"
@@ -25,6 +26,15 @@ def similarity(row: Row, split: str) -> Iterator[Example]:
         except (TypeError, ValueError, IndexError):
             raise UserError(f"{row.where}: the score {value!r} is no number from 0 to 5.") from None
     yield Example(f"sentence1: {text_of(row, 'sentence1')} sentence2: {text_of(row, 'sentence2')}", target)
+
+
+def _agreed(task: Definition) -> Definition:
+    """Without the rows on whose label its judges did not agree, which SNLI marks -1; nobody learns from them or counts them."""
+
+    def make(row: Row, split: str) -> Iterator[Example]:
+        return (example for example in task.make(row, split) if split == PREDICT or labelled(example))
+
+    return dataclasses.replace(task, make=make)
 
 
 def _round_fifths(value: float) -> int:
@@ -86,7 +96,7 @@ DEFINITIONS = [
         ("not_entailment", "entailment"),
         word="doc_nli",
     ),
-    classification("nli/snli", "stanfordnlp/snli", _MNLI, NLI),
+    _agreed(classification("nli/snli", "stanfordnlp/snli", _MNLI, NLI)),
     *(
         classification(
             f"nli/anli_r{turn}",

@@ -64,7 +64,7 @@ def load_mixture(config: TaskConfig, load: Callable[[TaskConfig], Task]) -> Mixt
     train, validation, test = ([e for task in tasks for e in getattr(task, part)] for part in ("train", "validation", "test"))
     metrics = (MEAN, *(f"{task.name}:{metric}" for task in tasks for metric in task.metrics))
     form = Form("{text}", "label", words, sentinel=config.sentinel)
-    return Mixture(config.task, form, train, validation, metrics, 0, test, tasks, config.mixture_limit)
+    return Mixture(config.task, form, train, validation, metrics, 0, test, tasks=tasks, most=config.mixture_limit)
 
 
 def mixed_names(task: str) -> list[str]:

@@ -206,13 +206,15 @@ def read_predictions(path: Path) -> list[str]:
     """Predictions in order: the "prediction" of JSON lines (or lines that are JSON texts), or the lines of a plain file."""
     if not path.is_file():
         raise UserError(f"The file {path} does not exist.")
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # "\r\n" is read as "\n"
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8.") from None
+    lines = text.removesuffix("\n").split("\n") if text else []
     if path.suffix.lower() not in (".jsonl", ".json"):
-        try:
-            return path.read_text(encoding="utf-8").splitlines()
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8.") from None
+        return lines
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:

@@ -9,12 +9,12 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from ..errors import UserError
 from .config import TaskConfig
-from .definition import UNLABELLED, Definition, Example
+from .definition import Definition, Example, labelled
 from .draw import by_class, few_shot, held_out, sample, stratified_split
 from .form import Form, check_template
 from .metrics import METRICS, score, settled
@@ -40,6 +40,8 @@ class Task:
     """Bad rows that were left out."""
     test: list[Example] = field(default_factory=list)
     """What the best prompt is judged by at the end, where the splits keep some."""
+    usual: str | None = None
+    """The commonest label of all training rows, where only some of them are learned from."""
 
     @cached_property
     def digest(self) -> str:
@@ -80,7 +82,7 @@ class Task:
     @property
     def commonest(self) -> str:
         """The training rows' commonest label: always answering it is the line every result is read against."""
-        return Counter(e.target for e in self.train).most_common(1)[0][0]
+        return self.usual or Counter(e.target for e in self.train).most_common(1)[0][0]
 
     def majority(self) -> dict[str, float]:
         return self.score([self.commonest] * len(self.validation))
@@ -121,20 +123,23 @@ def load_task(config: TaskConfig, part: Callable[[TaskConfig], Task] | None = No
 def _own(config: TaskConfig) -> Task:
     """A person's own data, or the starter data."""
     assert config.train is not None
-    rows = read_rows(config.train, few=_few(config))
+    held = read_rows(config.validation, "validation") if config.validation is not None else read_split(config.train, "validation")
+    few = _few(config) if held is not None else None  # what is held back is taken from all rows
+    rows = read_rows(config.train, few=few)
     form = _form(config, rows)
     flag = "--text" if config.template is None else "--template"
     form.check_columns(rows, dict.fromkeys(form.columns, f"name one with {flag}") | {form.label: "name one with --label"})
+    if held is not None:
+        form.check_columns(held, dict.fromkeys((*form.columns, form.label), f"rename one as in {config.train}"))
     unknown = "give it a word with --labels" if config.labels else ""
     train = form.examples(rows, config.skip_bad_rows, unknown=unknown)
     skipped = len(rows) - len(train)
     if not config.labels:
-        form = dataclasses.replace(form, words=_words(config, train))
-    held = read_rows(config.validation, "validation") if config.validation is not None else read_split(config.train, "validation")
+        seen = [*train, *form.examples(held or [], True, "validation")] if few else train  # a few rows may lack a class
+        form = dataclasses.replace(form, words=_words(config, seen))
     if held is None:
         train, validation = stratified_split(train, 0.1, config.split_seed)
     else:
-        form.check_columns(held, dict.fromkeys((*form.columns, form.label), f"rename one as in {config.train}"))
         validation = form.examples(held, config.skip_bad_rows, "validation", unknown)
         skipped += len(held) - len(validation)
     if len({e.target for e in train}) < 2:
@@ -185,6 +190,12 @@ def named_split(
     return form.examples(rows, skip_bad, split)
 
 
+def check_labelled(name: str, split: str, examples: Sequence[Example]) -> None:
+    """What is judged by must have labels, or an answer that is none would be right."""
+    if not all(map(labelled, examples)):
+        raise UserError(f"{name} has no labels in {split}, or not in all rows, so nothing can be scored; choose another --split.")
+
+
 def named_form(defined: Definition, task_word: bool = True) -> Form:
     return Form("", "", {word: word for word in defined.labels}, defined.name, task_word)
 
@@ -195,22 +206,28 @@ def _named(config: TaskConfig) -> Task:
     _refuse(config, ("train", "text", "template", "label", "labels", "validation"))
     defined = definition(config.task)
     folder = data_folder(config)
-    few = _few(config) if config.splits == "official" else None
-    train = named_split(defined, "train", folder, config.task_word, config.skip_bad_rows, few)
-    test: list[Example] = []
+    read = partial(named_split, defined, folder=folder, task_word=config.task_word, skip_bad=config.skip_bad_rows)
+    held: list[Example] | None = None
     try:
-        validation = named_split(defined, "validation", folder, config.task_word, config.skip_bad_rows)
+        held = read("validation")
     except NoSplitError:
         if config.splits == "smop":
             raise
-        train, validation = held_out(train, 0.1, config.split_seed, bool(defined.labels))
-    else:
-        if config.splits == "smop":
-            test = validation
-            train, validation = held_out(train, 0.1, config.split_seed, bool(defined.labels))
-    if any(e.target == UNLABELLED for e in train):
-        raise UserError(f"The training rows of {defined.name} have no labels; take a copy that has them.")
-    return Task(defined.name, named_form(defined, config.task_word), train, validation, defined.metrics, 0, test)
+    few = _few(config) if config.splits == "official" and held is not None else None  # what is held back is taken from all rows
+    train = read("train", few=few)
+    if few is not None and len(train) < few.most:  # not every row is an example
+        train = read("train")
+    test = held if held is not None and config.splits == "smop" else []
+    if held is None or config.splits == "smop":
+        train, held = held_out(train, 0.1, config.split_seed, bool(defined.labels))
+    parts = {"training": train, "validation": held, "test": test}
+    for split, examples in parts.items():
+        if not all(map(labelled, examples)):
+            parts[split] = list(filter(labelled, examples)) if config.skip_bad_rows else []
+        if examples and not parts[split]:
+            raise UserError(f"The {split} rows of {defined.name} have no labels, or not all; take a copy that has them.")
+    train, held, test = parts.values()
+    return Task(defined.name, named_form(defined, config.task_word), train, held, defined.metrics, 0, test)
 
 
 def _prefix_lm(config: TaskConfig) -> Task:
@@ -238,15 +255,17 @@ def _chosen(config: TaskConfig, task: Task) -> Task:
         train = [example._replace(target=answer) for example, answer in zip(train, answers, strict=True)]
     form, test = task.form, task.test
     if config.instruction or config.demonstrations:
-        before, after = _design(config, task)
+        before, after = _design(config, dataclasses.replace(task, train=train))
         form = dataclasses.replace(form, before=before, after=after)
         train, validation, test = (form.designed(part) for part in (train, validation, test))
     if config.metric is not None:
         if config.metric == "f1" and len(task.labels) not in (0, 2):
             raise UserError(f"--metric f1 is of two classes, and {task.name} has {len(task.labels)}; take macro_f1.")
+        if config.metric == "exact_match" and not any("question" in example.facts for example in validation):
+            raise UserError(f"--metric exact_match is of questions with several answers, and {task.name} has none; take accuracy, or em.")
         metrics = (config.metric, *(name for name in task.metrics if name != config.metric))
     form = dataclasses.replace(form, sentinel=config.sentinel)
-    return dataclasses.replace(task, form=form, train=train, validation=validation, test=test, metrics=metrics)
+    return dataclasses.replace(task, form=form, train=train, validation=validation, test=test, metrics=metrics, usual=task.commonest)
 
 
 def _design(config: TaskConfig, task: Task) -> tuple[str, str]:

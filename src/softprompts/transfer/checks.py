@@ -14,6 +14,7 @@ from ..choice import difference
 from ..errors import UserError
 from ..files import read_json
 from ..tasks import TaskConfig, load_task
+from ..tasks.sources import is_file
 from ..tasks.task import data_folder, has_rows
 from ..tasks.text import PREFIX_LM
 from ..tuning import RunConfig
@@ -46,9 +47,9 @@ def check_data(cells: Sequence[Cell], folder: Path) -> None:
     there = functools.cache(has_rows)  # the hub is asked once for each task
     tasks = {str(cell.config.task): cell for cell in cells if not is_done(folder, cell.name)}
     for task, subject in ((cell.config.task, cell.target or cell.source) for cell in tasks.values()):
-        for path in (Path(given) for given in (task.train, task.validation) if given is not None):
-            if path.suffix and not path.exists():
-                raise UserError(f"The data {path} that the study names does not exist; mend its path.")
+        for given in (given for given in (task.train, task.validation) if given is not None):
+            if (task.task == PREFIX_LM or is_file(given)) and not Path(given).exists():
+                raise UserError(f"The data {given} that the study names does not exist; mend its path.")
         if task.train is not None or task.task == PREFIX_LM:
             with words_of_a_study(f"The rows of {subject} cannot be used: "):
                 load_task(task)

@@ -5,7 +5,6 @@ one can make it; the highest number owns the cell. A dead worker's claim is take
 """
 
 import contextlib
-import functools
 import json
 import os
 import socket
@@ -16,7 +15,7 @@ import uuid
 from pathlib import Path
 
 from ..errors import UserError
-from ..files import read_json, write_json
+from ..files import machine, read_json, write_json
 from . import cells as on_disk
 
 WORKERS = "workers"
@@ -91,6 +90,11 @@ class Claims:
             return False
         return True
 
+    def holds(self, cell: str) -> bool:
+        """Whether a cell is still this worker's to run: one that had not been heard of for long may have lost it meanwhile."""
+        claim = self.held.get(cell)
+        return claim is not None and _newest(claim.parent) == claim and not on_disk.is_done(self.folder, cell)
+
     def is_free(self, cell: str) -> bool:
         newest = _newest(on_disk.place(self.folder, cell))
         return newest is None or not self._held_by_living(newest)
@@ -125,15 +129,6 @@ def is_alive(folder: Path, worker: str, now: float, stale: float = STALE) -> boo
     if told.get("machine") == machine() and not _process(int(told.get("pid", 0))):
         return False
     return now - heard <= stale
-
-
-@functools.cache
-def machine() -> str:
-    """Where a process number means a process: two machines or containers may have one name, so what else sets them apart goes with it."""
-    found = [socket.gethostname()]
-    with contextlib.suppress(OSError):  # only Linux tells
-        found += [Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(), os.readlink("/proc/self/ns/pid")]
-    return " ".join(found)
 
 
 def clock(folder: Path) -> float:

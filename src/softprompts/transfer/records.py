@@ -52,14 +52,26 @@ def status(cells: Sequence[Cell], folder: Path, state: State | None = None) -> R
 
 
 def pace(left: Sequence[Cell], state: State) -> dict[str, float | None]:
-    """Cells per minute by the latest results, and the seconds that the cells left will take by their steps."""
+    """Cells per minute by the latest results, and the seconds that the cells left will take: by their steps, or where a cell's epochs do
+    not tell how many these are, by their number."""
     recent = sorted(state.results.values(), key=lambda told: told["finished"])[-RECENT:]
     steps = sum(told.get("steps", 0) for told in recent)
     if not recent or not steps:
         return {"cells_per_minute": None, "eta_seconds": None}
-    seconds = max(1e-3, recent[-1]["finished"] - min(told["begun"] for told in recent))
-    to_go = sum(cell.config.tuning.steps for cell in left if cell.name not in state.blocked)
-    return {"cells_per_minute": round(60 * len(recent) / seconds, 2), "eta_seconds": round(seconds * to_go / steps)}
+    seconds = max(1e-3, _at_work([(told["begun"], told["finished"]) for told in recent]))
+    waiting = [cell.config.tuning for cell in left if cell.name not in state.blocked]
+    counted = all(tuning.epochs is None for tuning in waiting)
+    to_go = sum(tuning.steps for tuning in waiting) / steps if counted else len(waiting) / len(recent)
+    return {"cells_per_minute": round(60 * len(recent) / seconds, 2), "eta_seconds": round(seconds * to_go)}
+
+
+def _at_work(spans: Sequence[tuple[float, float]]) -> float:
+    """The seconds in which somebody was at work, of spans from begin to end that may overlap, or have days between."""
+    total, until = 0.0, float("-inf")
+    for begun, ended in sorted(spans):
+        total += max(0.0, ended - max(begun, until))
+        until = max(until, ended)
+    return total
 
 
 # -- records -----------------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
     from .study_progress import StudyBars
     from .workers import cluster, work, work_on_ray
 
-    study, folder, cells = _planned(options)
+    study, folder, cells = _planned(options, options.output)
     check_unchanged(cells, folder)
     stages = _stages(cells, folder, options.only)
     wanted = [cell for cell in cells if cell.stage in stages]
@@ -125,14 +125,14 @@ def rerun(argv: Sequence[str]) -> int:
 # -- which study, and where --------------------------------------------------------------------------------------------------
 
 
-def _planned(options: argparse.Namespace) -> "tuple[Study, Path, list[Cell]]":
+def _planned(options: argparse.Namespace, output: Path | None = None) -> "tuple[Study, Path, list[Cell]]":
+    """The study of a file, or of another study's folder; its cells go to `output`, or to where it is."""
     from ..prompt.store import safe_name
     from .study import plan, read_study
 
     path: Path = options.study
-    folder = path if path.is_dir() else None
-    study = read_study(path / STUDY if folder else path)
-    folder = folder or options.output or Path("runs") / safe_name(study.name)
+    study = read_study(path / STUDY if path.is_dir() else path)
+    folder = output or (path if path.is_dir() else Path("runs") / safe_name(study.name))
     return study, folder, plan(study, getattr(options, "device", None), getattr(options, "data_dir", None))
 
 

@@ -143,6 +143,8 @@ def run_cohort(claims: Claims, taken: Sequence[Cell], cells: Mapping[str, Cell],
     how: dict[str, Any] = {"worker": claims.worker, "begun": round(time.time(), 3), "beside": [cell.name for cell in taken]}
     settled: list[tuple[RunConfig, Chosen]] = [on_disk.settle(cell, cells, folder) for cell in taken]
     for cell, (config, _) in zip(taken, settled, strict=True):
+        if not claims.holds(cell.name):
+            raise LostError
         on_disk.open_cell(cell, config, folder)
     how["resumed"] = [cell.name for cell in taken if (on_disk.place(folder, cell.name) / CHECKPOINT).exists()]
     members = [Member(config, {"cell": cell.name}, cell.name) for cell, (config, _) in zip(taken, settled, strict=True)]
@@ -150,9 +152,13 @@ def run_cohort(claims: Claims, taken: Sequence[Cell], cells: Mapping[str, Cell],
     backbone = _backbone(taken[0], settled[0][0], cells.values(), folder)
     outcomes = tune_cohort(members, home, watcher=_Guard(claims, watcher), backbone=backbone, began=watcher.began, curves=False)
     (home / COHORT).unlink(missing_ok=True)  # a cohort is how cells were run, not what they are
+    kept = [cell.name for cell in taken if claims.holds(cell.name)]
     for cell, (_, chosen), outcome in zip(taken, settled, outcomes, strict=True):
-        on_disk.commit(folder, on_disk.record(cell, chosen, outcome, **how))
-        claims.drop(cell.name)
+        if cell.name in kept:
+            on_disk.commit(folder, on_disk.record(cell, chosen, outcome, **how))
+            claims.drop(cell.name)
+    if len(kept) < len(taken):
+        raise LostError
 
 
 def rerun(folder: Path, name: str, output: Path) -> list[dict[str, Any]]:
