@@ -8,9 +8,11 @@ import pytest
 
 from softprompts.errors import UserError
 from softprompts.tasks.registry import BENCHMARKS
+from softprompts.transfer.checks import check_data
 from softprompts.transfer.records import _benchmarks, lines, markdown
 from softprompts.transfer.study import plan, read_study
 
+from ..conftest import DATA
 from .conftest import QUICK, planned
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -161,6 +163,12 @@ def test_every_recipe_can_be_planned(path: Path) -> None:
     cells = plan(study)
     stages = {cell.stage for cell in cells}
     assert {"baseline", "source", "transfer"} <= stages
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the tasks' data is not here")
+@pytest.mark.parametrize("name", ["spot-small", "spot-table1-small", "spot-figure1-small"])
+def test_the_small_recipes_need_no_more_than_the_data_at_hand(name: str, tmp_path: Path) -> None:
+    check_data(plan(read_study(RECIPES / f"{name}.yaml"), None, str(DATA)), tmp_path)
 
 
 def test_the_recipes_are_the_papers() -> None:
