@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from softprompts import files
 from softprompts.api import tune_config
 from softprompts.backbone import Backbone, load_backbone
 from softprompts.cli import main
@@ -244,7 +245,7 @@ def test_kill_9_loses_at_most_the_steps_since_the_last_checkpoint(
     victim.wait()
     _, note = read_tensors(parts / "checkpoint.safetensors")
     assert note["step"] % 5 == 0
-    left = parts / ".checkpoint.12345.safetensors"
+    left = parts / f".checkpoint.{files._mark()}-999999999.safetensors"
     left.write_bytes(b"what a write that was killed leaves")
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     one, other = (read_tensors(folder / "prompt.safetensors")[0]["vectors"] for folder in (parts, whole))
