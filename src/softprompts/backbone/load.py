@@ -138,13 +138,17 @@ def named_device(name: str) -> torch.device:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """transformers shows a bar for every load and save; ours are progress bars of work a person waits for."""
+    """transformers shows a bar for every load and save, and warns of what it does rightly (that T5 v1.1's output is a matrix of its own);
+    ours are progress bars of work a person waits for, and what is amiss we check. Who asked it to tell more is told."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    shown, told = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    if told == logging.WARNING:
+        logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(told)
         if shown:
             logging.enable_progress_bar()
