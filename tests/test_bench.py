@@ -123,6 +123,11 @@ def test_a_cohort_that_mixes_its_rows_up_is_noticed(
     assert "cohort and peft eager do not learn the same" in capsys.readouterr().err
 
 
+def broken(*given: Any, **named: Any) -> None:
+    """What stands for a compiler, or for what it made."""
+    raise RuntimeError("no compiler\nat all")
+
+
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[torch.nn.Module]:
     """The modules that go through the compiler, which is one that takes no time."""
@@ -163,9 +168,6 @@ def test_a_peer_whose_layers_are_compiled_answers_the_same(
 def test_a_compiled_peer_that_cannot_answer_is_left_out(
     folders: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*given: Any, **named: Any) -> None:
-        raise RuntimeError("no compiler\nat all")
-
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: setattr(self, "forward", broken))
     told = result([*INFERENCE, "--model", folders["t5"], "--peers", "eager,regions"], capsys)
     for found in told["ways"].values():
@@ -177,9 +179,6 @@ def test_a_compiled_peer_that_cannot_answer_is_left_out(
 def test_a_compiled_peer_that_fails_is_told_and_the_rest_counts(
     folders: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*given: Any, **named: Any) -> None:
-        raise RuntimeError("no compiler\nat all")
-
     monkeypatch.setattr(torch, "compile", broken)
     told = result([*TRAINING, "--model", folders["t5"], "--runs", "1", "--peers", "eager,buckets"], capsys)
     assert told["left_out"] == {"peft buckets": "RuntimeError: no compiler"}

@@ -78,9 +78,10 @@ def _judged_by(tuned: "Tuned", options: argparse.Namespace) -> tuple[list[Any], 
         form.check_columns(rows)
         return form.examples(rows, options.skip_bad_rows, "validation"), names, form.labels, {}
     mixed = _of_mixture(own, options.task)
-    task = load_task(mixed) if mixed is not None else None
-    if mixed is not None and task is not None:
-        own, form, names = mixed, task.form, list(task.metrics)
+    task = None
+    if mixed is not None:
+        own, task = mixed, load_task(mixed)
+        form, names = task.form, list(task.metrics)
     elif options.task:
         other = definition(options.task)
         examples = form.designed(named_split(other, options.split, data_folder(own), form.task_word))

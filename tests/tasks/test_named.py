@@ -82,8 +82,7 @@ def test_a_cap_is_of_examples_and_what_is_held_back_is_of_all_rows(data: Path) -
     assert len(load_task(TaskConfig(**snli)).train) == 30, "rows that nobody agreed on are none"
     assert len(load_task(TaskConfig(**snli)).validation) == 6
     assert len(load_task(TaskConfig(**snli, cap=25)).train) == 25
-    for place in (data / "glue/mrpc/validation.jsonl",):
-        place.unlink()
+    (data / "glue/mrpc/validation.jsonl").unlink()
     capped = load_task(TaskConfig(task="glue/mrpc", data_dir=str(data), cap=5))
     assert (len(capped.train), len(capped.validation)) == (5, 4)
 

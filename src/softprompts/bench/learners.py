@@ -1,7 +1,7 @@
 """Who learns: our runs by the public way (`Cohort.step`), and PEFT's prompt tuning in the plainest loop that does the same."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from ..tuning import Cohort, Run, run_config
 from ..tuning.batches import Batches
 from .command import DisagreementError
 from .measure import peft
+from .tables import PEERS
 from .workload import LONGEST, Rows
 
 BUCKET = 64
@@ -37,7 +38,7 @@ WAYS = {
 COMPILED = ("regions", "dynamic", "buckets", "graphs", "padded")
 
 
-def ways_of(asked: str, backbone: Backbone, known: Iterable[str] = ("eager", "regions")) -> list[str]:
+def ways_of(asked: str, backbone: Backbone, known: Collection[str] = PEERS.keys()) -> list[str]:
     """The ways PEFT is to be run, joined with commas; auto: eager, and on a GPU also compiled by regions."""
     ways = asked.split(",") if asked != "auto" else ["eager", "regions"] if backbone.device.type == "cuda" else ["eager"]
     unknown = [way for way in ways if way not in known]
