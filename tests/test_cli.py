@@ -130,6 +130,11 @@ def test_evaluate_takes_the_split_that_is_asked_for(tuned: Path, tmp_path: Path,
     assert main([*own_data(toy), "--output", str(tmp_path / "own")]) == 0
     capsys.readouterr()
     assert (rows(str(tmp_path / "own"), "--split", "train"), rows(str(tmp_path / "own"))) == (22, 2)
+    before = toy.read_text()
+    toy.write_text(before + "a row that came later,happy\n" * 4)
+    assert main(["evaluate", str(tmp_path / "own")]) == 2, "rows it learned from would now be among those it is judged by"
+    assert "The validation rows of reviews.csv:mood are not those that" in capsys.readouterr().err
+    toy.write_text(before)
     for argv, why in (
         ([str(tuned), "--split", "nope"], "helpdesk/register has no split 'nope'; it has train, validation."),
         ([str(tmp_path / "own"), "--split", "test"], "reviews.csv:mood has no split 'test'; it has train, validation."),

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,10 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     beside = _beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        beside.touch()
+        mode = beside.stat().st_mode  # as the user's umask has it; safetensors would keep a file to its owner
         write(beside)
+        beside.chmod(mode)
         with beside.open("rb") as done:
             os.fsync(done.fileno())
         os.replace(beside, path)
@@ -57,6 +60,16 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
+
+
+def share(folder: Path) -> None:
+    """Give the files in a folder, which a library wrote, the mode that this user's new files have; some are their owner's alone."""
+    sample = folder / ".mode"
+    sample.touch()
+    mode = sample.stat().st_mode
+    sample.unlink()
+    for file in (file for file in folder.iterdir() if file.is_file()):
+        file.chmod(mode)
 
 
 def check_writable(path: Path) -> None:
@@ -127,24 +140,45 @@ def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", note: Mapping[str
 
 def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
     """The tensors and the note of a file that `write_tensors` wrote."""
+    with _opened(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        note = json.loads((file.metadata() or {}).get("note", "{}"))
+    return tensors, note
+
+
+def check_tensors(path: Path) -> None:
+    """Whether a safetensors file is there and whole; its numbers are not read."""
+    with _opened(path):
+        pass
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        check_readable(path)  # safetensors says of every file it cannot open that there is none
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            note = json.loads((file.metadata() or {}).get("note", "{}"))
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist.") from None
+            yield file
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} is damaged or no safetensors file ({error}); take a whole copy of it.") from None
-    return tensors, note
+
+
+def check_readable(path: Path) -> None:
+    """That a file is there, and that this user may read it."""
+    try:
+        with path.open("rb"):
+            pass
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist.") from None
+    except PermissionError:
+        raise UserError(f"{path} may not be read by this user; ask its owner for leave (chmod a+r).") from None
 
 
 def read_json(path: Path) -> Any:
     try:
+        check_readable(path)
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist.") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON ({error}).") from None
 

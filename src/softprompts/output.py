@@ -7,7 +7,7 @@ from pathlib import Path
 from .backbone import Backbone
 from .backbone.load import quiet
 from .errors import UserError
-from .files import make_folder, read_json, sweep
+from .files import make_folder, read_json, share, sweep
 from .library.embedding import EMBEDDING
 from .prompt.store import CARD, TENSORS
 from .tuning import Run
@@ -58,5 +58,6 @@ def save_model(backbone: Backbone, folder: Path) -> None:
     with quiet():
         backbone.model.save_pretrained(beside)
         backbone.tokenizer.save_pretrained(beside)
+    share(beside)
     shutil.rmtree(folder, ignore_errors=True)
     beside.rename(folder)

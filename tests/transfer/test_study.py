@@ -176,7 +176,8 @@ def test_bad_rows_of_own_data_are_told_before_anything_runs_and_can_be_left_out(
     assert "leave such rows out with skip_bad_rows: true in its entry of the study file, or under settings." in told
     assert "--skip" not in told
     assert not folder.exists()
-    monkeypatch.setattr("softprompts.transfer.checks.load_task", lambda task: None)
+    monkeypatch.setattr("softprompts.transfer.checks.check_data", lambda *given: {})
+    monkeypatch.setattr("softprompts.transfer.checks.check_runs", lambda *given: None)
     assert run() == 2, "rows that change after the look are told when they are read"
     assert "skip_bad_rows: true in its entry" in capsys.readouterr().err
     assert len(list(folder.rglob("cell.json"))) == 1

@@ -36,6 +36,28 @@ def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto"
     return family(model.to(place), tokenizer, name)
 
 
+class _Hollow:
+    """Of a backbone without weights: every vector is zero, so its scale is one's own to choose, and it is nobody's."""
+
+    unit = 1.0
+    fingerprint = ""
+
+    def vectors(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(*ids.shape, self.hidden)  # type: ignore[attr-defined]
+
+
+def hollow_backbone(name: str = DEFAULT, dtype: str = "fp32", trust_remote_code: bool = False) -> Backbone:
+    """A backbone without its weights, to see in a moment whether a run on it could be: its sizes, words and rules are the real one's."""
+    import transformers
+
+    family, config, tokenizer = examine(name, trust_remote_code)
+    with _told(name), quiet(), torch.device("meta"):
+        loader = getattr(transformers, family.auto_class(config))
+        model = loader.from_config(config, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code)
+    made: Backbone = type(f"Hollow{family.__name__}", (_Hollow, family), {})(model, tokenizer, name)
+    return made
+
+
 def examine(name: str, trust_remote_code: bool = False) -> tuple[type[Backbone], Any, Any]:
     """All of a backbone but its weights: its family, config and tokenizer. What could not be a backbone is refused."""
     import transformers

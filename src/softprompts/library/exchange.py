@@ -169,7 +169,9 @@ def export(argv: Sequence[str]) -> int:
     from ..prompt.peft import ADAPTER, WEIGHTS
     from .library import KEPT
 
-    folder = named_prompt(options.prompt, options.library).folder
+    entry = named_prompt(options.prompt, options.library)
+    entry.check_vectors()
+    folder = entry.folder
     prompt, card = load_prompt(folder)
     if folder.resolve() == options.output.resolve():
         raise UserError(f"{options.output} is where the prompt is; choose another --output.")

@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..files import read_tensors, write_tensors
 from .search import SIMILARITIES
 
-FORM = {"version": 1, "similarities": list(SIMILARITIES)}
+FORM = {"version": 2, "similarities": list(SIMILARITIES)}
 """An index of another form is made anew."""
 
 Told = Tensor | str | None

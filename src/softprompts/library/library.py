@@ -20,7 +20,7 @@ from torch import Tensor
 from ..choice import Choice
 from ..command import few
 from ..errors import UserError
-from ..files import read_json, write_atomically
+from ..files import check_tensors, read_json, write_atomically
 from ..prompt import load_prompt
 from ..prompt.store import CARD, TENSORS, safe_name
 from .embedding import EMBEDDING, read_embedding, read_vectors
@@ -57,6 +57,7 @@ class Entry:
             raise UserError(_no_prompt(folder)) from None
         if not _whole(card):
             raise UserError(f"{path} does not tell a prompt's task, backbone and length; take a whole copy, or remove the folder.")
+        check_tensors(folder / TENSORS)
         return cls(name or folder.name, folder, card)
 
     @property
@@ -89,8 +90,15 @@ class Entry:
             value = value.get(name) if isinstance(value, dict) else None
         return value
 
+    def check_vectors(self) -> None:
+        if self.told("prompt", "length") == 0:
+            raise NoVectorsError(
+                f"{self.folder} has no prompt vectors: its model was tuned, or nothing was; name a run that tuned a prompt."
+            )
+
     def vectors(self) -> Tensor:
         """The task embedding [K, P, H]: the prompt after a fixed number of steps where it was kept, else the final prompt."""
+        self.check_vectors()
         kept = read_embedding(self.folder)
         vectors = read_vectors(self.folder / TENSORS) if kept is None else kept
         if vectors.shape[2] != self.card["backbone"].get("hidden", vectors.shape[2]):
@@ -111,7 +119,8 @@ def _whole(card: Any) -> bool:
         scores = [value for part in ("metrics", "majority", "test") for value in dict(card.get(part) or {}).values()]
         return (
             all(isinstance(text, str) and text for text in told)
-            and all(type(size) is int and size > 0 for size in sizes)
+            and all(type(size) is int for size in sizes)
+            and sizes[0] >= 0 < sizes[1]
             and all(isinstance(value, int | float) and math.isfinite(value) for value in scores)
         )
     except (KeyError, TypeError, ValueError, AttributeError, UserError):
@@ -181,8 +190,6 @@ class Library:
     def check(folder: Path) -> None:
         """Whether a folder holds a whole prompt that a library takes."""
         prompt, _ = load_prompt(folder)
-        if prompt.config.length == 0:
-            raise NoVectorsError(f"{folder} has no prompt vectors (its model was tuned, or nothing was); a library keeps prompts.")
         vectors = Entry.of(folder).vectors()
         if vectors.shape[-1] != prompt.table.shape[-1]:
             raise UserError(f"{folder / EMBEDDING} is of another width than its prompt; take a whole copy of the folder.")
@@ -281,16 +288,12 @@ class Library:
             return sorted(found.name for found in os.scandir(self.folder) if not found.name.startswith(".") and found.is_dir())
 
     def _stamp(self, name: str) -> str:
-        """Changes when a folder's prompt does: time, size and inode of the card and of the vectors that are compared."""
+        """Changes when a folder's prompt does: time, size and inode of its card and vectors."""
         found = []
-        for parts in ((CARD,), (EMBEDDING, TENSORS)):
-            for part in parts:
-                try:
-                    file = os.stat(f"{self.folder}/{name}/{part}")
-                except OSError:
-                    continue
+        for part in (CARD, EMBEDDING, TENSORS):
+            with contextlib.suppress(OSError):
+                file = os.stat(f"{self.folder}/{name}/{part}")
                 found.append(f"{part} {file.st_mtime_ns} {file.st_size} {file.st_ino}")
-                break
         return ", ".join(found)
 
     def search(
@@ -323,6 +326,11 @@ class Library:
                 with contextlib.suppress(UserError):  # one that went meanwhile
                     found.append(Found(self._read(index.names[row]), float(scores[row])))
         return found
+
+    def unread(self, fingerprint: str) -> dict[str, str]:
+        """The prompts that cannot be compared with a backbone's, and why."""
+        others = Library(self.folder, lambda sentence: None)._index(fingerprint).others
+        return {name: why for name, (_, why) in others.items() if why}
 
     def _index(self, fingerprint: str) -> Index:
         """The index of a backbone's prompts, brought up to date."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import UserError
-from ..files import read_json, write_json
+from ..files import read_json, share, write_json
 from .config import SIZES, PretrainConfig
 
 FAMILY = ("t5", "mt5", "umt5")
@@ -98,6 +98,7 @@ def _moved_in(folder: Path, save: Callable[[Path], object], last: str) -> None:
     beside = folder / f".new.{os.getpid()}"
     try:
         save(beside)
+        share(beside)
         for file in sorted(beside.iterdir(), key=lambda file: file.name == last):
             os.replace(file, folder / file.name)
     except OSError as error:

@@ -23,6 +23,8 @@ from .route import ROUTES, Route, Router
 from .shape import SHAPES, Shape
 from .start import STARTS, Material, Source
 
+MOST = 2**20
+"""Tokens of all prompts of a mixture together: more are a slip of the hand, and would fill the memory."""
 TABLES: dict[str, Mapping[str, Callable[..., Any]]] = {"start": STARTS, "shape": SHAPES, "route": ROUTES, "head": HEADS}
 
 
@@ -61,6 +63,8 @@ class PromptConfig:
             raise UserError(
                 f"A prompt of length {self.length} and count {self.count} cannot be; take a length of 1 or more, a count of 1 or more."
             )
+        if self.count * self.length > MOST:
+            raise UserError(f"{self.count * self.length:,} prompt tokens are more than a model can read; take fewer than {MOST:,}.")
         if self.count > 1 and self.route.kind == "single":
             raise UserError(
                 f"{self.count} prompts need a route that chooses among them; set --prompt.route to soft, top1, top2, gumbel or stochastic."

@@ -21,6 +21,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "gelu": nn.functional.gelu,
 }
+MOST = 2**20
+"""The largest size of a network that is no slip of the hand."""
 Activation = Literal["relu", "tanh", "sigmoid", "gelu"]
 
 
@@ -197,6 +199,8 @@ def _positive(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise UserError(f"A shape's {name} must be at least 1, but it is {size}.")
+        if size > MOST:
+            raise UserError(f"A shape's {name} must be at most {MOST:,}, but it is {size:,}.")
 
 
 def _share(dropout: float) -> None:

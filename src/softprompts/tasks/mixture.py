@@ -33,6 +33,11 @@ class Mixture(Task):
         return self.most
 
     @property
+    def brief(self) -> Task:
+        tasks = tuple(task.brief for task in self.tasks)
+        return dataclasses.replace(self, tasks=tasks, **_joined(tasks))
+
+    @property
     def answer_length(self) -> int | None:
         return max((task.answer_length or 0 for task in self.tasks), default=0) or None
 
@@ -61,10 +66,14 @@ def load_mixture(config: TaskConfig, load: Callable[[TaskConfig], Task]) -> Mixt
         raise UserError(f"The mixture {config.task} names a task twice, or none; name every task once, with + between.")
     tasks = tuple(load(dataclasses.replace(config, task=name)) for name in names)
     words = {word: word for task in tasks for word in task.labels} if all(task.labels for task in tasks) else {}
-    train, validation, test = ([e for task in tasks for e in getattr(task, part)] for part in ("train", "validation", "test"))
     metrics = (MEAN, *(f"{task.name}:{metric}" for task in tasks for metric in task.metrics))
     form = Form("{text}", "label", words, sentinel=config.sentinel)
-    return Mixture(config.task, form, train, validation, metrics, 0, test, tasks=tasks, most=config.mixture_limit)
+    return Mixture(config.task, form, **_joined(tasks), metrics=metrics, tasks=tasks, most=config.mixture_limit)
+
+
+def _joined(tasks: Sequence[Task]) -> dict[str, Any]:
+    """The examples of all, split by split."""
+    return {part: [e for task in tasks for e in getattr(task, part)] for part in ("train", "validation", "test")}
 
 
 def mixed_names(task: str) -> list[str]:

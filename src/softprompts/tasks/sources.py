@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from ..errors import UserError
-from ..files import hush_hub
+from ..files import check_readable, hush_hub
 
 
 class Row(NamedTuple):
@@ -52,6 +52,7 @@ def read_rows(name: str, split: str = "train", class_names: bool = True, few: Fe
         if not path.is_file():
             raise UserError(f"The file {name} does not exist.")
         try:
+            check_readable(path)
             rows = take(reader(path))
         except UnicodeDecodeError as error:
             raise UserError(f"{name} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8.") from None

@@ -24,6 +24,8 @@ from .starter import STARTERS
 from .text import PREFIX_LM, prefix_lm
 
 DATA_VARIABLE = "SOFTPROMPTS_DATA"
+OWN = ("train", "text", "template", "label", "labels", "validation")
+"""Settings of a person's own data, which a named task brings itself."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,14 @@ class Task:
     """The commonest label of all training rows, where only some of them are learned from."""
 
     @cached_property
-    def digest(self) -> str:
-        """What its examples are, as a hash."""
-        rows = json.dumps([self.train, self.validation]).encode()
-        return hashlib.sha256(rows).hexdigest()[:32]
+    def digests(self) -> dict[str, str]:
+        """What its examples are, as hashes."""
+        return {"train": _digest(self.train), "validation": _digest(self.validation)}
+
+    @property
+    def brief(self) -> "Task":
+        """Itself with one example of each split."""
+        return dataclasses.replace(self, train=self.train[:1], validation=self.validation[:1], test=self.test[:1])
 
     @property
     def labels(self) -> list[str]:
@@ -100,8 +106,13 @@ class Task:
             "commonest": self.commonest,
             "metrics": list(self.metrics),
             "rows": sizes,
+            "digests": self.digests,
             "answer_length": self.answer_length,
         }
+
+
+def _digest(rows: Any) -> str:
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]
 
 
 def load_task(config: TaskConfig, part: Callable[[TaskConfig], Task] | None = None) -> Task:
@@ -118,6 +129,23 @@ def load_task(config: TaskConfig, part: Callable[[TaskConfig], Task] | None = No
         raise UserError(f"--splits {config.splits} is for named tasks such as superglue/rte; leave it out.")
     task = _prefix_lm(config) if config.task == PREFIX_LM else _own(_resolved(config))
     return _chosen(config, task)
+
+
+def sketch(config: TaskConfig) -> Task:
+    """A task, to see whether its settings could be: a person's own with its rows, a named one with a stand-in for them, unless its
+    settings depend on them."""
+    if config.task is not None and "+" in config.task:
+        from .mixture import load_mixture
+
+        return load_mixture(config, sketch)
+    named = config.task is not None and config.task not in (*STARTERS, PREFIX_LM)
+    if not named or config.shots is not None or config.metric is not None:
+        return load_task(config)
+    assert config.task is not None
+    _refuse(config, OWN)
+    defined = definition(config.task)
+    examples = [Example(defined.name, next(iter(defined.labels), defined.name))]
+    return _chosen(config, Task(defined.name, named_form(defined, config.task_word), examples, examples, defined.metrics))
 
 
 def _own(config: TaskConfig) -> Task:
@@ -203,7 +231,7 @@ def named_form(defined: Definition, task_word: bool = True) -> Form:
 def _named(config: TaskConfig) -> Task:
     """A task of the registry, with official splits or SMoP's."""
     assert config.task is not None
-    _refuse(config, ("train", "text", "template", "label", "labels", "validation"))
+    _refuse(config, OWN)
     defined = definition(config.task)
     folder = data_folder(config)
     read = partial(named_split, defined, folder=folder, task_word=config.task_word, skip_bad=config.skip_bad_rows)

@@ -1,6 +1,7 @@
 """A cell on disk: what it was planned as, the run in its folder, and its one result."""
 
 import dataclasses
+import json
 import os
 import shutil
 import time
@@ -19,6 +20,7 @@ from ..library.search import SIMILARITIES
 from ..machine import machine
 from ..output import CONFIG, MODEL, OURS
 from ..prompt.store import TENSORS
+from ..tasks import Task, TaskConfig
 from ..tuning import RunConfig, RunFailedError, run_config
 from ..tuning.checkpoint import CHECKPOINT
 from ..tuning.config import read_yaml
@@ -63,6 +65,24 @@ def check_model(cells: Iterable[Cell], folder: Path, model: str, fingerprint: st
             )
         if fingerprint is None:
             fingerprint, first = told["fingerprint"], cell.name
+
+
+def task_key(task: TaskConfig | Mapping[str, Any]) -> str:
+    """What a task is, wherever its rows lie."""
+    given = dataclasses.asdict(task) if isinstance(task, TaskConfig) else task
+    return json.dumps({name: value for name, value in given.items() if name != "data_dir"}, sort_keys=True)
+
+
+def check_rows(names: Iterable[str], folder: Path, tasks: Mapping[str, Task]) -> None:
+    """All that is done of these tasks, by their keys, was done with the rows that they have now."""
+    for name in names:
+        told = read_result(folder, name) or {}
+        task = tasks.get(task_key(told["config"]["task"])) if told.get("data") else None
+        if task is not None and task.digests != told["data"]:
+            raise UserError(
+                f"The rows of {task.name} have changed since {name} was run, so their scores cannot be compared; "
+                "put the old rows back, or give another --output."
+            )
 
 
 def open_cell(cell: Cell, config: RunConfig, folder: Path) -> None:
@@ -144,6 +164,7 @@ def record(cell: Cell, chosen: Chosen, outcome: Tuned | RunFailedError, **how: A
         "metric": metric,
         "metrics": card["metrics"],
         "majority": card["majority"][metric],
+        "data": card["task"]["digests"],
         "rows": card["task"]["rows"]["validation"],
         "best_step": card["best_step"],
         "steps": card["steps"],

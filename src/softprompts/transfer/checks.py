@@ -1,31 +1,34 @@
-"""What is looked at before a study writes anything: that it is the study that was begun, and that its rows and models are there."""
+"""What is looked at before a study writes anything: that it is the study that was begun, that its rows and models are there, and that
+each of its cells could run."""
 
 import dataclasses
 import functools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..backbone import examine
-from ..backbone.load import placed
+import torch
+
+from ..backbone import examine, load_backbone
+from ..backbone.load import hollow_backbone, named_dtype, placed
 from ..choice import difference
 from ..errors import UserError
 from ..files import read_json
-from ..tasks import TaskConfig, load_task
+from ..tasks import Task, TaskConfig
 from ..tasks.sources import is_file
-from ..tasks.task import data_folder, has_rows
+from ..tasks.task import data_folder, has_rows, sketch
 from ..tasks.text import PREFIX_LM
-from ..tuning import RunConfig
-from .cells import PLAN, is_begun, is_done, place
+from ..tuning import Run, RunConfig, TuningConfig
+from .cells import PLAN, check_rows, is_begun, is_done, place, task_key
 from .claims import claimed, clock
 from .study import Cell
 
 USUAL = {"config": json.loads(json.dumps(RunConfig().plain()))}
 """What a cell's settings are unless told."""
-SETTINGS = {field.name for field in dataclasses.fields(TaskConfig)} - {"data_dir"}
-"""Settings of data that are flags of `tune`, but in a study stand in the file."""
+SETTINGS = {field.name for kind in (TaskConfig, TuningConfig) for field in dataclasses.fields(kind)} | {"dtype", "preset"} - {"data_dir"}
+"""What are flags of `tune`, but in a study stand in the file."""
 
 
 def check_unchanged(cells: Sequence[Cell], folder: Path) -> None:
@@ -42,25 +45,28 @@ def check_unchanged(cells: Sequence[Cell], folder: Path) -> None:
         raise UserError(f"The study file has changed: {found[0]}{more}; change it back, or give another --output.")
 
 
-def check_data(cells: Sequence[Cell], folder: Path) -> None:
-    """Own data is read; named tasks' rows must be in the data folder or, where there is none, on the hub, and are read when they run."""
+def check_data(cells: Sequence[Cell], folder: Path) -> dict[str, Task]:
+    """The tasks of what is left to run, by their settings. Own data is read, and must be what finished cells learned; named tasks' rows
+    must be in the data folder or, where there is none, on the hub, and most are read when they run."""
     there = functools.cache(has_rows)  # the hub is asked once for each task
+    found: dict[str, Task] = {}
     tasks = {str(cell.config.task): cell for cell in cells if not is_done(folder, cell.name)}
     for task, subject in ((cell.config.task, cell.target or cell.source) for cell in tasks.values()):
         for given in (given for given in (task.train, task.validation) if given is not None):
             if (task.task == PREFIX_LM or is_file(given)) and not Path(given).exists():
                 raise UserError(f"The data {given} that the study names does not exist; mend its path.")
-        if task.train is not None or task.task == PREFIX_LM:
-            with words_of_a_study(f"The rows of {subject} cannot be used: "):
-                load_task(task)
-            continue
-        home = data_folder(task)
-        lacking = [name for name in str(task.task).split("+") if name != PREFIX_LM and not there(name, home)]
+        home, named = data_folder(task), task.train is None and task.task != PREFIX_LM
+        lacking = [name for name in str(task.task).split("+") if named and name != PREFIX_LM and not there(name, home)]
         if lacking and home is not None:
             raise UserError(f"{home} holds no rows of {lacking[0]}; get them, name another --data-dir, or leave the task out of the study.")
         if lacking:
             why = f"The hub does not give the rows of {lacking[0]} here"
             raise UserError(f"{why}; name a folder that holds them with --data-dir, or leave the task out of the study.")
+        with words_of_a_study(f"The rows of {subject} cannot be used: "):
+            found[str(task)] = sketch(task)
+        if not named:
+            check_rows([cell.name for cell in cells], folder, {task_key(task): found[str(task)]})
+    return found
 
 
 def check_models(cells: Sequence[Cell], folder: Path, here: bool = True) -> None:
@@ -74,17 +80,49 @@ def check_models(cells: Sequence[Cell], folder: Path, here: bool = True) -> None
         examine(model, trusted)
 
 
+def check_runs(cells: Sequence[Cell], folder: Path, tasks: Mapping[str, Task]) -> None:
+    """What a cell could not be tuned with is told before anything runs: each is begun once on a model without weights, and with one row."""
+    hollow, known = functools.cache(hollow_backbone), {cell.name: cell for cell in cells}
+    left: dict[str, Cell] = {}
+    for cell in (cell for cell in cells if not is_done(folder, cell.name)):
+        left.setdefault(str(dataclasses.replace(cell.config, seed=0)), cell)
+    for cell in left.values():
+        config = cell.config
+        with words_of_a_study(f"{cell.name} cannot run: "):
+            dtype = named_dtype(config.dtype, torch.device("cpu"))
+            real = config.prompt.start.kind == "prompt"  # whose sources are of one model, which only its weights tell
+            backbone = (
+                load_backbone(config.model, dtype, "cpu", config.trust_remote_code)
+                if real
+                else hollow(config.model, dtype, config.trust_remote_code)
+            )
+            Run(config, tasks[str(config.task)].brief, backbone)
+    for cell in cells:
+        for source in (known[name] for name in cell.starts if name in known):
+            if (why := _unlike(source.config, cell.config)) is not None:
+                raise UserError(f"{cell.name} cannot start from {source.name}: {why}; give source and target settings that fit.")
+
+
+def _unlike(source: RunConfig, target: RunConfig) -> str | None:
+    """Why one run cannot start from another, by their settings."""
+    if source.tuning.trains != target.tuning.trains:
+        return "one tunes a prompt, and the other does not"
+    if source.prompt.count not in (1, target.prompt.count):
+        return f"{source.prompt.count} prompts cannot start {target.prompt.count}"
+    return None
+
+
 @contextmanager
 def words_of_a_study(before: str = "") -> Iterator[None]:
     """Sentences about data that name a flag of `tune` name the entry of the study file instead."""
     try:
         yield
     except UserError as error:
-        raise UserError(before + re.sub(r"--([a-z]+(?:-[a-z]+)*)", _entry, str(error))) from None
+        raise UserError(before + re.sub(r"(?<![\w-])--([a-z]+(?:[-.][a-z]+)*)", _entry, str(error))) from None
 
 
 def _entry(flag: re.Match[str]) -> str:
     name = flag[1].replace("-", "_")
     if name == "skip_bad_rows":
         return "skip_bad_rows: true in its entry of the study file, or under settings"
-    return name if name in SETTINGS else flag[0]
+    return name if name in SETTINGS or name.startswith("prompt.") else flag[0]

@@ -59,10 +59,15 @@ def pace(left: Sequence[Cell], state: State) -> dict[str, float | None]:
     if not recent or not steps:
         return {"cells_per_minute": None, "eta_seconds": None}
     seconds = max(1e-3, _at_work([(told["begun"], told["finished"]) for told in recent]))
-    waiting = [cell.config.tuning for cell in left if cell.name not in state.blocked]
-    counted = all(tuning.epochs is None for tuning in waiting)
-    to_go = sum(tuning.steps for tuning in waiting) / steps if counted else len(waiting) / len(recent)
-    return {"cells_per_minute": round(60 * len(recent) / seconds, 2), "eta_seconds": round(seconds * to_go)}
+    waiting = [cell for cell in left if cell.name not in state.blocked]
+    return {"cells_per_minute": round(60 * len(recent) / seconds, 2), "eta_seconds": round(seconds * to_go(waiting, steps, len(recent)))}
+
+
+def to_go(waiting: Sequence[Cell], steps: int, cells: int) -> float:
+    """How many times the work of so many steps in so many cells is still to do."""
+    tuning = [cell.config.tuning for cell in waiting]
+    counted = all(one.epochs is None for one in tuning)
+    return sum(one.steps for one in tuning) / steps if counted else len(tuning) / cells
 
 
 def _at_work(spans: Sequence[tuple[float, float]]) -> float:

@@ -27,6 +27,7 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(f"{options.output} holds a run of its own; choose another --output.")
     check_free(options.output, [CARD], options.overwrite)
     entry = named_prompt(options.prompt, options.library)
+    entry.check_vectors()
     prompt, card = load_prompt(entry.folder)
     try:
         card["task"]["form"], card["scoring"], int(card["config"]["tuning"]["max_length"])
@@ -46,7 +47,8 @@ def main(argv: Sequence[str]) -> int:
     (options.output / CARD).unlink(missing_ok=True)  # a folder with a card holds a whole prompt
     write_embedding(options.output, None)  # of another prompt
     save_prompt(options.output, made, new)
-    told = f"{made.config.length} prompt vectors of {source.name} are mapped to {target.name} by {how.method} over {words:,} shared words"
+    vectors = made.config.count * made.config.length
+    told = f"{vectors} prompt vectors of {source.name} are mapped to {target.name} by {how.method} over {words:,} shared words"
     written = read_json(options.output / CARD) | {"folder": str(options.output)}
     tell(options, written, f"{told}; they are in {options.output}")
     return 0

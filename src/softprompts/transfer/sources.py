@@ -9,7 +9,7 @@ from ..command import few
 from ..errors import UserError
 from ..library.library import Entry, Found, Library
 from ..library.named import named_prompt
-from ..prompt.store import check_backbone, load_prompt
+from ..prompt.store import CARD, check_backbone, load_prompt
 from ..tasks.task import data_folder, has_rows
 from ..tuning import RunConfig
 from .strategies import multi_task, target_name, task_names, unfit
@@ -37,13 +37,15 @@ def possible(request: "Request", backbone: Backbone) -> tuple[list[Entry], list[
     if not everyone:
         raise UserError(f"The library {request.library} holds no prompt yet; add some with softprompts prompts import.")
     name = target_name(target.task)
+    unread = library.unread(backbone.fingerprint)
     whys = {
         entry.name: _foreign(entry, backbone)
         or unfit(entry, target, request.strategy, request.keep_same_task)
-        or (_broken(entry) if request.strategy == "all" else None)
+        or (_broken(entry) if request.strategy == "all" else unread.get(entry.name))
         for entry in everyone
     }
-    left_out = [{"name": entry, "why": why} for entry, why in whys.items() if why is not None]
+    damaged = {name: why for name, why in unread.items() if name not in whys and (request.library / name / CARD).exists()}
+    left_out = [{"name": name, "why": why.rstrip(".")} for name, why in {**whys, **damaged}.items() if why is not None]
     fit = [entry for entry in everyone if whys[entry.name] is None]
     if not fit:
         raise UserError(f"No prompt of {request.library} can be a source for {name}: {_counted(left_out)}.")

@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
     if options.ray and options.workers > 1:
         raise UserError("A Ray cluster has workers of its own; give either --ray or --workers.")
 
-    from .checks import check_data, check_models, check_unchanged, words_of_a_study
+    from .checks import check_data, check_models, check_runs, check_unchanged, words_of_a_study
     from .company import BESIDE, company
     from .records import status as where
     from .study_progress import StudyBars
@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
     beside = bool(os.environ.get(BESIDE))
     if not beside:  # who started this process has looked
         check_models(wanted, folder, here=not options.ray)
-        check_data(wanted, folder)
+        check_runs(wanted, folder, check_data(wanted, folder))
     begun = time.monotonic()
     with cluster(options.ray or None) as ray:
         make_folder(folder)

@@ -1,5 +1,6 @@
 """What a person at a terminal sees of a study: a bar over all its cells, and one over the cohort that runs here."""
 
+import time
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -7,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..tuning import Run
-from .records import pace
+from .records import pace, to_go
 from .study import Cell
 from .study_command import duration
 from .workers import State, StudyWatcher
@@ -34,6 +35,13 @@ class StudyBars(StudyWatcher):
         self.cohort = self.progress.add_task("cohort", total=None, visible=False, news="")
         self.runs: Sequence[Run] = ()
         self.steps = 0
+        self.left: list[Cell] = []
+        """Cells that may still be run, the cohort's own among them."""
+        self.pace: dict[str, float | None] = {}
+        self.failed = ""
+        self.looked_at = self.began_at = time.monotonic()
+        self.begun_with = 0
+        """Run-steps that the cohort had behind it when it began here."""
 
     def __enter__(self) -> "StudyBars":
         self.progress.start()
@@ -44,16 +52,36 @@ class StudyBars(StudyWatcher):
 
     def looked(self, state: State) -> None:
         left = [cell for cell in self.cells if cell.name not in state.done]
-        told = pace(left, state)
-        rate = "" if told["cells_per_minute"] is None else f"{told['cells_per_minute']:.1f} cells/min  left {duration(told['eta_seconds'])}"
-        failed = f"  {len(state.failed)} failed" if state.failed else ""
-        self.progress.update(self.all, completed=len(self.cells) - len(left), news=rate + failed)
+        self.pace, self.looked_at = pace(left, state), time.monotonic()
+        self.left = [cell for cell in left if cell.name not in state.blocked]
+        self.failed = f"  {len(state.failed)} failed" if state.failed else ""
+        self.runs = ()
+        self.progress.update(self.all, completed=len(self.cells) - len(left), news=self.news())
+
+    def news(self) -> str:
+        """How fast it goes and how long it will take, by what is done; of the first cohort, by its own steps so far."""
+        rate, seconds = self.pace.get("cells_per_minute"), self.seconds_left()
+        told = [*([f"{rate:.1f} cells/min"] if rate is not None else []), *([f"left {duration(seconds)}"] if seconds is not None else [])]
+        return "  ".join(told) + self.failed
+
+    def seconds_left(self) -> float | None:
+        now, known = time.monotonic(), self.pace.get("eta_seconds")
+        done, steps = sum(run.step for run in self.runs), sum(run.steps for run in self.runs)
+        a_step = (now - self.began_at) / (done - self.begun_with) if done > self.begun_with else None
+        cohort = a_step * (steps - done) if a_step is not None else 0.0
+        if known is not None:
+            return max(cohort, known - (now - self.looked_at))
+        if a_step is None:
+            return None
+        return max(cohort, a_step * (steps * to_go(self.left, steps, len(self.runs)) - done))
 
     def began(self, runs: Sequence[Run]) -> None:
         self.runs, self.steps = runs, 0
+        self.began_at, self.begun_with = time.monotonic(), sum(run.step for run in runs)
         self.progress.reset(self.cohort, total=sum(run.steps for run in runs), visible=True, news=f"run-steps of {len(runs)} runs")
 
     def stepped(self, run: Run) -> None:
         self.steps += 1
         if self.steps % REDRAWN == 0 or run.finished:
             self.progress.update(self.cohort, completed=sum(run.step for run in self.runs))
+            self.progress.update(self.all, news=self.news())

@@ -150,7 +150,12 @@ def run_cohort(claims: Claims, taken: Sequence[Cell], cells: Mapping[str, Cell],
     members = [Member(config, {"cell": cell.name}, cell.name) for cell, (config, _) in zip(taken, settled, strict=True)]
     home = folder / on_disk.CELLS
     backbone = _backbone(taken[0], settled[0][0], cells.values(), folder)
-    outcomes = tune_cohort(members, home, watcher=_Guard(claims, watcher), backbone=backbone, began=watcher.began, curves=False)
+
+    def began(runs: Sequence[Run]) -> None:
+        on_disk.check_rows(cells, folder, {on_disk.task_key(run.config.task): run.task for run in runs})
+        watcher.began(runs)
+
+    outcomes = tune_cohort(members, home, watcher=_Guard(claims, watcher), backbone=backbone, began=began, curves=False)
     (home / COHORT).unlink(missing_ok=True)  # a cohort is how cells were run, not what they are
     kept = [cell.name for cell in taken if claims.holds(cell.name)]
     for cell, (_, chosen), outcome in zip(taken, settled, outcomes, strict=True):
@@ -168,7 +173,11 @@ def rerun(folder: Path, name: str, output: Path) -> list[dict[str, Any]]:
         finished = f'softprompts study status {folder} --json names the finished cells under "finished"'
         raise UserError(f"The study in {folder} has no result of a cell {name!r}; {finished}.")
     configs = {cell: on_disk.saved_config(folder, cell) for cell in told["beside"]}
-    outcomes = tune_cohort([Member(config, {"cell": cell}, cell) for cell, config in configs.items()], output, alone=True)
+
+    def began(runs: Sequence[Run]) -> None:
+        on_disk.check_rows(configs, folder, {on_disk.task_key(run.config.task): run.task for run in runs})
+
+    outcomes = tune_cohort([Member(config, {"cell": cell}, cell) for cell, config in configs.items()], output, began=began, alone=True)
     found = []
     for cell, outcome in zip(configs, outcomes, strict=True):
         again = None if isinstance(outcome, RunFailedError) else outcome.card["metrics"][outcome.card["task"]["metrics"][0]]

@@ -1,0 +1,133 @@
+"""What a study looks at before anything runs, and when a cell begins."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from softprompts import cli
+from softprompts.transfer.study_progress import StudyBars
+from softprompts.transfer.workers import State
+
+from .conftest import FEW, QUICK, Write, planned, results
+
+IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
+    (
+        {"target": {"max_length": 3}},
+        "baseline/helpdesk-urgency/seed0 cannot run: The prompt leaves 0 tokens for the text; raise max_length",
+    ),
+    (
+        {"target": {"shots": 10**6}},
+        "The rows of helpdesk/urgency cannot be used: The class .* fewer than the 1000000 shots .*; lower shots",
+    ),
+    ({"target": {"metric": "f1"}}, "The rows of helpdesk/urgency cannot be used: metric f1 is of two classes"),
+    ({"target": {"splits": "smop"}}, "cannot be used: splits smop is for named tasks"),
+    ({"settings": {**QUICK, "prompt": {"length": 3, "place": "after-bos"}}}, "leave prompt.place out"),
+    (
+        {"settings": {**QUICK, "prompt": {"length": 3, "head": "linear"}}},
+        "source/helpdesk-intent/seed0 cannot run: .* leave prompt.head out",
+    ),
+    ({"target": {"prompt": {"shape": {"kind": "residual", "bottleneck": 0}}}}, "bottleneck must be at least 1"),
+    ({"target": {"prompt": {"start": {"kind": "prompt", "sources": ["gone"]}}}}, "cannot run: There is no prompt at gone"),
+    ({"target": {"prompt": {"length": 10**9}}}, "prompt tokens are more than a model can read"),
+    ({"source": {"preset": "smop", "prompt": {"count": 4, "route": "top1"}}}, "cannot start from .*: 4 prompts cannot start 1"),
+    ({"source": {"preset": "model-tuning", "prompt": {"length": 0}, "dtype": "fp32"}}, "one tunes a prompt, and the other does not"),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), IMPOSSIBLE, ids=[json.dumps(changes) for changes, _ in IMPOSSIBLE])
+def test_settings_that_no_run_can_have_are_told_before_anything_is_written(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], sentence: str
+) -> None:
+    study = write(**{**FEW, "sources": ["helpdesk/intent"], "targets": ["helpdesk/urgency"], **changes})
+    assert cli.main(["study", "run", str(study), "--output", str(tmp_path / "study"), "--device", "cpu"]) == 2
+    told = capsys.readouterr().err
+    assert re.search(sentence, told), told
+    assert len(told.strip().splitlines()) == 1
+    assert " --" not in told, "a study has no such flags"
+    assert not (tmp_path / "study").exists()
+
+
+@pytest.fixture
+def begun(write: Write, toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A study with data of its own, whose baselines are done."""
+    own = {"name": "mine", "train": str(toy_csv), "text": "review", "label": "mood"}
+    study = write(**FEW, sources=["helpdesk/intent"], targets=[own])
+    argv = ["study", "run", str(study), "--output", str(tmp_path / "study"), "--device", "cpu", "--quiet"]
+    assert cli.main([*argv, "--only", "source,baseline"]) == 0
+    capsys.readouterr()
+    return tmp_path / "study"
+
+
+def test_rows_that_change_amid_a_study_are_told_and_nothing_is_run(
+    begun: Path, toy_csv: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, rows = results(begun), toy_csv.read_text()
+    toy_csv.write_text(rows + "another text that came later,happy\n" * 4)
+    files = {path: path.stat().st_mtime_ns for path in begun.rglob("*")}
+    for _ in range(2):
+        assert cli.main(["study", "run", str(begun), "--device", "cpu"]) == 2
+        told = capsys.readouterr().err
+        assert "The rows of reviews.csv:mood have changed since" in told
+        assert "put the old rows back, or give another --output" in told
+        assert {path: path.stat().st_mtime_ns for path in begun.rglob("*")} == files
+    monkeypatch.setattr("softprompts.transfer.checks.check_rows", lambda *given: None)
+    assert cli.main(["study", "run", str(begun), "--device", "cpu"]) == 2, "a worker that was not asked to look notices too"
+    assert "have changed since" in capsys.readouterr().err
+    assert results(begun) == before
+    monkeypatch.undo()
+    toy_csv.write_text(rows)
+    assert cli.main(["study", "run", str(begun), "--device", "cpu", "--quiet"]) == 0
+    assert len(results(begun)) == len(before) + 1
+
+
+def test_a_named_tasks_rows_that_change_are_told_when_the_next_cell_begins(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "data" / "glue" / "rte"
+    home.mkdir(parents=True)
+    for split, many in (("train", 30), ("validation", 12)):
+        rows = [{"sentence1": f"a {n} b", "sentence2": f"c {n}", "label": n % 2, "idx": n} for n in range(many)]
+        (home / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    argv = ["study", "run", str(write(**FEW, sources=["helpdesk/intent"], targets=["glue/rte"])), "--output", str(tmp_path / "study")]
+    argv += ["--device", "cpu", "--quiet", "--data-dir", str(tmp_path / "data")]
+    assert cli.main([*argv, "--only", "source,baseline"]) == 0
+    shutil.copy(home / "validation.jsonl", home / "train.jsonl")
+    assert cli.main(argv) == 2
+    assert "The rows of glue/rte have changed since" in capsys.readouterr().err
+    assert len(results(tmp_path / "study")) == 2
+
+
+def test_a_cell_is_not_rerun_on_other_rows(begun: Path, toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (cell,) = (name for name in results(begun) if "/baseline/" in name)
+    toy_csv.write_text(toy_csv.read_text() + "another text that came later,happy\n" * 4)
+    assert cli.main(["study", "rerun", str(begun), cell, "--output", str(tmp_path / "again")]) == 2
+    assert "have changed since" in capsys.readouterr().err
+
+
+def test_the_time_left_is_told_while_the_first_cohort_runs_and_goes_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("softprompts.transfer.study_progress.time.monotonic", lambda: now[0])
+    cells = planned(retrieval={}, sources=["helpdesk/intent"], targets=["helpdesk/urgency"], seeds=[0, 1])  # 2 x 4, 2 x 2 and 2 x 2 steps
+    bars = StudyBars(cells, quiet=True)
+    bars.looked(State())
+    assert bars.news() == "", "nothing is known yet"
+    runs: list[Any] = [SimpleNamespace(step=0, steps=4, finished=False) for _ in range(2)]
+    bars.began(runs)
+    for run in runs:
+        run.step = 1
+    now[0] += 10  # 2 of 16 run-steps took 10 seconds
+    assert bars.news() == "left 1 min 10 s"
+    runs[0].step = runs[1].step = 2
+    now[0] += 10
+    assert bars.news() == "left 1 min 0 s"
+    done = {cell.name: {"score": 1.0, "steps": 4, "begun": 0.0, "finished": 40.0} for cell in cells if cell.stage == "source"}
+    bars.looked(State(results=done))
+    assert bars.news() == "3.0 cells/min  left 40 s"
+    bars.began([SimpleNamespace(step=0, steps=2, finished=False)])  # type: ignore[list-item]
+    now[0] += 15
+    assert bars.news() == "3.0 cells/min  left 25 s"
