@@ -31,14 +31,14 @@ from backbones import about, check, measure, numbers, settings, spread, table  #
 SHARES = (10, 25, 50, 100)
 """Per cent of the extra tokens."""
 FULL: dict[str, Any] = {
-    "tokens": 4e8, "extra_tokens": 2e8, "batch_tokens": 50_000, "input_length": 256, "decay": 0.3, "lr": 3e-3, "adapt_lr": 1e-3,
+    "tokens": 8e8, "extra_tokens": 2e8, "batch_tokens": 160_000, "input_length": 256, "decay": 0.2, "lr": 3e-3, "adapt_lr": 1e-3,
     "steps": 1000, "seeds": "0,1,2", "batch_size": 32, "length": 20,
     "tasks": "glue/sst2,textcls/trec,textcls/agnews,textcls/cr,glue/mrpc,superglue/boolq,superglue/cb",
 }  # fmt: skip
 """One H200: a few minutes for each model and each cohort.
 
-Many steps at the highest rate, on short inputs: at first a T5 writes without regard to what it has read, and only after thousands of steps
-does span corruption teach it to look. Inputs of 512 tokens and a rate that came down early left it there for good.
+Thousands of large steps at the highest rate: at first a T5 writes without regard to what it has read, and only after thousands of steps
+does span corruption teach it to look. A rate that came down before that, or steps of a third of these tokens, left it there.
 """
 SMOKE: dict[str, Any] = FULL | {
     "batch_tokens": 4000, "input_length": 64,

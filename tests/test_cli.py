@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -319,6 +320,9 @@ BAD = [
     (["tune", "--task", "helpdesk/intent", "--steps", "inf"], "; give a whole number."),
     (["tune", "--task", "helpdesk/intent", "--prompt.length", "0"], "nothing to train"),
     (["tune", "--task", "helpdesk/intent", "--prompt.length", "600"], "raise --max-length or shorten the prompt"),
+    (["tune", "--task", "helpdesk/intent", "--prompt.length", "100000000"], "prompt tokens are more than a model can read"),
+    (["tune", "--task", "helpdesk/intent", "--prompt.count", "1000000000", "--prompt.route", "top1"], "are more than a model can read"),
+    (["tune", "--task", "helpdesk/intent", "--preset", "residual", "--prompt.shape.bottleneck", "1000000000000"], "at most 1,048,576"),
     (["tune", "--task", "helpdesk/intent", "--device", "gpu7"], "There is no device 'gpu7' here"),
     (["tune", "--task", "helpdesk/intent", "--prompt.start", "text"], "start 'text' needs its option 'text'"),
     (["tune", "--task", "helpdesk/intent", "--seed", "99999999999"], "The seed is 99999999999"),
@@ -336,6 +340,15 @@ BAD = [
     (["tune", "--config", "nowhere.yaml"], "The config nowhere.yaml does not exist"),
     (["predict", "nowhere", "text"], "There is no prompt at nowhere"),
 ]
+
+
+def test_a_file_of_somebody_elses_is_not_replaced(toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "metrics.jsonl").write_text("mine\n")
+    for more in ([], ["--overwrite"]):
+        assert main([*own_data(toy_csv), "--output", str(tmp_path), *more]) == 2
+        assert "metrics.jsonl is not one of ours, and would be replaced" in capsys.readouterr().err
+    assert (tmp_path / "metrics.jsonl").read_text() == "mine\n"
+    assert not (tmp_path / "config.yaml").exists()
 
 
 @pytest.mark.parametrize(("argv", "sentence"), BAD, ids=[" ".join(argv) for argv, _ in BAD])
@@ -370,13 +383,20 @@ def test_a_run_that_diverges_ends_with_1_and_a_sentence(toy_csv: Path, tmp_path:
         assert "lower --lr" in told.err + told.out
 
 
-def test_a_terminal_sees_a_progress_bar(toy_csv: Path, tmp_path: Path) -> None:
-    """A real pseudo-terminal: loss, metric, rate and time left are on the screen."""
+@pytest.mark.parametrize(
+    ("columns", "pieces"),
+    [
+        (200, ("reviews.csv:mood seed 0", "loss", "accuracy", "steps/s", "left", "12/12")),
+        (80, ("reviews.csv:mood", "(best ", "steps/s left 0:00:", "12/12")),
+    ],
+)
+def test_a_terminal_sees_a_progress_bar(toy_csv: Path, tmp_path: Path, columns: int, pieces: tuple[str, ...]) -> None:
+    """A real pseudo-terminal: loss or metric, rate and time left are on the screen."""
     import pty
 
     command = [sys.executable, "-m", "softprompts.cli", *own_data(toy_csv), "--steps", "12", "--output", str(tmp_path / "r")]
     screen, terminal = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "200", "TERM": "xterm"}
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, env=environment)
     os.close(terminal)
     assert process.stdout is not None
@@ -392,6 +412,6 @@ def test_a_terminal_sees_a_progress_bar(toy_csv: Path, tmp_path: Path) -> None:
     process.stdout.close()
     os.close(screen)
     assert process.wait() == 0
-    text = shown.decode(errors="replace")
-    for piece in ("reviews.csv:mood seed 0", "loss", "accuracy", "steps/s", "left", "12/12"):
-        assert piece in text
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode(errors="replace"))
+    for piece in pieces:
+        assert piece in text, text[-400:]

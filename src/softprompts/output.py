@@ -30,8 +30,11 @@ def open_folders(runs: Sequence[Run], folders: Sequence[Path | None], overwrite:
     for folder, _ in places:
         sweep(folder, OURS)
         if overwrite:
-            for name in OURS:
-                (folder / name).unlink(missing_ok=True)
+            try:
+                for name in OURS:
+                    (folder / name).unlink(missing_ok=True)
+            except OSError as error:
+                raise UserError(f"{folder} cannot be written ({error.strerror}); name another folder with --output.") from None
             for part in (TRACKS, MODEL):
                 shutil.rmtree(folder / part, ignore_errors=True)
 
@@ -42,6 +45,9 @@ def _check_folder(folder: Path, run: Run, overwrite: bool) -> None:
     config = folder / CONFIG
     if config.exists() and not (config.is_file() and config.read_text(encoding="utf-8", errors="replace").startswith(CONFIG_HEAD)):
         raise UserError(f"{config} is not one of ours; name another folder with --output.")
+    strange = [name for name in OURS if name != CONFIG and (folder / name).exists()] if not config.exists() else []
+    if strange and not (folder / CARD).exists():
+        raise UserError(f"{folder / strange[0]} is not one of ours, and would be replaced; name another folder with --output.")
     if not overwrite and (folder / CARD).exists() and not (folder / CHECKPOINT).exists() and not _untrained(folder, run):
         raise UserError(f"{folder} already holds a prompt; choose another --output, or replace it with --overwrite.")
 

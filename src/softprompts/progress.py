@@ -28,6 +28,10 @@ REDRAWN = 0.1
 """Seconds between two looks at a run: steps may be far shorter."""
 
 
+NARROW = 110
+"""Columns of a terminal below which a run is told in fewer words, so that the time left stays in sight."""
+
+
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         unit = task.fields.get("unit", "steps")
@@ -39,13 +43,14 @@ class ProgressWatcher:
 
     def __init__(self, quiet: bool = False) -> None:
         console = Console(stderr=True)
+        self.narrow = console.width < NARROW
         columns = (
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(8 if self.narrow else 40),
             MofNCompleteColumn(),
             TextColumn("{task.fields[news]}"),
             _Rate(),
-            TimeElapsedColumn(),
+            *(() if self.narrow else (TimeElapsedColumn(),)),
             TextColumn("left"),
             TimeRemainingColumn(),
         )
@@ -64,7 +69,7 @@ class ProgressWatcher:
     def stepped(self, run: Run) -> None:
         if self.shown and (run.finished or time.monotonic() - self.looked > REDRAWN):
             self.looked = time.monotonic()
-            self.progress.update(self._bar(run)[0], completed=run.step, news=_news(run))
+            self.progress.update(self._bar(run)[0], completed=run.step, news=_news(run, self.narrow))
 
     def evaluating(self, run: Run, rows: int) -> None:
         if self.shown:
@@ -74,18 +79,20 @@ class ProgressWatcher:
         if self.shown:
             training, judging = self._bar(run)
             self.progress.reset(judging, visible=False)
-            self.progress.update(training, news=_news(run))
+            self.progress.update(training, news=_news(run, self.narrow))
 
     def _bar(self, run: Run) -> tuple[TaskID, TaskID]:
         if id(run) not in self.bars:
-            name = f"{run.task.name} seed {run.config.seed}"
+            name = run.task.name if self.narrow else f"{run.task.name} seed {run.config.seed}"
             training = self.progress.add_task(name, total=run.steps, completed=run.step - 1, news="", unit="steps")
             judging = self.progress.add_task("  evaluating", total=len(run.held_out), visible=False, news="", unit="rows")
             self.bars[id(run)] = (training, judging)
         return self.bars[id(run)]
 
 
-def _news(run: Run) -> str:
+def _news(run: Run, narrow: bool = False) -> str:
+    if narrow and run.history:
+        return f"{run.history[-1][run.metric]:.1f} (best {run.best_entry[run.metric]:.1f})"
     parts = [f"loss {loss}"] if (loss := _loss(run)) else []
     if run.history:
         parts.append(f"{run.metric} {run.history[-1][run.metric]:.1f} (best {run.best_entry[run.metric]:.1f})")

@@ -210,20 +210,26 @@ def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(library
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("strategy", ["best", "all"])
+@pytest.mark.parametrize(("strategy", "part"), [("best", "prompt"), ("best", "embedding"), ("all", "prompt")])
 def test_a_prompt_whose_vectors_are_damaged_is_left_out_and_the_next_is_taken(
-    library: Path, t5: Backbone, tmp_path: Path, strategy: Any
+    library: Path, t5: Backbone, tmp_path: Path, strategy: Any, part: str
 ) -> None:
     own = tmp_path / "library"
     shutil.copytree(library, own)
     first = transfer(Request(target(), own, k=1), tmp_path / "before", backbone=t5)
-    damaged = own / first["chosen"][0] / "prompt.safetensors"
+    damaged = own / first["chosen"][0] / f"{part}.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-8])
     record = transfer(Request(target(), own, strategy, k=1), tmp_path / "after", backbone=t5)
     left = {row["name"]: row["why"] for row in record["left_out"]}
     assert "is damaged" in left[first["chosen"][0]]
     assert set(record["chosen"]) == ({first["ranked"][1]["name"]} if strategy == "best" else set(SOURCES[:3]) - set(first["chosen"]))
     assert first["chosen"][0] not in [row["name"] for row in record["ranked"]]
+    for name in SOURCES:
+        if name not in (damaged.parent.name, "urgency"):
+            shutil.rmtree(own / name)
+    with pytest.raises(UserError, match=r"No prompt of .* is damaged" if part == "embedding" else "No prompt of"):
+        transfer(Request(target(), own, k=1), tmp_path / "none", backbone=t5)
+    assert not (tmp_path / "none").exists(), "it is told before a probe is trained"
 
 
 def test_a_source_of_another_length_and_one_too_few_are_told(library: Path, t5: Backbone, tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ SIZES: dict[str, dict[str, int]] = {
 NEW = ("vocabulary", "sentinels", "tokenizer_characters", "size", *SIZES["tiny"], "tie")
 """Settings of a new model and its tokenizer; one to go on from has its own."""
 
+LARGEST = 2**20
+"""The largest size of a model that is no slip of the hand."""
 OBJECTIVES = ("span", "prefix", "tasks")
 
 
@@ -167,6 +169,9 @@ class PretrainConfig:
         for name in ("vocabulary", "sentinels", "tokenizer_characters", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers",
                      "num_heads", "microbatches", "steps", "evaluate_every", "checkpoint_every", "log_every", "processes"):  # fmt: skip
             _positive(name, getattr(self, name), 1)
+        for name in ("vocabulary", "sentinels", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads"):
+            if (getattr(self, name) or 0) > LARGEST:
+                raise UserError(f"{name} is {getattr(self, name):,}; it must be at most {LARGEST:,}.")
         for name in ("tokens", "lr", "clip", "pause_after", "span"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from ..errors import UserError
 from ..files import read_json, share, write_json
@@ -101,7 +102,9 @@ def _moved_in(folder: Path, save: Callable[[Path], object], last: str) -> None:
         share(beside)
         for file in sorted(beside.iterdir(), key=lambda file: file.name == last):
             os.replace(file, folder / file.name)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written ({error.strerror or error}); make room, and give the same command again.") from None
+    except (OSError, SafetensorError) as error:  # the latter is how safetensors tells of a full disk
+        raise UserError(
+            f"{folder} cannot be written ({getattr(error, 'strerror', None) or error}); make room, and give the same command again."
+        ) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)

@@ -138,6 +138,7 @@ def _dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
     except ImportError:
         raise UserError(f"{name} is no file; to read it as a Hugging Face dataset, pip install 'softprompts[data]'.") from None
     hush_hub()
+    datasets.disable_progress_bars()
     try:
         if (Path(name) / "dataset_dict.json").exists() or (Path(name) / "state.json").exists():
             loaded = datasets.load_from_disk(name)
