@@ -21,7 +21,7 @@ FLAGS = {"from_model": "--from"}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Pretrain a T5 from raw text on one GPU."""
+    """Pretrain a T5 from raw text on one GPU, or slowly on a CPU."""
     options, settings = _parsed(argv)
     config = from_mapping(PretrainConfig, settings)
 
