@@ -207,6 +207,9 @@ def test_answers_that_are_no_label_are_told(toy_csv: Path, tmp_path: Path, capsy
     assert "no label" not in capsys.readouterr().out
     assert main([*own_data(toy_csv), *words, "--seed", "0,1", "--output", str(tmp_path / "two")]) == 0
     assert "in 2 of 2 runs over a fifth of the answers were no label; tune with more --steps" in capsys.readouterr().out
+    design = ["--preset", "prompt-design", "--instruction", "Say it.", "--labels", "positive=xylophone,negative=quagmire"]
+    assert main([*own_data(toy_csv), *design, "--output", str(tmp_path / "design")]) == 0
+    assert "2 of 2 answers were no label; take the likeliest label with --scoring labels" in capsys.readouterr().out.splitlines()
 
 
 def test_what_was_done_before_is_told(toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,7 @@ def evaluate(argv: Sequence[str]) -> int:
         "majority": settled(score(names, examples, [commonest] * len(examples), labels)),
         "invalid": sum(p not in labels for p in predictions) if labels else 0,
     }
-    why = wordless(result["invalid"], len(examples))
+    why = wordless(result["invalid"], len(examples), bool(tuned.card.get("steps")))
     tell(options, result, f"{scores(result)} on {len(examples)} rows" + (f"\n{why}" if why else ""))
     return 0
 

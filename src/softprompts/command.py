@@ -89,11 +89,11 @@ def scores(result: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value:.1f} (majority class {result['majority'][name]:.1f})" for name, value in result["metrics"].items())
 
 
-def wordless(invalid: int, rows: int) -> str | None:
-    """Why a score is low: over a fifth of the answers were no label."""
+def wordless(invalid: int, rows: int, learns: bool = True) -> str | None:
+    """Why a score is low: over a fifth of the answers were no label; what `learns` nothing gets no better by learning longer."""
     if invalid <= rows / 5:
         return None
-    return f"{invalid} of {rows} answers were no label; {MORE}"
+    return f"{invalid} of {rows} answers were no label; {MORE if learns else MORE.partition(', or ')[2]}"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -254,6 +254,11 @@ def test_nobodys_work_is_overwritten(make: Make, tmp_path: Path) -> None:
     (run / "metrics.jsonl").unlink()
     with pytest.raises(UserError, match="not pretrained here"):
         pretrain(make(), run, overwrite=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="holds other things than a model"):
+        pretrain(make(), tmp_path / "other", overwrite=True)
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["notes.txt"]
 
 
 def test_other_settings_or_data_do_not_go_on(make: Make, tmp_path: Path, text_file: Path) -> None:

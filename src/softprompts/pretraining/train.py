@@ -238,7 +238,10 @@ def _loop(run: Pretraining, folder: Path, watcher: Watcher) -> dict[str, dict[st
 
 
 def _open(folder: Path, overwrite: bool) -> None:
-    """Nobody's model is overwritten unasked."""
+    """Nobody's model is overwritten unasked, and nothing is mixed with other things: the tokenizer is what a run writes first."""
+    there = [path.name for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
+    if there and "tokenizer.json" not in there:
+        raise UserError(f"{folder} holds other things than a model; name another folder with --output.")
     if (folder / "config.json").exists() and not (folder / METRICS).exists():
         raise UserError(f"{folder} already holds a model that was not pretrained here; choose another --output.")
     if (folder / CARD).exists() and not overwrite:

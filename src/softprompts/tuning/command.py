@@ -89,7 +89,7 @@ def _summary(tuned: Tuned) -> str:
     card = tuned.card
     best = f"best at step {card['best_step']} of {card['steps']}"
     lines = [f"{card['task']['name']} on {card['backbone']['name']}: {scores(card)}, {best}"]
-    if why := wordless(card["invalid"], card["task"]["rows"]["validation"]):
+    if why := wordless(card["invalid"], card["task"]["rows"]["validation"], card["steps"] > 0):
         lines.append(why)
     if card["task"]["rows"]["skipped"]:
         lines.append(f"{card['task']['rows']['skipped']} bad rows were left out")
