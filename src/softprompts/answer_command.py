@@ -96,7 +96,8 @@ def _judged_by(tuned: "Tuned", options: argparse.Namespace) -> tuple[list[Any], 
     task = task or load_task(own)
     if task.metrics[0] == "mean":
         raise UserError("A mixture is judged task by task; name one with --task.")
-    told = (tuned.card["task"].get("digests") or {}).get(options.split) if mixed is None else None
+    drawn = mixed is None and (form.task is None or own.splits != "official")  # rows that were learned from might be among others now
+    told = (tuned.card["task"].get("digests") or {}).get(options.split) if drawn else None
     if told is not None and task.digests[options.split] != told:
         mend = "put the old rows back, or give labelled rows with --file"
         raise UserError(f"The {options.split} rows of {task.name} are not those that {options.prompt} was tuned with any more; {mend}.")

@@ -9,9 +9,6 @@ from typing import Any
 
 from .errors import UserError
 
-MORE = "tune with more --steps, or take the likeliest label with --scoring labels"
-"""What helps where a model writes other words than labels."""
-
 
 class Parser(argparse.ArgumentParser):
     """One whose errors are sentences."""
@@ -93,7 +90,13 @@ def wordless(invalid: int, rows: int, learns: bool = True) -> str | None:
     """Why a score is low: over a fifth of the answers were no label; what `learns` nothing gets no better by learning longer."""
     if invalid <= rows / 5:
         return None
-    return f"{invalid} of {rows} answers were no label; {MORE if learns else MORE.partition(', or ')[2]}"
+    return f"{invalid} of {rows} answers were no label; {speak(learns)}"
+
+
+def speak(learns: bool = True) -> str:
+    """What helps where a model writes other words than labels."""
+    likeliest = "take the likeliest label with --scoring labels"
+    return f"tune with more --steps, or {likeliest}" if learns else likeliest
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -51,7 +51,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         beside.touch()
         mode = beside.stat().st_mode  # as the user's umask has it; safetensors would keep a file to its owner
         write(beside)
-        beside.chmod(mode)
+        _allow(beside, mode)
         with beside.open("rb") as done:
             os.fsync(done.fileno())
         os.replace(beside, path)
@@ -69,6 +69,12 @@ def share(folder: Path) -> None:
     mode = sample.stat().st_mode
     sample.unlink()
     for file in (file for file in folder.iterdir() if file.is_file()):
+        _allow(file, mode)
+
+
+def _allow(file: Path, mode: int) -> None:
+    """Only where it is another: not every file system lets modes be changed."""
+    if file.stat().st_mode != mode:
         file.chmod(mode)
 
 
@@ -157,28 +163,37 @@ def _opened(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        check_readable(path)  # safetensors says of every file it cannot open that there is none
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError, ValueError) as error:
+        check_readable(path)  # safetensors says of every file it cannot open that there is none
         raise UserError(f"{path} is damaged or no safetensors file ({error}); take a whole copy of it.") from None
+
+
+class NoLeaveError(UserError):
+    """A file that is there, but for others."""
 
 
 def check_readable(path: Path) -> None:
     """That a file is there, and that this user may read it."""
+    with contextlib.suppress(OSError), _readable(path), path.open("rb"):  # other errors are for who reads it to tell
+        pass
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
     try:
-        with path.open("rb"):
-            pass
+        yield
     except FileNotFoundError:
         raise UserError(f"{path} does not exist.") from None
     except PermissionError:
-        raise UserError(f"{path} may not be read by this user; ask its owner for leave (chmod a+r).") from None
+        raise NoLeaveError(f"{path} may not be read by this user; ask its owner for leave (chmod a+r).") from None
 
 
 def read_json(path: Path) -> Any:
     try:
-        check_readable(path)
-        return json.loads(path.read_text(encoding="utf-8"))
+        with _readable(path):
+            return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON ({error}).") from None
 

@@ -45,8 +45,7 @@ def _check_folder(folder: Path, run: Run, overwrite: bool) -> None:
     config = folder / CONFIG
     if config.exists() and not (config.is_file() and config.read_text(encoding="utf-8", errors="replace").startswith(CONFIG_HEAD)):
         raise UserError(f"{config} is not one of ours; name another folder with --output.")
-    strange = [name for name in OURS if name != CONFIG and (folder / name).exists()] if not config.exists() else []
-    if strange and not (folder / CARD).exists():
+    if not config.exists() and not (folder / CARD).exists() and (strange := [name for name in OURS if (folder / name).exists()]):
         raise UserError(f"{folder / strange[0]} is not one of ours, and would be replaced; name another folder with --output.")
     if not overwrite and (folder / CARD).exists() and not (folder / CHECKPOINT).exists() and not _untrained(folder, run):
         raise UserError(f"{folder} already holds a prompt; choose another --output, or replace it with --overwrite.")

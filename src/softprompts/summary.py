@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from .command import MORE, aligned, wordless
+from .command import aligned, speak, wordless
 from .tuning import RunFailedError
 from .tuning.lists import Member, said
 
@@ -65,7 +65,9 @@ def table(runs: Sequence[Record], folder: Path) -> str:
         lines += ["", *aligned(rows)]
     silent = sum(bool("metrics" in run and wordless(run["invalid"], run["task"]["rows"]["validation"])) for run in runs)
     if silent:
-        lines.append(f"in {silent} of {len(runs)} runs over a fifth of the answers were no label; {MORE}")
+        lines.append(
+            f"in {silent} of {len(runs)} runs over a fifth of the answers were no label; {speak(any(run.get('steps') for run in runs))}"
+        )
     lines += [f"{Path(run['folder']).name} failed: {run['stopped']}" for run in runs if run["failed"]]
     return "\n".join([*lines, f"the runs and cohort.csv are in {folder}"])
 

@@ -10,9 +10,19 @@ from typing import Any
 import pytest
 
 from softprompts import cli
+from softprompts.backbone import load_backbone
+from softprompts.backbone.load import hollow_backbone
+from softprompts.errors import UserError
+from softprompts.tasks import TaskConfig, load_task
+from softprompts.transfer import workers
+from softprompts.transfer.checks import words_of_a_study
+from softprompts.transfer.claims import Claims
+from softprompts.transfer.study import plan, read_study
 from softprompts.transfer.study_progress import StudyBars
 from softprompts.transfer.workers import State
+from softprompts.tuning import Run, run_config
 
+from ..models import random_model
 from .conftest import FEW, QUICK, Write, planned, results
 
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
@@ -34,8 +44,15 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"target": {"prompt": {"shape": {"kind": "residual", "bottleneck": 0}}}}, "bottleneck must be at least 1"),
     ({"target": {"prompt": {"start": {"kind": "prompt", "sources": ["gone"]}}}}, "cannot run: There is no prompt at gone"),
     ({"target": {"prompt": {"length": 10**9}}}, "prompt tokens are more than a model can read"),
-    ({"source": {"preset": "smop", "prompt": {"count": 4, "route": "top1"}}}, "cannot start from .*: 4 prompts cannot start 1"),
-    ({"source": {"preset": "model-tuning", "prompt": {"length": 0}, "dtype": "fp32"}}, "one tunes a prompt, and the other does not"),
+    (
+        {"source": {"preset": "smop", "prompt": {"count": 4, "route": "top1"}}},
+        "cannot start from .*: it is a mixture of 4 .* cannot start 1",
+    ),
+    (
+        {"source": {"prompt": {"count": 4, "route": "top1"}}, "target": {"prompt": {"count": 4, "route": "soft"}}},
+        "cannot start from .*: it is a mixture routed by top1 and cannot start one routed by soft",
+    ),
+    ({"source": {"preset": "model-tuning", "prompt": {"length": 0}, "dtype": "fp32"}}, "one has a prompt, and the other has none"),
 ]
 
 
@@ -50,6 +67,58 @@ def test_settings_that_no_run_can_have_are_told_before_anything_is_written(
     assert len(told.strip().splitlines()) == 1
     assert " --" not in told, "a study has no such flags"
     assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"source": {"prompt": {"count": 4, "route": "stochastic"}, "steps": 1}},
+        {"target": {"trains": "nothing"}},
+        {"source": {"prompt": {"length": 5}, "steps": 1}},
+        {"target": {"prompt": {"count": 2, "route": "top1"}, "steps": 1}},
+    ],
+    ids=json.dumps,
+)
+def test_settings_that_fit_are_not_refused(write: Write, tmp_path: Path, changes: dict[str, Any]) -> None:
+    study = write(**{**FEW, "sources": ["helpdesk/intent"], "targets": ["helpdesk/urgency"], "source": {"steps": 1}, **changes})
+    assert cli.main(["study", "run", str(study), "--output", str(tmp_path / "study"), "--device", "cpu", "--quiet"]) == 0
+    assert len(results(tmp_path / "study")) == 3
+
+
+HOW: list[dict[str, Any]] = [
+    {"preset": "prompt-tuning"},
+    {"preset": "residual"},
+    {"preset": "smop"},
+    {"preset": "model-tuning", "dtype": "fp32"},
+    {"preset": "prompt-design"},
+    {"preset": "prompt-tuning", "prompt": {"start": "labels"}},
+    {"preset": "prompt-tuning", "prompt": {"place": "after-bos"}},
+    {"preset": "prompt-tuning", "prompt": {"head": "linear"}},
+    {"preset": "prompt-tuning", "tuning": {"max_length": 12}},
+    {"preset": "prompt-tuning", "tuning": {"scoring": "generate"}},
+]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "bart", "t5"])
+def test_a_model_without_weights_takes_and_refuses_what_the_real_one_does(kind: str, tmp_path: Path) -> None:
+    real = random_model(kind)
+    real.model.save_pretrained(tmp_path)
+    real.tokenizer.save_pretrained(tmp_path)
+    task = load_task(TaskConfig(task="helpdesk/register")).brief
+    told = []
+    for how in HOW:
+        length = 0 if how["preset"] in ("model-tuning", "prompt-design") else 3
+        config = run_config(how, {"model": str(tmp_path), "prompt": {"length": length}})
+        both = []
+        for backbone in (load_backbone(str(tmp_path), "fp32", "cpu"), hollow_backbone(str(tmp_path), "fp32")):
+            try:
+                Run(config, task, backbone)
+                both.append("fits")
+            except UserError as error:
+                both.append(str(error))
+        assert both[0] == both[1], how
+        told.append(both[0])
+    assert "fits" in told
 
 
 @pytest.fixture
@@ -72,7 +141,7 @@ def test_rows_that_change_amid_a_study_are_told_and_nothing_is_run(
     for _ in range(2):
         assert cli.main(["study", "run", str(begun), "--device", "cpu"]) == 2
         told = capsys.readouterr().err
-        assert "The rows of reviews.csv:mood have changed since" in told
+        assert "The rows of mine have changed since" in told
         assert "put the old rows back, or give another --output" in told
         assert {path: path.stat().st_mtime_ns for path in begun.rglob("*")} == files
     monkeypatch.setattr("softprompts.transfer.checks.check_rows", lambda *given: None)
@@ -100,6 +169,32 @@ def test_a_named_tasks_rows_that_change_are_told_when_the_next_cell_begins(
     assert cli.main(argv) == 2
     assert "The rows of glue/rte have changed since" in capsys.readouterr().err
     assert len(results(tmp_path / "study")) == 2
+
+
+def test_of_two_that_began_with_different_rows_one_commits(
+    write: Write, toy_csv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows change after one worker began; another begins and ends, then the first ends."""
+    own = {"name": "mine", "train": str(toy_csv), "text": "review", "label": "mood"}
+    cells = {cell.name: cell for cell in plan(read_study(write(**{**FEW, "seeds": [0, 1]}, sources=[], targets=[own])), "cpu")}
+    first, second = cells.values()
+    tune = workers.tune_cohort
+
+    def meanwhile(*given: Any, **how: Any) -> Any:
+        found = tune(*given, **how)
+        monkeypatch.setattr(workers, "tune_cohort", tune)
+        toy_csv.write_text(toy_csv.read_text() + "another text that came later,happy\n" * 4)
+        with Claims(tmp_path / "study") as others:
+            assert others.take(second.name)
+            workers.run_cohort(others, [second], cells)
+        return found
+
+    monkeypatch.setattr(workers, "tune_cohort", meanwhile)
+    with Claims(tmp_path / "study") as claims:
+        assert claims.take(first.name)
+        with pytest.raises(UserError, match="The rows of mine have changed since"):
+            workers.run_cohort(claims, [first], cells)
+    assert list(results(tmp_path / "study")) == [second.name]
 
 
 def test_a_cell_is_not_rerun_on_other_rows(begun: Path, toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,3 +226,9 @@ def test_the_time_left_is_told_while_the_first_cohort_runs_and_goes_down(monkeyp
     bars.began([SimpleNamespace(step=0, steps=2, finished=False)])  # type: ignore[list-item]
     now[0] += 15
     assert bars.news() == "3.0 cells/min  left 25 s"
+
+
+def test_flags_of_tune_become_entries_and_those_of_a_study_stay() -> None:
+    sentence = r"^x--text: raise max_length, prompt.length or dtype; or give --data-dir and another --output$"
+    with pytest.raises(UserError, match=sentence), words_of_a_study("x--text: "):
+        raise UserError("raise --max-length, --prompt.length or --dtype; or give --data-dir and another --output")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import softprompts
-from softprompts.api import tune_cohort
+from softprompts.api import tune_cohort, tune_config
 from softprompts.backbone import Backbone
 from softprompts.errors import UserError
 from softprompts.files import read_json, read_tensors, write_json
@@ -227,9 +227,25 @@ def test_a_prompt_whose_vectors_are_damaged_is_left_out_and_the_next_is_taken(
     for name in SOURCES:
         if name not in (damaged.parent.name, "urgency"):
             shutil.rmtree(own / name)
-    with pytest.raises(UserError, match=r"No prompt of .* is damaged" if part == "embedding" else "No prompt of"):
+    with pytest.raises(UserError, match=r"No prompt of .* is damaged"):
         transfer(Request(target(), own, k=1), tmp_path / "none", backbone=t5)
     assert not (tmp_path / "none").exists(), "it is told before a probe is trained"
+
+
+def test_a_run_without_a_prompt_is_no_source(library: Path, t5: Backbone, tmp_path: Path) -> None:
+    design = tune_config(
+        run_config({"preset": "prompt-design"}, {"task": {"task": "helpdesk/intent", **FEW}}), tmp_path / "design", backbone=t5
+    )
+    assert design.prompt.config.length == 0
+    with pytest.raises(UserError, match="design has no prompt vectors: its model was tuned, or nothing was"):
+        transfer(Request(target(), library, "named", source=str(tmp_path / "design")), tmp_path / "none", backbone=t5)
+    own = tmp_path / "library"
+    shutil.copytree(library, own)
+    shutil.copytree(tmp_path / "design", own / "design")
+    for strategy in ("all", "best"):
+        record = transfer(Request(target(), own, strategy, k=1, probe_steps=1), tmp_path / strategy, backbone=t5)
+        assert "no prompt vectors" in {row["name"]: row["why"] for row in record["left_out"]}["design"]
+        assert "design" not in record["chosen"]
 
 
 def test_a_source_of_another_length_and_one_too_few_are_told(library: Path, t5: Backbone, tmp_path: Path) -> None:

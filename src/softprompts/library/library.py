@@ -20,7 +20,7 @@ from torch import Tensor
 from ..choice import Choice
 from ..command import few
 from ..errors import UserError
-from ..files import check_tensors, read_json, write_atomically
+from ..files import NoLeaveError, check_tensors, read_json, write_atomically
 from ..prompt import load_prompt
 from ..prompt.store import CARD, TENSORS, safe_name
 from .embedding import EMBEDDING, read_embedding, read_vectors
@@ -352,6 +352,8 @@ class Library:
             try:
                 entry = self._read(name)
                 told = summary(entry.vectors()).float() if entry.fingerprint == fingerprint else None
+            except NoLeaveError as error:
+                return "", str(error)  # without a stamp it is looked at again: others may read it, or this user later
             except UserError as error:
                 told = str(error)
             if self._stamp(name) == stamp:

@@ -91,7 +91,7 @@ def write_model(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype) ->
 
 def write_tokenizer(tokenizer: Any, folder: Path) -> None:
     """The tokenizer's part of the folder."""
-    _moved_in(folder, tokenizer.save_pretrained, "tokenizer.json")
+    _moved_in(folder, tokenizer.save_pretrained, "tokenizer_config.json")
 
 
 def _moved_in(folder: Path, save: Callable[[Path], object], last: str) -> None:

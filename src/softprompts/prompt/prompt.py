@@ -20,11 +20,9 @@ from ..choice import Choice, checked, pick
 from ..errors import UserError
 from .head import HEADS, Linear
 from .route import ROUTES, Route, Router
-from .shape import SHAPES, Shape
+from .shape import MOST, SHAPES, Shape
 from .start import STARTS, Material, Source
 
-MOST = 2**20
-"""Tokens of all prompts of a mixture together: more are a slip of the hand, and would fill the memory."""
 TABLES: dict[str, Mapping[str, Callable[..., Any]]] = {"start": STARTS, "shape": SHAPES, "route": ROUTES, "head": HEADS}
 
 
@@ -64,7 +62,7 @@ class PromptConfig:
                 f"A prompt of length {self.length} and count {self.count} cannot be; take a length of 1 or more, a count of 1 or more."
             )
         if self.count * self.length > MOST:
-            raise UserError(f"{self.count * self.length:,} prompt tokens are more than a model can read; take fewer than {MOST:,}.")
+            raise UserError(f"{self.count * self.length:,} prompt tokens are more than a model can read; take at most {MOST:,}.")
         if self.count > 1 and self.route.kind == "single":
             raise UserError(
                 f"{self.count} prompts need a route that chooses among them; set --prompt.route to soft, top1, top2, gumbel or stochastic."
@@ -173,6 +171,8 @@ def build(config: PromptConfig, material: Material, seed: int, unit: float = 1.0
     """A prompt at step 0: the same seed gives the same prompt."""
     prompt = blank(config, material.words.hidden, unit, seed, (material.classes or len(material.labels), material.features))
     start = pick("start", STARTS, config.start)()
+    if config.length == 0:
+        return prompt
     begin = start(material, config.count, config.length, torch.Generator().manual_seed(3 * seed))
     table = begin.vectors.to(torch.float32) / prompt.unit
     if begin.source is not None:

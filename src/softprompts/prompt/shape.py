@@ -22,7 +22,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": nn.functional.gelu,
 }
 MOST = 2**20
-"""The largest size of a network that is no slip of the hand."""
+"""The most tokens of prompts, and the largest size of a network: more is a slip of the hand, and would fill the memory."""
 Activation = Literal["relu", "tanh", "sigmoid", "gelu"]
 
 

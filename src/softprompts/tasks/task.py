@@ -50,6 +50,11 @@ class Task:
         """What its examples are, as hashes."""
         return {"train": _digest(self.train), "validation": _digest(self.validation)}
 
+    @cached_property
+    def digest(self) -> str:
+        """The same of all."""
+        return _digest([self.train, self.validation])
+
     @property
     def brief(self) -> "Task":
         """Itself with one example of each split."""
@@ -115,8 +120,12 @@ def _digest(rows: Any) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]
 
 
-def load_task(config: TaskConfig, part: Callable[[TaskConfig], Task] | None = None) -> Task:
-    """The task a config describes, with every promise about its rows checked; `part` loads what is mixed in it (default: this)."""
+Load = Callable[[TaskConfig], Task]
+
+
+def load_task(config: TaskConfig, part: Load | None = None, named: Load | None = None) -> Task:
+    """The task a config describes, with every promise about its rows checked; `part` loads what is mixed in it (default: this), `named`
+    reads a named one (default: with its rows)."""
     if config.metric is not None and config.metric not in METRICS:
         raise UserError(f"There is no metric {config.metric!r}; choose one of {', '.join(METRICS)}.")
     if config.task is not None and "+" in config.task:
@@ -124,7 +133,7 @@ def load_task(config: TaskConfig, part: Callable[[TaskConfig], Task] | None = No
 
         return load_mixture(config, part or load_task)
     if config.task is not None and config.task not in (*STARTERS, PREFIX_LM):
-        return _chosen(config, _named(config))
+        return _chosen(config, (named or _named)(config))
     if config.splits != "official":
         raise UserError(f"--splits {config.splits} is for named tasks such as superglue/rte; leave it out.")
     task = _prefix_lm(config) if config.task == PREFIX_LM else _own(_resolved(config))
@@ -134,18 +143,17 @@ def load_task(config: TaskConfig, part: Callable[[TaskConfig], Task] | None = No
 def sketch(config: TaskConfig) -> Task:
     """A task, to see whether its settings could be: a person's own with its rows, a named one with a stand-in for them, unless its
     settings depend on them."""
-    if config.task is not None and "+" in config.task:
-        from .mixture import load_mixture
+    return load_task(config, sketch, _stand_in)
 
-        return load_mixture(config, sketch)
-    named = config.task is not None and config.task not in (*STARTERS, PREFIX_LM)
-    if not named or config.shots is not None or config.metric is not None:
-        return load_task(config)
+
+def _stand_in(config: TaskConfig) -> Task:
     assert config.task is not None
+    if config.shots is not None or config.metric == "exact_match":
+        return _named(config)
     _refuse(config, OWN)
     defined = definition(config.task)
     examples = [Example(defined.name, next(iter(defined.labels), defined.name))]
-    return _chosen(config, Task(defined.name, named_form(defined, config.task_word), examples, examples, defined.metrics))
+    return Task(defined.name, named_form(defined, config.task_word), examples, examples, defined.metrics)
 
 
 def _own(config: TaskConfig) -> Task:

@@ -20,7 +20,7 @@ from ..library.search import SIMILARITIES
 from ..machine import machine
 from ..output import CONFIG, MODEL, OURS
 from ..prompt.store import TENSORS
-from ..tasks import Task, TaskConfig
+from ..tasks import TaskConfig
 from ..tuning import RunConfig, RunFailedError, run_config
 from ..tuning.checkpoint import CHECKPOINT
 from ..tuning.config import read_yaml
@@ -73,14 +73,14 @@ def task_key(task: TaskConfig | Mapping[str, Any]) -> str:
     return json.dumps({name: value for name, value in given.items() if name != "data_dir"}, sort_keys=True)
 
 
-def check_rows(names: Iterable[str], folder: Path, tasks: Mapping[str, Task]) -> None:
+def check_rows(names: Iterable[str], folder: Path, digests: Mapping[str, Mapping[str, str]]) -> None:
     """All that is done of these tasks, by their keys, was done with the rows that they have now."""
-    for name in names:
+    for name in names if digests else ():
         told = read_result(folder, name) or {}
-        task = tasks.get(task_key(told["config"]["task"])) if told.get("data") else None
-        if task is not None and task.digests != told["data"]:
+        now = digests.get(task_key(told["config"]["task"])) if told.get("data") else None
+        if now is not None and now != told["data"]:
             raise UserError(
-                f"The rows of {task.name} have changed since {name} was run, so their scores cannot be compared; "
+                f"The rows of {told['target'] or told['source']} have changed since {name} was run, so their scores cannot be compared; "
                 "put the old rows back, or give another --output."
             )
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from ..backbone.load import hollow_backbone, named_dtype, placed
 from ..choice import difference
 from ..errors import UserError
 from ..files import read_json
+from ..prompt.store import CARD
 from ..tasks import Task, TaskConfig
 from ..tasks.sources import is_file
 from ..tasks.task import data_folder, has_rows, sketch
@@ -23,11 +25,12 @@ from ..tasks.text import PREFIX_LM
 from ..tuning import Run, RunConfig, TuningConfig
 from .cells import PLAN, check_rows, is_begun, is_done, place, task_key
 from .claims import claimed, clock
+from .strategies import ill_shaped
 from .study import Cell
 
 USUAL = {"config": json.loads(json.dumps(RunConfig().plain()))}
 """What a cell's settings are unless told."""
-SETTINGS = {field.name for kind in (TaskConfig, TuningConfig) for field in dataclasses.fields(kind)} | {"dtype", "preset"} - {"data_dir"}
+SETTINGS = {"dtype", "preset", *(field.name for kind in (TaskConfig, TuningConfig) for field in dataclasses.fields(kind))} - {"data_dir"}
 """What are flags of `tune`, but in a study stand in the file."""
 
 
@@ -49,7 +52,7 @@ def check_data(cells: Sequence[Cell], folder: Path) -> dict[str, Task]:
     """The tasks of what is left to run, by their settings. Own data is read, and must be what finished cells learned; named tasks' rows
     must be in the data folder or, where there is none, on the hub, and most are read when they run."""
     there = functools.cache(has_rows)  # the hub is asked once for each task
-    found: dict[str, Task] = {}
+    found, own = dict[str, Task](), dict[str, dict[str, str]]()
     tasks = {str(cell.config.task): cell for cell in cells if not is_done(folder, cell.name)}
     for task, subject in ((cell.config.task, cell.target or cell.source) for cell in tasks.values()):
         for given in (given for given in (task.train, task.validation) if given is not None):
@@ -63,9 +66,11 @@ def check_data(cells: Sequence[Cell], folder: Path) -> dict[str, Task]:
             why = f"The hub does not give the rows of {lacking[0]} here"
             raise UserError(f"{why}; name a folder that holds them with --data-dir, or leave the task out of the study.")
         with words_of_a_study(f"The rows of {subject} cannot be used: "):
-            found[str(task)] = sketch(task)
+            read = sketch(task)
+        found[str(task)] = read.brief
         if not named:
-            check_rows([cell.name for cell in cells], folder, {task_key(task): found[str(task)]})
+            own[task_key(task)] = read.digests
+    check_rows([cell.name for cell in cells], folder, own)
     return found
 
 
@@ -81,35 +86,44 @@ def check_models(cells: Sequence[Cell], folder: Path, here: bool = True) -> None
 
 
 def check_runs(cells: Sequence[Cell], folder: Path, tasks: Mapping[str, Task]) -> None:
-    """What a cell could not be tuned with is told before anything runs: each is begun once on a model without weights, and with one row."""
-    hollow, known = functools.cache(hollow_backbone), {cell.name: cell for cell in cells}
-    left: dict[str, Cell] = {}
-    for cell in (cell for cell in cells if not is_done(folder, cell.name)):
-        left.setdefault(str(dataclasses.replace(cell.config, seed=0)), cell)
-    for cell in left.values():
-        config = cell.config
-        with words_of_a_study(f"{cell.name} cannot run: "):
-            dtype = named_dtype(config.dtype, torch.device("cpu"))
-            real = config.prompt.start.kind == "prompt"  # whose sources are of one model, which only its weights tell
-            backbone = (
-                load_backbone(config.model, dtype, "cpu", config.trust_remote_code)
-                if real
-                else hollow(config.model, dtype, config.trust_remote_code)
-            )
-            Run(config, tasks[str(config.task)].brief, backbone)
+    """What a cell could not be tuned with is told before anything runs: every kind of cell is begun once, with one row, on a model without
+    weights. Only a start from prompts that are there needs the weights, which tell whose these are."""
+    hollow, real = functools.cache(hollow_backbone), functools.lru_cache(1)(load_backbone)
+    begun: dict[str, Run] = {}
+    forms: dict[str, Mapping[str, Any]] = {}
+    """What the prompts of cells will be."""
     for cell in cells:
-        for source in (known[name] for name in cell.starts if name in known):
-            if (why := _unlike(source.config, cell.config)) is not None:
-                raise UserError(f"{cell.name} cannot start from {source.name}: {why}; give source and target settings that fit.")
+        if is_done(folder, cell.name):
+            card = place(folder, cell.name) / CARD
+            forms[cell.name] = read_json(card)["prompt"] if card.exists() else {}
+            continue
+        config = cell.config
+        kind = str(dataclasses.replace(config, seed=0))
+        with words_of_a_study(f"{cell.name} cannot run: "):
+            if kind not in begun:
+                dtype, trusted = named_dtype(config.dtype, torch.device("cpu")), config.trust_remote_code
+                fetched = config.prompt.start.kind == "prompt"
+                model = real(config.model, dtype, "cpu", trusted) if fetched else hollow(config.model, dtype, trusted)
+                begun[kind] = Run(config, tasks[str(config.task)], model)
+        forms[cell.name] = _folded(begun[kind])
+        for source in cell.starts if cell.stage != "mixture-source" else ():  # which takes tasks, not prompts
+            if (why := _unlike(forms.get(source, {}), config)) is not None:
+                raise UserError(f"{cell.name} cannot start from {source}: {why}; give source and target settings that fit.")
 
 
-def _unlike(source: RunConfig, target: RunConfig) -> str | None:
-    """Why one run cannot start from another, by their settings."""
-    if source.tuning.trains != target.tuning.trains:
-        return "one tunes a prompt, and the other does not"
-    if source.prompt.count not in (1, target.prompt.count):
-        return f"{source.prompt.count} prompts cannot start {target.prompt.count}"
-    return None
+def _folded(run: Run) -> dict[str, Any]:
+    """What the card of a run's prompt will say of it: without a router, it is one prompt whatever it is trained as."""
+    prompt = run.config.prompt
+    return {"length": prompt.length, "count": prompt.count if run.prompt.route.router is not None else 1, "route": prompt.route.plain()}
+
+
+def _unlike(source: Mapping[str, Any], target: RunConfig) -> str | None:
+    """Why a run cannot start from another's prompt, or model; None where nothing is known of it, because it failed or is not run now."""
+    if not source:
+        return None
+    if (source["length"] == 0) != (target.prompt.length == 0):
+        return "one has a prompt, and the other has none"
+    return ill_shaped(source, target, "best")
 
 
 @contextmanager

@@ -26,6 +26,7 @@ def possible(request: "Request", backbone: Backbone) -> tuple[list[Entry], list[
     library, target = Library(request.library), request.target
     if request.strategy == "named":
         entry = named_prompt(request.source or "", request.library)
+        entry.check_vectors()
         check_backbone(entry.folder, entry.card, backbone)
         why = unfit(entry, target, request.strategy, keep_same_task=True)
         if why is not None:
@@ -41,7 +42,8 @@ def possible(request: "Request", backbone: Backbone) -> tuple[list[Entry], list[
     whys = {
         entry.name: _foreign(entry, backbone)
         or unfit(entry, target, request.strategy, request.keep_same_task)
-        or (_broken(entry) if request.strategy == "all" else unread.get(entry.name))
+        or unread.get(entry.name if request.ranks else "")
+        or (_broken(entry) if request.strategy == "all" else None)
         for entry in everyone
     }
     damaged = {name: why for name, why in unread.items() if name not in whys and (request.library / name / CARD).exists()}
@@ -103,6 +105,7 @@ def whole(found: Sequence[Found], request: "Request") -> tuple[list[Found], list
 def _broken(entry: Entry) -> str | None:
     """Why a prompt's vectors cannot be read; None where they can."""
     try:
+        entry.check_vectors()
         load_prompt(entry.folder)
     except UserError as error:
         return str(error).rstrip(".")

@@ -94,10 +94,10 @@ def unfit(entry: "Entry", target: RunConfig, strategy: str, keep_same_task: bool
     if strategy == "mixture":
         named = entry.told("config", "task", "task")
         return "its task is no named one, so that it cannot be mixed in" if named in (None, PREFIX_LM) else None
-    return _ill_shaped(entry.card["prompt"], target, strategy)
+    return ill_shaped(entry.card["prompt"], target, strategy)
 
 
-def _ill_shaped(form: Mapping[str, Any], target: RunConfig, strategy: str) -> str | None:
+def ill_shaped(form: Mapping[str, Any], target: RunConfig, strategy: str) -> str | None:
     """What `prompt.start.prompt` would refuse, told before anything is trained."""
     ours, held, route = target.prompt, int(form.get("count", 1)), Choice.of(form.get("route", "single"))
     if strategy == "average" and held > 1:

@@ -151,12 +151,16 @@ def run_cohort(claims: Claims, taken: Sequence[Cell], cells: Mapping[str, Cell],
     home = folder / on_disk.CELLS
     backbone = _backbone(taken[0], settled[0][0], cells.values(), folder)
 
+    digests: dict[str, dict[str, str]] = {}
+
     def began(runs: Sequence[Run]) -> None:
-        on_disk.check_rows(cells, folder, {on_disk.task_key(run.config.task): run.task for run in runs})
+        digests.update(_digests(runs))
+        on_disk.check_rows(cells, folder, digests)
         watcher.began(runs)
 
     outcomes = tune_cohort(members, home, watcher=_Guard(claims, watcher), backbone=backbone, began=began, curves=False)
     (home / COHORT).unlink(missing_ok=True)  # a cohort is how cells were run, not what they are
+    on_disk.check_rows(cells, folder, digests)  # others may have ended meanwhile
     kept = [cell.name for cell in taken if claims.holds(cell.name)]
     for cell, (_, chosen), outcome in zip(taken, settled, outcomes, strict=True):
         if cell.name in kept:
@@ -164,6 +168,11 @@ def run_cohort(claims: Claims, taken: Sequence[Cell], cells: Mapping[str, Cell],
             claims.drop(cell.name)
     if len(kept) < len(taken):
         raise LostError
+
+
+def _digests(runs: Iterable[Run]) -> dict[str, dict[str, str]]:
+    """What the rows of each run's task are."""
+    return {on_disk.task_key(run.config.task): run.task.digests for run in runs}
 
 
 def rerun(folder: Path, name: str, output: Path) -> list[dict[str, Any]]:
@@ -175,7 +184,7 @@ def rerun(folder: Path, name: str, output: Path) -> list[dict[str, Any]]:
     configs = {cell: on_disk.saved_config(folder, cell) for cell in told["beside"]}
 
     def began(runs: Sequence[Run]) -> None:
-        on_disk.check_rows(configs, folder, {on_disk.task_key(run.config.task): run.task for run in runs})
+        on_disk.check_rows(configs, folder, _digests(runs))
 
     outcomes = tune_cohort([Member(config, {"cell": cell}, cell) for cell, config in configs.items()], output, began=began, alone=True)
     found = []

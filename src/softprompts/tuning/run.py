@@ -101,9 +101,9 @@ class Run:
         """Seconds and memory of the training that led here, shared with the runs beside it; None where there was none."""
 
     @cached_property
-    def origin(self) -> dict[str, Any]:
+    def origin(self) -> dict[str, str]:
         """What the run stands on, so that a checkpoint on other data or another model is noticed."""
-        return {"data": self.task.digests, "backbone": self.backbone.fingerprint}
+        return {"data": self.task.digest, "backbone": self.backbone.fingerprint}
 
     def _parts(self) -> dict[str, list[torch.nn.Parameter]]:
         """What learns, by the choice it belongs to."""
