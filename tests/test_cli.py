@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -353,7 +354,30 @@ def test_a_file_of_somebody_elses_is_not_replaced(toy_csv: Path, tmp_path: Path,
         assert main([*own_data(toy_csv), "--output", str(tmp_path), *more]) == 2
         assert "metrics.jsonl is not one of ours, and would be replaced" in capsys.readouterr().err
     assert (tmp_path / "metrics.jsonl").read_text() == "mine\n"
+    for name in ("model", "trackers"):
+        (tmp_path / "other" / name).mkdir(parents=True)
+        assert main([*own_data(toy_csv), "--output", str(tmp_path / "other"), "--overwrite"]) == 2
+        assert f"{name} is not one of ours" in capsys.readouterr().err
+        (tmp_path / "other" / name).rmdir()
     assert not (tmp_path / "config.yaml").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user")
+def test_a_folder_of_another_user_is_one_sentence(tuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        shutil.copytree(tuned, home / "run")
+        (home / "run").chmod(0o700)
+        home.chmod(0o755)
+        os.seteuid(65534)
+        try:
+            for command in (["predict", str(home / "run"), "hello"], ["prompts", "show", str(home / "run")]):
+                assert main(command) == 2
+                assert "may not be read" in capsys.readouterr().err
+        finally:
+            os.seteuid(0)
+    finally:
+        shutil.rmtree(home)
 
 
 @pytest.mark.parametrize(("argv", "sentence"), BAD, ids=[" ".join(argv) for argv, _ in BAD])

@@ -98,6 +98,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return 0
+    except PermissionError as error:
+        if debug:
+            raise
+        print(f"softprompts: {error.filename} may not be read or written by this user; ask its owner for leave.", file=sys.stderr)
+        return 2
     except Exception as error:
         if debug:
             raise

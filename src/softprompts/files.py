@@ -147,9 +147,17 @@ def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", note: Mapping[str
 def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
     """The tensors and the note of a file that `write_tensors` wrote."""
     with _opened(path) as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        note = json.loads((file.metadata() or {}).get("note", "{}"))
-    return tensors, note
+        return {name: file.get_tensor(name) for name in file.keys()}, _note(file)  # noqa: SIM118 (not a dict)
+
+
+def read_note(path: Path) -> dict[str, Any]:
+    """The note alone."""
+    with _opened(path) as file:
+        return _note(file)
+
+
+def _note(file: Any) -> dict[str, Any]:
+    return dict(json.loads((file.metadata() or {}).get("note", "{}")))
 
 
 def check_tensors(path: Path) -> None:

@@ -45,7 +45,8 @@ def _check_folder(folder: Path, run: Run, overwrite: bool) -> None:
     config = folder / CONFIG
     if config.exists() and not (config.is_file() and config.read_text(encoding="utf-8", errors="replace").startswith(CONFIG_HEAD)):
         raise UserError(f"{config} is not one of ours; name another folder with --output.")
-    if not config.exists() and not (folder / CARD).exists() and (strange := [name for name in OURS if (folder / name).exists()]):
+    written = (*OURS, MODEL, TRACKS)
+    if not config.exists() and not (folder / CARD).exists() and (strange := [name for name in written if (folder / name).exists()]):
         raise UserError(f"{folder / strange[0]} is not one of ours, and would be replaced; name another folder with --output.")
     if not overwrite and (folder / CARD).exists() and not (folder / CHECKPOINT).exists() and not _untrained(folder, run):
         raise UserError(f"{folder} already holds a prompt; choose another --output, or replace it with --overwrite.")

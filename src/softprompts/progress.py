@@ -83,11 +83,15 @@ class ProgressWatcher:
 
     def _bar(self, run: Run) -> tuple[TaskID, TaskID]:
         if id(run) not in self.bars:
-            name = run.task.name if self.narrow else f"{run.task.name} seed {run.config.seed}"
+            name = _short(run.task.name) if self.narrow else f"{run.task.name} seed {run.config.seed}"
             training = self.progress.add_task(name, total=run.steps, completed=run.step - 1, news="", unit="steps")
             judging = self.progress.add_task("  evaluating", total=len(run.held_out), visible=False, news="", unit="rows")
             self.bars[id(run)] = (training, judging)
         return self.bars[id(run)]
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 22 else f"{name[:21]}…"
 
 
 def _news(run: Run, narrow: bool = False) -> str:

@@ -196,7 +196,7 @@ def test_a_prompt_of_a_wrong_width_spoils_no_other_whichever_came_first(tmp_path
         with contextlib.suppress(UserError):
             ranking(library)
     assert ranking(library) == [("good", 0.5)]
-    assert "another width than its card tells" in heard[-1]
+    assert "does not fit its card" in heard[-1]
     shutil.rmtree(library.folder / "broken")
     make_prompt(library.folder / "alien", torch.ones(1, 1, 9))
     make_prompt(library.folder / "other", torch.ones(1, 1, 4))

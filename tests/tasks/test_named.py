@@ -293,3 +293,17 @@ def test_a_broken_copy_is_one_sentence(data: Path, capsys: pytest.CaptureFixture
         assert main(["tune", "--task", "glue/mrpc", "--data-dir", str(data), "--output", str(data / "out")]) == 2
         assert why in capsys.readouterr().err
     assert not (data / "out").exists()
+
+
+@pytest.mark.parametrize("cap", [1, 2, 3])
+def test_a_cap_below_the_rows_that_are_no_examples_still_finds_those_that_are(tmp_path: Path, cap: int) -> None:
+    """WSC learns from rows whose referent is right alone, and a few rows may have none."""
+    home = tmp_path / "superglue" / "wsc"
+    home.mkdir(parents=True)
+    row = {"text": "Ann told Eve that she won", "span1_text": "Ann", "span2_text": "she", "span1_index": 0, "span2_index": 4}
+    for split in ("train", "validation"):
+        rows = [{**row, "idx": number, "label": int(number >= 38)} for number in range(40)]
+        (home / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for seed in range(5):
+        task = load_task(TaskConfig(task="superglue/wsc", cap=cap, split_seed=seed, data_dir=str(tmp_path)))
+        assert len(task.train) == min(cap, 2)

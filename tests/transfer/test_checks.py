@@ -15,12 +15,14 @@ from softprompts.backbone.load import hollow_backbone
 from softprompts.errors import UserError
 from softprompts.tasks import TaskConfig, load_task
 from softprompts.transfer import workers
+from softprompts.transfer.cells import open_cell, place
 from softprompts.transfer.checks import words_of_a_study
 from softprompts.transfer.claims import Claims
 from softprompts.transfer.study import plan, read_study
 from softprompts.transfer.study_progress import StudyBars
 from softprompts.transfer.workers import State
-from softprompts.tuning import Run, run_config
+from softprompts.tuning import Cohort, Run, run_config
+from softprompts.tuning.checkpoint import save_checkpoint
 
 from ..models import random_model
 from .conftest import FEW, QUICK, Write, planned, results
@@ -76,13 +78,14 @@ def test_settings_that_no_run_can_have_are_told_before_anything_is_written(
         {"target": {"trains": "nothing"}},
         {"source": {"prompt": {"length": 5}, "steps": 1}},
         {"target": {"prompt": {"count": 2, "route": "top1"}, "steps": 1}},
+        {"target": {"prompt": {"count": 2, "route": "soft"}, "steps": 1}, "seeds": [0, 1], "retrieval": {"average": [2]}},
     ],
     ids=json.dumps,
 )
 def test_settings_that_fit_are_not_refused(write: Write, tmp_path: Path, changes: dict[str, Any]) -> None:
     study = write(**{**FEW, "sources": ["helpdesk/intent"], "targets": ["helpdesk/urgency"], "source": {"steps": 1}, **changes})
     assert cli.main(["study", "run", str(study), "--output", str(tmp_path / "study"), "--device", "cpu", "--quiet"]) == 0
-    assert len(results(tmp_path / "study")) == 3
+    assert len(results(tmp_path / "study")) == (8 if "retrieval" in changes else 3)
 
 
 HOW: list[dict[str, Any]] = [
@@ -142,7 +145,7 @@ def test_rows_that_change_amid_a_study_are_told_and_nothing_is_run(
         assert cli.main(["study", "run", str(begun), "--device", "cpu"]) == 2
         told = capsys.readouterr().err
         assert "The rows of mine have changed since" in told
-        assert "put the old rows back, or give another --output" in told
+        assert "put the old rows back, or run the study anew with another --output" in told
         assert {path: path.stat().st_mtime_ns for path in begun.rglob("*")} == files
     monkeypatch.setattr("softprompts.transfer.checks.check_rows", lambda *given: None)
     assert cli.main(["study", "run", str(begun), "--device", "cpu"]) == 2, "a worker that was not asked to look notices too"
@@ -169,6 +172,23 @@ def test_a_named_tasks_rows_that_change_are_told_when_the_next_cell_begins(
     assert cli.main(argv) == 2
     assert "The rows of glue/rte have changed since" in capsys.readouterr().err
     assert len(results(tmp_path / "study")) == 2
+
+
+def test_a_cell_that_was_begun_with_other_rows_is_told_before_anything_runs(
+    write: Write, toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = {"name": "mine", "train": str(toy_csv), "text": "review", "label": "mood"}
+    study, folder = write(**FEW, sources=["helpdesk/intent"], targets=[own]), tmp_path / "study"
+    (cell,) = (cell for cell in plan(read_study(study), "cpu") if cell.stage == "baseline")
+    open_cell(cell, cell.config, folder)
+    run = Run(cell.config, load_task(cell.config.task), load_backbone(cell.config.model, "fp32", "cpu"))
+    Cohort([run], [None]).step()
+    save_checkpoint(run, place(folder, cell.name))
+    (folder / "study.yaml").write_text(study.read_text())
+    toy_csv.write_text(toy_csv.read_text() + "another text that came later,happy\n" * 4)
+    assert cli.main(["study", "run", str(study), "--output", str(folder), "--device", "cpu"]) == 2
+    assert f"The rows of mine have changed since {cell.name} was begun; put the old rows back" in capsys.readouterr().err
+    assert not results(folder)
 
 
 def test_of_two_that_began_with_different_rows_one_commits(

@@ -398,6 +398,14 @@ def test_of_many_sources_one_that_failed_is_not_chosen_and_stops_no_average(whol
     assert average.hopeless(set(average.starts[:-1])), "of one prompt there is no top 2"
 
 
+def test_a_file_that_is_only_called_study_is_left_alone(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "study.yaml").write_text("my notes: 1\n")
+    with pytest.raises(UserError, match="holds other things than a study"):
+        main(["run", str(write()), "--output", str(tmp_path / "notes")])
+    assert (tmp_path / "notes" / "study.yaml").read_text() == "my notes: 1\n"
+
+
 def test_a_folder_of_other_things_is_left_alone(write: Write, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")

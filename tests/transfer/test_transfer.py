@@ -17,7 +17,7 @@ import softprompts
 from softprompts.api import tune_cohort, tune_config
 from softprompts.backbone import Backbone
 from softprompts.errors import UserError
-from softprompts.files import read_json, read_tensors, write_json
+from softprompts.files import read_json, read_tensors, write_json, write_tensors
 from softprompts.library.library import Library
 from softprompts.library.search import SIMILARITIES
 from softprompts.prompt import load_prompt
@@ -230,6 +230,22 @@ def test_a_prompt_whose_vectors_are_damaged_is_left_out_and_the_next_is_taken(
     with pytest.raises(UserError, match=r"No prompt of .* is damaged"):
         transfer(Request(target(), own, k=1), tmp_path / "none", backbone=t5)
     assert not (tmp_path / "none").exists(), "it is told before a probe is trained"
+
+
+@pytest.mark.parametrize("strategy", ["best", "average", "all"])
+@pytest.mark.parametrize("wrong", ["nan", "narrow"])
+def test_a_prompt_of_useless_numbers_is_told_before_a_probe_is_trained(
+    library: Path, t5: Backbone, tmp_path: Path, strategy: Any, wrong: str
+) -> None:
+    own = tmp_path / "library"
+    shutil.copytree(library, own)
+    for name in SOURCES[1:]:
+        shutil.rmtree(own / name)
+    held = vectors(own / SOURCES[0])
+    write_tensors(own / SOURCES[0] / "prompt.safetensors", {"vectors": held * torch.nan if wrong == "nan" else held[:, :, :7]})
+    with pytest.raises(UserError, match="numbers that are not finite" if wrong == "nan" else "does not fit its card"):
+        transfer(Request(target(), own, strategy, k=1), tmp_path / "none", backbone=t5)
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_run_without_a_prompt_is_no_source(library: Path, t5: Backbone, tmp_path: Path) -> None:

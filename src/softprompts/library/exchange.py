@@ -170,7 +170,7 @@ def export(argv: Sequence[str]) -> int:
     from .library import KEPT
 
     entry = named_prompt(options.prompt, options.library)
-    entry.check_vectors()
+    entry.vectors()  # its embedding goes along
     folder = entry.folder
     prompt, card = load_prompt(folder)
     if folder.resolve() == options.output.resolve():

@@ -51,8 +51,8 @@ class Entry:
         path = folder / CARD
         try:
             card = read_json(path)
-        except UserError:
-            if os.path.exists(path):
+        except UserError as error:
+            if isinstance(error, NoLeaveError) or os.path.exists(path):
                 raise
             raise UserError(_no_prompt(folder)) from None
         if not _whole(card):
@@ -351,7 +351,10 @@ class Library:
             told: Told
             try:
                 entry = self._read(name)
-                told = summary(entry.vectors()).float() if entry.fingerprint == fingerprint else None
+                told = None
+                if entry.fingerprint == fingerprint:
+                    load_prompt(entry.folder)  # what is found must be of use
+                    told = summary(entry.vectors()).float()
             except NoLeaveError as error:
                 return "", str(error)  # without a stamp it is looked at again: others may read it, or this user later
             except UserError as error:

@@ -145,6 +145,8 @@ class Router(nn.Module):
         return text @ self.weight.T
 
 
+WITHOUT_ROUTER = ("single", "stochastic")
+"""Routes that fold to one prompt."""
 ROUTES: dict[str, Callable[..., Route]] = {
     "single": Single,
     "top1": Top,

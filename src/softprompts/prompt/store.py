@@ -79,8 +79,10 @@ def _checked(folder: Path, card: Any, tensors: dict[str, torch.Tensor]) -> Promp
     except (KeyError, TypeError, ValueError, UserError):
         raise UserError(f"{folder} is not a prompt this version can read; tune it again.") from None
     router, weight, bias = (tensors.get(name) for name in ("router", "head.weight", "head.bias"))
+    told = card.get("backbone", {})
     fits = (
         vectors.dim() == 3
+        and vectors.shape[2] == told.get("hidden", vectors.shape[2])
         and tuple(vectors.shape[:2]) == (config.count, config.length)
         and all(t.is_floating_point() for t in tensors.values())
         and (config.count > 1) == (router is not None)

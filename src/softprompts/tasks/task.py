@@ -1,5 +1,6 @@
 """Task: rows in, (input text, target text) out; predictions in, metrics out."""
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -250,8 +251,10 @@ def _named(config: TaskConfig) -> Task:
         if config.splits == "smop":
             raise
     few = _few(config) if config.splits == "official" and held is not None else None  # what is held back is taken from all rows
-    train = read("train", few=few)
-    if few is not None and len(train) < few.most:  # not every row is an example
+    train: list[Example] = []
+    with contextlib.suppress(UserError):  # that no row is usable, which of all rows may not be so
+        train = read("train", few=few) if few is not None else []
+    if few is None or len(train) < few.most:  # not every row is an example
         train = read("train")
     test = held if held is not None and config.splits == "smop" else []
     if held is None or config.splits == "smop":

@@ -81,7 +81,7 @@ def check_rows(names: Iterable[str], folder: Path, digests: Mapping[str, Mapping
         if now is not None and now != told["data"]:
             raise UserError(
                 f"The rows of {told['target'] or told['source']} have changed since {name} was run, so their scores cannot be compared; "
-                "put the old rows back, or give another --output."
+                "put the old rows back, or run the study anew with another --output."
             )
 
 
@@ -123,9 +123,10 @@ def settle(cell: Cell, cells: Mapping[str, Cell], folder: Path) -> tuple[RunConf
     return start_from(config, [place(folder, name) for name, _ in top], weights), chosen
 
 
-def saved_config(folder: Path, name: str) -> RunConfig:
-    """The config that a finished cell was run with; what it started from is where the study's folder is now."""
-    config, told = run_config(read_yaml(place(folder, name) / CONFIG)), read_result(folder, name) or {}
+def saved_config(folder: Path, name: str, data_dir: str | None = None) -> RunConfig:
+    """The config that a finished cell was run with; what it started from is where the study's folder is now, and its rows may be too."""
+    elsewhere = {"task": {"data_dir": data_dir}} if data_dir is not None else {}
+    config, told = run_config(read_yaml(place(folder, name) / CONFIG), elsewhere), read_result(folder, name) or {}
     starts = [place(folder, chosen["cell"]) for chosen in told.get("chosen", [])]
     if not starts or told["stage"] == "mixture-source":  # which takes the tasks of what it chose, not the prompts
         return config

@@ -16,13 +16,15 @@ from ..backbone import examine, load_backbone
 from ..backbone.load import hollow_backbone, named_dtype, placed
 from ..choice import difference
 from ..errors import UserError
-from ..files import read_json
+from ..files import read_json, read_note
+from ..prompt.route import WITHOUT_ROUTER
 from ..prompt.store import CARD
 from ..tasks import Task, TaskConfig
 from ..tasks.sources import is_file
 from ..tasks.task import data_folder, has_rows, sketch
 from ..tasks.text import PREFIX_LM
 from ..tuning import Run, RunConfig, TuningConfig
+from ..tuning.checkpoint import CHECKPOINT
 from .cells import PLAN, check_rows, is_begun, is_done, place, task_key
 from .claims import claimed, clock
 from .strategies import ill_shaped
@@ -70,8 +72,18 @@ def check_data(cells: Sequence[Cell], folder: Path) -> dict[str, Task]:
         found[str(task)] = read.brief
         if not named:
             own[task_key(task)] = read.digests
+            _check_begun([cell.name for cell in cells if str(cell.config.task) == str(task)], folder, str(subject), read.digest)
     check_rows([cell.name for cell in cells], folder, own)
     return found
+
+
+def _check_begun(names: Sequence[str], folder: Path, subject: str, digest: str) -> None:
+    """What goes on from a checkpoint goes on with the rows that it has seen."""
+    for name in names:
+        path = place(folder, name) / CHECKPOINT
+        if not is_done(folder, name) and path.exists() and read_note(path).get("origin", {}).get("data") != digest:
+            mend = "put the old rows back, or give another --output"
+            raise UserError(f"The rows of {subject} have changed since {name} was begun; {mend}.")
 
 
 def check_models(cells: Sequence[Cell], folder: Path, here: bool = True) -> None:
@@ -112,9 +124,9 @@ def check_runs(cells: Sequence[Cell], folder: Path, tasks: Mapping[str, Task]) -
 
 
 def _folded(run: Run) -> dict[str, Any]:
-    """What the card of a run's prompt will say of it: without a router, it is one prompt whatever it is trained as."""
+    """What the card of a run's prompt will say of it."""
     prompt = run.config.prompt
-    return {"length": prompt.length, "count": prompt.count if run.prompt.route.router is not None else 1, "route": prompt.route.plain()}
+    return {"length": prompt.length, "count": 1 if prompt.route.kind in WITHOUT_ROUTER else prompt.count, "route": prompt.route.plain()}
 
 
 def _unlike(source: Mapping[str, Any], target: RunConfig) -> str | None:

@@ -19,13 +19,13 @@ def main(argv: Sequence[str]) -> int:
     from ..backbone import load_backbone
     from ..files import read_json
     from ..library.embedding import write_embedding
-    from ..prompt.store import CARD, load_prompt, save_prompt
+    from ..prompt.store import CARD, TENSORS, load_prompt, save_prompt
     from .recycle import Recycling, recycle, recycled_card, shared_words
 
     how = Recycling(options.method, options.words, options.nearest, options.ridge)
     if (options.output / "config.yaml").exists():
         raise UserError(f"{options.output} holds a run of its own; choose another --output.")
-    check_free(options.output, [CARD], options.overwrite)
+    check_free(options.output, [CARD, TENSORS], options.overwrite)
     entry = named_prompt(options.prompt, options.library)
     entry.check_vectors()
     prompt, card = load_prompt(entry.folder)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..backbone import Backbone
 from ..command import few
 from ..errors import UserError
-from ..library.library import Entry, Found, Library
+from ..library.library import Entry, Library
 from ..library.named import named_prompt
 from ..prompt.store import CARD, check_backbone, load_prompt
 from ..tasks.task import data_folder, has_rows
@@ -87,19 +87,6 @@ def _foreign(entry: Entry, backbone: Backbone) -> str | None:
     if entry.card["backbone"]["name"] == backbone.name:
         return f"it was tuned on another version of {backbone.name}; map it with softprompts prompts recycle --from-model, or tune it anew"
     return f"it is of another backbone than {backbone.name}"
-
-
-def whole(found: Sequence[Found], request: "Request") -> tuple[list[Found], list[dict[str, str]]]:
-    """The ranking without those of its first whose final prompt cannot be read, until there are k; and why those cannot."""
-    kept, broken = list(found), list[dict[str, str]]()
-    place = 0
-    while request.strategy != "mixture" and place < min(request.k, len(kept)):
-        why = _broken(kept[place].entry)
-        if why is None:
-            place += 1
-        else:
-            broken.append({"name": kept.pop(place).entry.name, "why": why})
-    return kept, broken
 
 
 def _broken(entry: Entry) -> str | None:

@@ -18,6 +18,7 @@ from ..backbone import DEFAULT
 from ..choice import from_mapping
 from ..errors import UserError
 from ..library.search import SIMILARITIES
+from ..prompt.route import WITHOUT_ROUTER
 from ..prompt.store import safe_name
 from ..tasks.registry import BENCHMARKS, definition
 from ..tasks.starter import STARTERS
@@ -242,11 +243,14 @@ class _Planner:
         subject = target or source
         assert subject is not None
         own = self.grid.source if from_source else self.grid.target
-        config = run_config(
-            sections(self.grid.settings), sections(own), self.machine,
-            {"model": self.backbone, "seed": own_seed(subject.name, seed), "task": subject.task},
-        )  # fmt: skip
         name = self._name(stage, seed, source, target, k)
+        try:
+            config = run_config(
+                sections(self.grid.settings), sections(own), self.machine,
+                {"model": self.backbone, "seed": own_seed(subject.name, seed), "task": subject.task},
+            )  # fmt: skip
+        except UserError as error:
+            raise UserError(f"{name} cannot be run so: {error}") from None
         told = [subject.name if subject is not None else None for subject in (source, target)]
         return Cell(name, stage, self.backbone, self.variant, told[0], told[1], seed, config, k=k, **rest)
 
@@ -271,10 +275,11 @@ class _Planner:
                 f"retrieval.mixture asks for the top {most}, but only {fewest} source prompts can be mixed in, because data with settings "
                 "of its own (such as train) cannot; lower its numbers, add named tasks as sources, or leave retrieval.mixture out."
             )
-        prompt = self._cell("baseline", self.grid.seeds[0], target=self.targets[0]).config.prompt
-        if prompt.length == 0:
+        baseline = self._cell("baseline", self.grid.seeds[0], target=self.targets[0]).config.prompt
+        source = self._cell("source", self.grid.seeds[0], self.sources[0]).config.prompt
+        if 0 in (baseline.length, source.length):
             raise UserError("retrieval needs prompts, and model tuning has none; leave retrieval out of that variant.")
-        if retrieval.average and prompt.count > 1:
+        if retrieval.average and source.count > 1 and source.route.kind not in WITHOUT_ROUTER:
             raise UserError("Prompts of several each cannot be averaged; choose a preset with one prompt, or leave retrieval.average out.")
         odd = [target.name for target in self.targets if retrieval.mixture and not target.mixable]
         if odd:

@@ -58,7 +58,8 @@ def run(argv: Sequence[str]) -> int:
     from .study_progress import StudyBars
     from .workers import cluster, work, work_on_ray
 
-    study, folder, cells = _planned(options, options.output)
+    with words_of_a_study():
+        study, folder, cells = _planned(options, options.output)
     check_unchanged(cells, folder)
     stages = _stages(cells, folder, options.only)
     wanted = [cell for cell in cells if cell.stage in stages]
@@ -108,12 +109,13 @@ def rerun(argv: Sequence[str]) -> int:
     parser = _parser("rerun", rerun.__doc__)
     parser.add_argument("cell", metavar="CELL", help="a finished cell's name, as status --json tells it")
     parser.add_argument("--output", metavar="FOLDER", type=output_folder, required=True, help="where the runs go")
+    parser.add_argument("--data-dir", metavar="DIR", help="a folder with named tasks' rows (default: where they were)")
     options = parser.parse_args(argv)
     _check_study(options.study)
 
     from .workers import rerun as again
 
-    found = again(options.study, options.cell, options.output)
+    found = again(options.study, options.cell, options.output, options.data_dir)
     rows = [
         f"{told['cell']}: recorded {told['recorded']}, now {told['again']}" + (" (was resumed)" if told["resumed"] else "")
         for told in found
@@ -153,8 +155,18 @@ def _check_study(folder: Path) -> None:
 def _check_output(folder: Path) -> None:
     # What begins with a dot is on its way: another worker's study file, or a killed one's.
     there = [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
-    if there and not (folder / STUDY).exists():
+    if there and not ((folder / STUDY).exists() and _is_study(folder / STUDY)):
         raise UserError(f"{folder} holds other things than a study; name another folder with --output.")
+
+
+def _is_study(path: Path) -> bool:
+    from .study import read_study
+
+    try:
+        read_study(path)
+    except UserError:
+        return False
+    return True
 
 
 def _keep(study: "Study", folder: Path) -> None:

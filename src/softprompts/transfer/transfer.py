@@ -28,7 +28,7 @@ from ..tuning import Run, RunConfig, RunFailedError
 from ..tuning.lists import Member, run_configs
 from ..tuning.team import make_team
 from . import strategies
-from .sources import possible, whole
+from .sources import possible
 from .strategies import best_of, mixture, multi_task, start_from, weighted
 
 CHOICE, RUNS = "choice.json", "runs"
@@ -168,8 +168,7 @@ def _chosen(request: Request, work: "_Work") -> Record:
         quiet = Library(request.library, lambda sentence: None)  # damaged prompts were told of already
         ranked = quiet.search(like, work.backbone.fingerprint, request.similarity)
         fit = {entry.name for entry in sources}
-        found, broken = whole([one for one in ranked if one.entry.name in fit], request)
-        left_out += broken
+        found = [one for one in ranked if one.entry.name in fit]
         if not found:
             raise UserError(f"No source in {request.library} could be compared with the probe; softprompts prompts list tells why.")
         sources = [one.entry for one in found]

@@ -175,13 +175,13 @@ def _digests(runs: Iterable[Run]) -> dict[str, dict[str, str]]:
     return {on_disk.task_key(run.config.task): run.task.digests for run in runs}
 
 
-def rerun(folder: Path, name: str, output: Path) -> list[dict[str, Any]]:
+def rerun(folder: Path, name: str, output: Path, data_dir: str | None = None) -> list[dict[str, Any]]:
     """The cohort that a cell was run in once more, from the cells' saved configs; each cell's score as recorded and as it is now."""
     told = on_disk.read_result(folder, name)
     if told is None:
         finished = f'softprompts study status {folder} --json names the finished cells under "finished"'
         raise UserError(f"The study in {folder} has no result of a cell {name!r}; {finished}.")
-    configs = {cell: on_disk.saved_config(folder, cell) for cell in told["beside"]}
+    configs = {cell: on_disk.saved_config(folder, cell, data_dir) for cell in told["beside"]}
 
     def began(runs: Sequence[Run]) -> None:
         on_disk.check_rows(configs, folder, _digests(runs))

@@ -169,6 +169,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         read, twice = yaml.safe_load(text), _named_twice(text)
     except FileNotFoundError:
         raise UserError(f"The config {path} does not exist.") from None
+    except PermissionError:
+        raise UserError(f"The config {path} may not be read by this user; ask its owner for leave (chmod a+r).") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"The config {path} cannot be read as YAML ({' '.join(str(error).split())}).") from None
     if not isinstance(read, dict):
