@@ -208,9 +208,21 @@ def test_answers_that_are_no_label_are_told(toy_csv: Path, tmp_path: Path, capsy
     assert "no label" not in capsys.readouterr().out
     assert main([*own_data(toy_csv), *words, "--seed", "0,1", "--output", str(tmp_path / "two")]) == 0
     assert "in 2 of 2 runs over a fifth of the answers were no label; tune with more --steps" in capsys.readouterr().out
-    design = ["--preset", "prompt-design", "--instruction", "Say it.", "--labels", "positive=xylophone,negative=quagmire"]
+    design = [
+        "--preset",
+        "prompt-design",
+        "--instruction",
+        "Say it.",
+        "--labels",
+        "positive=xylophone,negative=quagmire",
+        "--prompt.length",
+        "0",
+    ]
     assert main([*own_data(toy_csv), *design, "--prompt.start", "labels", "--output", str(tmp_path / "design")]) == 0
     assert "2 of 2 answers were no label; take the likeliest label with --scoring labels" in capsys.readouterr().out.splitlines()
+    start = ["--prompt.start", "prompt", "--prompt.start.sources", str(tmp_path / "design")]
+    assert main([*own_data(toy_csv), *start, "--output", str(tmp_path / "none")]) == 2
+    assert "design has no prompt vectors to start from" in capsys.readouterr().err
     assert main([*own_data(toy_csv), *design, "--seed", "0,1", "--output", str(tmp_path / "designs")]) == 0
     assert "of the answers were no label; take the likeliest label" in capsys.readouterr().out
 

@@ -81,7 +81,13 @@ def _check_begun(names: Sequence[str], folder: Path, subject: str, digest: str) 
     """What goes on from a checkpoint goes on with the rows that it has seen."""
     for name in names:
         path = place(folder, name) / CHECKPOINT
-        if not is_done(folder, name) and path.exists() and read_note(path).get("origin", {}).get("data") != digest:
+        if is_done(folder, name) or not path.exists():
+            continue
+        try:
+            seen = read_note(path).get("origin", {}).get("data")
+        except UserError as error:
+            raise UserError(f"{error} Or begin the cell anew: remove {path.parent}.") from None
+        if seen != digest:
             mend = "put the old rows back, or give another --output"
             raise UserError(f"The rows of {subject} have changed since {name} was begun; {mend}.")
 
@@ -101,9 +107,8 @@ def check_runs(cells: Sequence[Cell], folder: Path, tasks: Mapping[str, Task]) -
     """What a cell could not be tuned with is told before anything runs: every kind of cell is begun once, with one row, on a model without
     weights. Only a start from prompts that are there needs the weights, which tell whose these are."""
     hollow, real = functools.cache(hollow_backbone), functools.lru_cache(1)(load_backbone)
-    begun: dict[str, Run] = {}
-    forms: dict[str, Mapping[str, Any]] = {}
-    """What the prompts of cells will be."""
+    begun, forms = dict[str, Mapping[str, Any]](), dict[str, Mapping[str, Any]]()
+    """What the prompts will be, by kinds of cells and by their names."""
     for cell in cells:
         if is_done(folder, cell.name):
             card = place(folder, cell.name) / CARD
@@ -116,8 +121,8 @@ def check_runs(cells: Sequence[Cell], folder: Path, tasks: Mapping[str, Task]) -
                 dtype, trusted = named_dtype(config.dtype, torch.device("cpu")), config.trust_remote_code
                 fetched = config.prompt.start.kind == "prompt"
                 model = real(config.model, dtype, "cpu", trusted) if fetched else hollow(config.model, dtype, trusted)
-                begun[kind] = Run(config, tasks[str(config.task)], model)
-        forms[cell.name] = _folded(begun[kind])
+                begun[kind] = _folded(Run(config, tasks[str(config.task)], model))
+        forms[cell.name] = begun[kind]
         for source in cell.starts if cell.stage != "mixture-source" else ():  # which takes tasks, not prompts
             if (why := _unlike(forms.get(source, {}), config)) is not None:
                 raise UserError(f"{cell.name} cannot start from {source}: {why}; give source and target settings that fit.")

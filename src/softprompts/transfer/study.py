@@ -6,6 +6,7 @@ are, a weighted average takes one run more, a mixture of the top k's tasks with 
 """
 
 import dataclasses
+import difflib
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..api import sections
+from ..api import SECTIONS, sections
 from ..backbone import DEFAULT
 from ..choice import from_mapping
 from ..errors import UserError
@@ -30,6 +31,8 @@ LONGEST = 80
 """Characters of one part of a cell's name."""
 PER_CELL = ("model", "seed")
 """Settings that the plan gives to each run."""
+KNOWN = sorted({*SECTIONS["task"], *SECTIONS["tuning"], *(own.name for own in dataclasses.fields(RunConfig))} - set(PER_CELL))
+"""Settings that a study may give to its runs."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +212,10 @@ class _Planner:
                 raise UserError(
                     f"{part}.{(wrong or ['task'])[0]} is the study's to set; name backbones, seeds, sources and targets instead."
                 )
+            if unknown := [name for name in getattr(grid, part) if name not in KNOWN]:
+                near = difflib.get_close_matches(str(unknown[0]), KNOWN, 1)
+                hint = f"did you mean {near[0]}?" if near else "they are those of softprompts tune, see its --help."
+                raise UserError(f"There is no setting {unknown[0]}, which stands under {part}; {hint}")
 
     def cells(self) -> Iterator[Cell]:
         seeds, retrieval = self.grid.seeds, self.grid.retrieval

@@ -14,6 +14,7 @@ from ..choice import Choice
 from ..errors import UserError
 from ..prompt import Material, Source, build, load_prompt
 from ..prompt.prompt import blank
+from ..prompt.store import check_backbone
 from ..tasks import Task
 from ..tasks.sentinel import opened
 from . import tokens
@@ -292,4 +293,8 @@ def resolved(config: RunConfig, task: Task, backbone: Backbone) -> RunConfig:
 
 def fetch_source(name: str, backbone: Backbone) -> Source:
     """A trained prompt of this backbone by its folder."""
-    return load_prompt(name, backbone)[0].source()
+    prompt, card = load_prompt(name)
+    if prompt.config.length == 0:
+        raise UserError(f"{name} has no prompt vectors to start from: its model was tuned, or nothing was; name a run that tuned a prompt.")
+    check_backbone(name, card, backbone)
+    return prompt.source()
