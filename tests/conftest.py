@@ -2,6 +2,10 @@
 
 import json
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +74,26 @@ def write_toy(folder: Path) -> Path:
 @pytest.fixture
 def toy_csv(tmp_path: Path) -> Path:
     return write_toy(tmp_path)
+
+
+@contextmanager
+def another_user() -> Iterator[None]:
+    """Inside, files are read and written as a user who owns none of them; only root can become one."""
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def commons() -> Iterator[Path]:
+    """A folder that other users reach, which pytest's own are not."""
+    home = Path(tempfile.mkdtemp(dir="/tmp"))
+    home.chmod(0o755)
+    try:
+        yield home
+    finally:
+        shutil.rmtree(home)

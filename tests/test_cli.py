@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import yaml
 from softprompts.cli import main
 from softprompts.errors import UserError
 
-from .conftest import write_toy
+from .conftest import another_user, write_toy
 
 QUICK = ["--steps", "4", "--batch-size", "4", "--evaluate-every", "2", "--prompt.length", "3", "--max-length", "40", "--device", "cpu"]
 
@@ -374,22 +373,13 @@ def test_a_file_of_somebody_elses_is_not_replaced(toy_csv: Path, tmp_path: Path,
     assert not (tmp_path / "config.yaml").exists()
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user")
-def test_a_folder_of_another_user_is_one_sentence(tuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    home = Path(tempfile.mkdtemp(dir="/tmp"))
-    try:
-        shutil.copytree(tuned, home / "run")
-        (home / "run").chmod(0o700)
-        home.chmod(0o755)
-        os.seteuid(65534)
-        try:
-            for command in (["predict", str(home / "run"), "hello"], ["prompts", "show", str(home / "run")]):
-                assert main(command) == 2
-                assert "may not be read" in capsys.readouterr().err
-        finally:
-            os.seteuid(0)
-    finally:
-        shutil.rmtree(home)
+def test_a_folder_of_another_user_is_one_sentence(tuned: Path, commons: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(tuned, commons / "run")
+    (commons / "run").chmod(0o700)
+    with another_user():
+        for command in (["predict", str(commons / "run"), "hello"], ["prompts", "show", str(commons / "run")]):
+            assert main(command) == 2
+            assert "may not be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("argv", "sentence"), BAD, ids=[" ".join(argv) for argv, _ in BAD])

@@ -1,9 +1,7 @@
 """Files: whole or not there, and readable by whom the user lets."""
 
 import os
-import shutil
 import stat
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,8 @@ import torch
 from softprompts.errors import UserError
 from softprompts.files import check_tensors, read_json, read_tensors, share, write_json, write_tensors
 from softprompts.tasks.sources import read_rows
+
+from .conftest import another_user
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no modes")
@@ -31,24 +31,17 @@ def test_every_file_has_the_mode_that_the_umask_gives(tmp_path: Path, umask: int
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["weights"]
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user")
-def test_another_users_file_is_said_to_be_anothers_and_not_to_be_missing() -> None:
-    home = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own folders are root's alone
-    write_json(home / "a.json", {})
-    write_tensors(home / "a.safetensors", {"x": torch.ones(2)})
-    (home / "a.csv").write_text("text,label\nx,y\n")
-    for path in home.iterdir():
+def test_another_users_file_is_said_to_be_anothers_and_not_to_be_missing(commons: Path) -> None:
+    write_json(commons / "a.json", {})
+    write_tensors(commons / "a.safetensors", {"x": torch.ones(2)})
+    (commons / "a.csv").write_text("text,label\nx,y\n")
+    for path in commons.iterdir():
         path.chmod(0o600)
-    home.chmod(0o755)
     readers = {"a.json": read_json, "a.safetensors": read_tensors, "a.csv": lambda path: read_rows(str(path))}
-    os.seteuid(65534)
-    try:
+    with another_user():
         for name, read in readers.items():
             with pytest.raises(UserError, match=f"{name} may not be read by this user; ask its owner"):
-                read(home / name)
-    finally:
-        os.seteuid(0)
-        shutil.rmtree(home)
+                read(commons / name)
 
 
 def test_a_file_that_is_cut_or_missing_is_told_without_its_numbers_being_read(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from softprompts.files import read_tensors
 from softprompts.library.library import Entry, Library
 from softprompts.library.search import SIMILARITIES, summary
 
-from ..conftest import golden
+from ..conftest import another_user, golden
 from .made import FINGERPRINT, make_prompt
 
 SPOT = golden("spot_similarity")
@@ -290,27 +289,17 @@ def test_damaged_and_foreign_folders_are_told_and_the_others_are_there(tmp_path:
             library.entry("cut")
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user")
-def test_what_one_user_may_not_read_others_find() -> None:
-    home = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own folders are root's alone
+def test_what_one_user_may_not_read_others_find(commons: Path) -> None:
     heard: list[str] = []
-    try:
-        library = Library(home / "library", heard.append)
-        for name in ("a", "b"):
-            library.add(make_prompt(home / name, torch.randn(1, 3, 4)))
-        secret = library.folder / "a" / "prompt.safetensors"
-        secret.chmod(0o600)
-        for folder in (home, library.folder, library.folder / "a"):
-            folder.chmod(0o777)
-        os.seteuid(65534)
-        try:
-            assert [name for name, _ in ranking(library)] == ["b"]
-        finally:
-            os.seteuid(0)
-        assert "may not be read by this user" in heard[0]
-        assert sorted(name for name, _ in ranking(library)) == ["a", "b"], "its owner may"
-    finally:
-        shutil.rmtree(home)
+    library = Library(commons / "library", heard.append)
+    for name in ("a", "b"):
+        library.add(make_prompt(commons / name, torch.randn(1, 3, 4)))
+    (library.folder / "a" / "prompt.safetensors").chmod(0o600)
+    library.folder.chmod(0o777)
+    with another_user():
+        assert [name for name, _ in ranking(library)] == ["b"]
+    assert "may not be read by this user" in heard[0]
+    assert sorted(name for name, _ in ranking(library)) == ["a", "b"], "its owner may"
 
 
 # -- several writers ---------------------------------------------------------------------------------------------------------
