@@ -1,9 +1,11 @@
 """What a person at a terminal sees of long work; nothing at all where there is no terminal."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -38,6 +40,49 @@ class _Rate(ProgressColumn):
         return Text(f"{task.speed:.1f} {unit}/s" if task.speed else f"- {unit}/s", style="cyan")
 
 
+class _Left(ProgressColumn):
+    """The time left, where a bar knows it better than by its own rate."""
+
+    def render(self, task: Task) -> Text:
+        seconds = task.fields["left"] if task.fields.get("left") is not None else task.time_remaining
+        return Text("-:--:--" if seconds is None else str(timedelta(seconds=round(seconds))), style="progress.remaining")
+
+
+class Pace:
+    """How long steps and evaluations took so far, and what is left of both will take."""
+
+    def __init__(self) -> None:
+        self.seconds, self.many = {"step": 0.0, "judge": 0.0}, {"step": 0, "judge": 0}
+        self.last: float | None = None
+
+    def took(self, what: Literal["step", "judge"]) -> None:
+        """A run has taken a step or was judged; what came before the first is not counted, because compiling may be in it."""
+        now = time.monotonic()
+        if self.last is not None:
+            self.seconds[what] += now - self.last
+            self.many[what] += 1
+        self.last = now
+
+    def left(self, runs: Sequence[Run]) -> float | None:
+        """Seconds; before the first evaluation, a row that is judged counts as half of one that is learned from."""
+        if self.last is None or not self.many["step"]:
+            return None
+        step, to_go = self.seconds["step"] / self.many["step"], [run for run in runs if run.stopped is None]
+        known = self.seconds["judge"] / self.many["judge"] if self.many["judge"] else None
+        judging = sum(
+            _evaluations_left(run) * (len(run.held_out) / run.config.tuning.batch_size * step / 2 if known is None else known)
+            for run in to_go
+        )
+        told = judging + step * sum(run.steps - run.step for run in to_go)
+        return max(0.0, told - (time.monotonic() - self.last))
+
+
+def _evaluations_left(run: Run) -> int:
+    every = run.config.tuning.evaluate_every
+    done = len({entry["step"] for entry in run.history if entry["step"]})
+    return max(0, math.ceil(run.steps / every) - done)
+
+
 class ProgressWatcher:
     """A bar per run: steps, loss, the metric so far, rate and time left; and one more while it is evaluated."""
 
@@ -52,9 +97,10 @@ class ProgressWatcher:
             _Rate(),
             *(() if self.narrow else (TimeElapsedColumn(),)),
             TextColumn("left"),
-            TimeRemainingColumn(),
+            _Left(),
         )
         self.shown = console.is_terminal and not quiet
+        self.pace = Pace()
         self.progress = Progress(*columns, console=console, disable=not self.shown)
         self.bars: dict[int, tuple[TaskID, TaskID]] = {}
         self.looked = 0.0
@@ -67,19 +113,21 @@ class ProgressWatcher:
         self.progress.stop()
 
     def stepped(self, run: Run) -> None:
+        self.pace.took("step")
         if self.shown and (run.finished or time.monotonic() - self.looked > REDRAWN):
             self.looked = time.monotonic()
-            self.progress.update(self._bar(run)[0], completed=run.step, news=_news(run, self.narrow))
+            self.progress.update(self._bar(run)[0], completed=run.step, news=_news(run, self.narrow), left=self.pace.left([run]))
 
     def evaluating(self, run: Run, rows: int) -> None:
         if self.shown:
             self.progress.update(self._bar(run)[1], advance=rows, visible=True)
 
     def evaluated(self, run: Run) -> None:
+        self.pace.took("judge")
         if self.shown:
             training, judging = self._bar(run)
             self.progress.reset(judging, visible=False)
-            self.progress.update(training, news=_news(run, self.narrow))
+            self.progress.update(training, news=_news(run, self.narrow), left=self.pace.left([run]))
 
     def _bar(self, run: Run) -> tuple[TaskID, TaskID]:
         if id(run) not in self.bars:
@@ -124,8 +172,9 @@ class CohortWatcher:
         self.ended = False
         self.judged: dict[int, int] = {}
         """Rows answered in the evaluation that a run is in, by the run's id."""
-        columns = (BarColumn(), MofNCompleteColumn(), _Rate(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        columns = (BarColumn(), MofNCompleteColumn(), _Rate(), TimeElapsedColumn(), TextColumn("left"), _Left())
         self.progress = Progress(TextColumn("{task.description}"), *columns, console=self.console, auto_refresh=False)
+        self.pace = Pace()
         self.live = Live(console=self.console, get_renderable=self._screen, refresh_per_second=2)
 
     def __enter__(self) -> "CohortWatcher":
@@ -142,12 +191,13 @@ class CohortWatcher:
             self.live.start(refresh=True)
 
     def stepped(self, run: Run) -> None:
-        pass
+        self.pace.took("step")
 
     def evaluating(self, run: Run, rows: int) -> None:
         self.judged[id(run)] = self.judged.get(id(run), 0) + rows
 
     def evaluated(self, run: Run) -> None:
+        self.pace.took("judge")
         self.judged.pop(id(run), None)
 
     def _done(self) -> int:
@@ -155,7 +205,7 @@ class CohortWatcher:
 
     def _screen(self) -> Group:
         for bar in self.progress.task_ids:
-            self.progress.update(bar, completed=self._done())
+            self.progress.update(bar, completed=self._done(), left=self.pace.left(self.runs))
         return Group(*([] if self.ended else self._table()), self.progress)
 
     def _table(self) -> list[Table | Text]:
