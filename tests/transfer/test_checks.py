@@ -157,14 +157,20 @@ def test_rows_that_change_amid_a_study_are_told_and_nothing_is_run(
     assert len(results(begun)) == len(before) + 1
 
 
-def test_a_named_tasks_rows_that_change_are_told_when_the_next_cell_begins(
-    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    home = tmp_path / "data" / "glue" / "rte"
+def named_rows(folder: Path) -> Path:
+    """A data folder with a few made-up rows of RTE; where they are."""
+    home = folder / "glue" / "rte"
     home.mkdir(parents=True)
     for split, many in (("train", 30), ("validation", 12)):
         rows = [{"sentence1": f"a {n} b", "sentence2": f"c {n}", "label": n % 2, "idx": n} for n in range(many)]
         (home / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return home
+
+
+def test_a_named_tasks_rows_that_change_are_told_when_the_next_cell_begins(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = named_rows(tmp_path / "data")
     argv = ["study", "run", str(write(**FEW, sources=["helpdesk/intent"], targets=["glue/rte"])), "--output", str(tmp_path / "study")]
     argv += ["--device", "cpu", "--quiet", "--data-dir", str(tmp_path / "data")]
     assert cli.main([*argv, "--only", "source,baseline"]) == 0
@@ -172,6 +178,17 @@ def test_a_named_tasks_rows_that_change_are_told_when_the_next_cell_begins(
     assert cli.main(argv) == 2
     assert "The rows of glue/rte have changed since" in capsys.readouterr().err
     assert len(results(tmp_path / "study")) == 2
+
+
+def test_a_cell_is_rerun_with_its_rows_elsewhere(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    named_rows(tmp_path / "data")
+    argv = ["study", "run", str(write(**FEW, sources=[], targets=["glue/rte"])), "--output", str(tmp_path / "study"), "--device", "cpu"]
+    assert cli.main([*argv, "--quiet", "--data-dir", str(tmp_path / "data")]) == 0
+    (tmp_path / "data").rename(tmp_path / "moved")
+    again = ["study", "rerun", str(tmp_path / "study"), next(iter(results(tmp_path / "study"))), "--output", str(tmp_path / "again")]
+    assert cli.main(again) == 2
+    assert "name another with --data-dir" in capsys.readouterr().err
+    assert cli.main([*again, "--data-dir", str(tmp_path / "moved")]) == 0
 
 
 def test_a_cell_that_was_begun_with_other_rows_is_told_before_anything_runs(

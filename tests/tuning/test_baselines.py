@@ -1,5 +1,6 @@
 """Baselines as runs of the same loop: the whole model tuned, alone or on a mixture; prompts that people write."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,15 @@ def test_written_prompts_are_judged_without_learning(toy_csv: Path, tmp_path: Pa
         assert again.backbone.fingerprint == before
         assert again.inputs(["fine"])[0] == f"{again.form.before}fine{again.form.after}"
         assert again.predict(["fine"]) == tuned.predict(["fine"])
+
+
+def test_an_instruction_that_leaves_no_room_for_the_text_is_refused(toy_csv: Path) -> None:
+    task = {"train": str(toy_csv), "text": "review", "label": "mood"}
+    for more, fits in (({"instruction": "word " * 100}, False), ({"demonstrations": 20}, False), ({"instruction": "word"}, True)):
+        config = run_config({"preset": "prompt-design", "task": {**task, **more}, "tuning": {"scoring": "labels", "max_length": 40}})
+        told = nullcontext() if fits else pytest.raises(UserError, match="leave no room for the text")
+        with told:
+            tune_config(config, None, backbone=random_model("t5"))
 
 
 def test_the_embedded_model_answers_an_instruction(tiny: Backbone, tmp_path: Path) -> None:

@@ -68,6 +68,9 @@ class Run:
         self.rng = torch.Generator().manual_seed(config.seed)
 
         budget = self.predictor().budget
+        for part in task.mixed:
+            if part.form.before and len(self.speaker.whole([part.form.before])[0]) >= budget:
+                raise UserError("The instruction and its examples leave no room for the text; shorten them, or raise --max-length.")
         whole = [row for part in task.mixed for row in tokens.whole(self.speaker, [e.input for e in part.train])]
         self.cut = sum(len(row) > budget for row in whole)
         self.inputs = [self.speaker.cut(row, budget) for row in whole]
