@@ -18,14 +18,14 @@ from statistics import mean, stdev
 from typing import Any
 
 from softprompts import tune
-from softprompts.api import Tuned, sections
+from softprompts.artifacts.prompt_file import safe_name
 from softprompts.backbone import load_backbone
-from softprompts.choice import from_mapping
+from softprompts.config.choice import from_mapping
+from softprompts.config.products import run_configs
 from softprompts.errors import UserError
 from softprompts.files import read_json, write_json, write_text
-from softprompts.prompt.store import safe_name
 from softprompts.tasks import TaskConfig, load_task
-from softprompts.tuning.lists import run_configs
+from softprompts.tuning.api import Tuned, sections
 
 TASKS = (
     *("glue/sst2", "textcls/trec", "textcls/agnews", "textcls/cr", "glue/mrpc"),
@@ -36,18 +36,34 @@ HERE = ("device", "data_dir")
 """Settings that say where a measure is taken, not what of."""
 
 
-def settings(tasks: Sequence[str], seeds: Sequence[int], steps: int = 1000, **others: Any) -> dict[str, Any]:
+def settings(
+    tasks: Sequence[str], seeds: Sequence[int], steps: int = 1000, **others: Any
+) -> dict[str, Any]:
     """A measure's settings, as `softprompts.tune` takes them; `evaluate_every`: a few times a run unless told."""
     every = others.pop("evaluate_every", None) or max(1, -(-steps // 4))
-    defaults = {"preset": "prompt-tuning", "batch_size": 32, "prompt": {"length": 20}, "metric": "accuracy"}
-    made = {"task": list(tasks), "seed": list(seeds), "steps": steps, "evaluate_every": every, "checkpoint_every": every, **defaults}
+    defaults = {
+        "preset": "prompt-tuning",
+        "batch_size": 32,
+        "prompt": {"length": 20},
+        "metric": "accuracy",
+    }
+    made = {
+        "task": list(tasks),
+        "seed": list(seeds),
+        "steps": steps,
+        "evaluate_every": every,
+        "checkpoint_every": every,
+        **defaults,
+    }
     return made | {name: value for name, value in others.items() if value is not None}
 
 
 def numbers(seeds: str) -> list[int]:
     """The seeds of a flag."""
     if not all(part.strip().isdecimal() for part in seeds.split(",")):
-        raise UserError(f"--seeds is {seeds!r}; write whole numbers with commas between them, such as 0,1,2.")
+        raise UserError(
+            f"--seeds is {seeds!r}; write whole numbers with commas between them, such as 0,1,2."
+        )
     return [int(part) for part in seeds.split(",")]
 
 
@@ -59,26 +75,38 @@ def check(given: Mapping[str, Any], folders: Iterable[Path]) -> None:
             load_task(task)
 
 
-def measure(model: str, folder: Path, given: Mapping[str, Any], also: Sequence[str] = ()) -> dict[str, Any]:
+def measure(
+    model: str, folder: Path, given: Mapping[str, Any], also: Sequence[str] = ()
+) -> dict[str, Any]:
     """Tune all runs as one cohort in `folder`, or go on with them; what they came to is kept, and not measured again.
 
     The best prompts are judged once more by every way of answering in `also`.
     """
     backbone = load_backbone(model, device="cpu")
-    what = {"fingerprint": backbone.fingerprint, "settings": {name: value for name, value in given.items() if name not in HERE}}
+    what = {
+        "fingerprint": backbone.fingerprint,
+        "settings": {name: value for name, value in given.items() if name not in HERE},
+    }
     what |= {"also": list(also)} if also else {}
     if (folder / SCORES).exists():
         record: dict[str, Any] = read_json(folder / SCORES)
         if {name: record.get(name) for name in what} != what:
-            raise UserError(f"{folder} holds a measure of another model or with other settings; name another --output.")
+            raise UserError(
+                f"{folder} holds a measure of another model or with other settings; name another --output."
+            )
         return record
     resumed = any(folder.glob("*/checkpoint.safetensors"))
     begun = time.monotonic()
     results = tune(**given, model=model, output=folder)
     seconds = round(time.monotonic() - begun, 1)
     kinds = ("best", "last", *also)
-    tasks: dict[str, dict[str, Any]] = {task: {"majority": None, **{kind: {} for kind in kinds}, "failed": {}} for task in given["task"]}
-    for (task, seed), result in zip(itertools.product(given["task"], given["seed"]), results, strict=True):
+    tasks: dict[str, dict[str, Any]] = {
+        task: {"majority": None, **{kind: {} for kind in kinds}, "failed": {}}
+        for task in given["task"]
+    }
+    for (task, seed), result in zip(
+        itertools.product(given["task"], given["seed"]), results, strict=True
+    ):
         if isinstance(result, Exception):
             tasks[task]["failed"][str(seed)] = str(result)
             continue
@@ -90,7 +118,14 @@ def measure(model: str, folder: Path, given: Mapping[str, Any], also: Sequence[s
             tasks[task][scoring][str(seed)] = judged(result, scoring)
     totals = {which: over_tasks(tasks, which) for which in kinds}
     sizes = {"parameters": sum(parameter.numel() for parameter in backbone.model.parameters())}
-    record = {**what, **sizes, "tasks": tasks, "mean": totals, "seconds": seconds, "resumed": resumed}
+    record = {
+        **what,
+        **sizes,
+        "tasks": tasks,
+        "mean": totals,
+        "seconds": seconds,
+        "resumed": resumed,
+    }
     write_json(folder / SCORES, record)
     return record
 
@@ -98,13 +133,21 @@ def measure(model: str, folder: Path, given: Mapping[str, Any], also: Sequence[s
 def judged(tuned: Tuned, scoring: str) -> float:
     """A prompt's accuracy on its task's validation rows when it answers in another way."""
     task = load_task(from_mapping(TaskConfig, tuned.card["config"]["task"]))
-    return task.score(tuned.predictor(scoring)([example.input for example in task.validation]))["accuracy"]
+    return task.score(tuned.predictor(scoring)([example.input for example in task.validation]))[
+        "accuracy"
+    ]
 
 
 def over_tasks(tasks: Mapping[str, Mapping[str, Any]], which: str) -> dict[str, float]:
     """The mean over all tasks for each seed that no task lacks."""
-    seeds = [seed for seed in next(iter(tasks.values()))[which] if all(seed in scores[which] for scores in tasks.values())]
-    return {seed: round(mean(scores[which][seed] for scores in tasks.values()), 4) for seed in seeds}
+    seeds = [
+        seed
+        for seed in next(iter(tasks.values()))[which]
+        if all(seed in scores[which] for scores in tasks.values())
+    ]
+    return {
+        seed: round(mean(scores[which][seed] for scores in tasks.values()), 4) for seed in seeds
+    }
 
 
 def spread(scores: Mapping[str, float]) -> str:
@@ -115,18 +158,34 @@ def spread(scores: Mapping[str, float]) -> str:
     return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
 
 
-def table(records: Mapping[str, Mapping[str, Any]], cell: Callable[[Mapping[str, Any]], str] | None = None) -> str:
+def table(
+    records: Mapping[str, Mapping[str, Any]], cell: Callable[[Mapping[str, Any]], str] | None = None
+) -> str:
     """Markdown: a row for each task and one for their mean; best validation accuracy, and the last step's in brackets, unless told."""
     cell = cell or _cell
     first = next(iter(records.values()))
     rows = [["task", "majority class", *records], ["---", *["---:"] * (1 + len(records))]]
     for task, scores in first["tasks"].items():
         own = [record["tasks"][task] for record in records.values()]
-        rows.append([task, "" if scores["majority"] is None else f"{scores['majority']:.1f}", *map(cell, own)])
+        rows.append(
+            [
+                task,
+                "" if scores["majority"] is None else f"{scores['majority']:.1f}",
+                *map(cell, own),
+            ]
+        )
     lines = [value["majority"] for value in first["tasks"].values()]
     floor = f"{mean(lines):.1f}" if all(line is not None for line in lines) else ""
-    rows.append(["**mean**", floor, *(f"**{cell(record['mean'])}**" for record in records.values())])
-    rows.append(["seconds", "", *(f"{r['seconds']:.0f}{' since it went on' * r['resumed']}" for r in records.values())])
+    rows.append(
+        ["**mean**", floor, *(f"**{cell(record['mean'])}**" for record in records.values())]
+    )
+    rows.append(
+        [
+            "seconds",
+            "",
+            *(f"{r['seconds']:.0f}{' since it went on' * r['resumed']}" for r in records.values()),
+        ]
+    )
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 
@@ -144,7 +203,10 @@ def about(given: Mapping[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parsed(argv)
-    names = [(name, model) if model else (Path(name).name, name) for name, _, model in (text.partition("=") for text in options.models)]
+    names = [
+        (name, model) if model else (Path(name).name, name)
+        for name, _, model in (text.partition("=") for text in options.models)
+    ]
     records: dict[str, dict[str, Any]] = {}
     try:
         if len({safe_name(name) for name, _ in names}) < len(names):
@@ -156,10 +218,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         )  # fmt: skip
         check(given, [options.output / safe_name(name) for name, _ in names])
         for _, model in names[1:]:
-            load_backbone(model, device="cpu")  # one that is not there is told before the first is measured
+            load_backbone(
+                model, device="cpu"
+            )  # one that is not there is told before the first is measured
         for name, model in names:
             records[name] = measure(model, options.output / safe_name(name), given)
-            print(f"{name}: {_cell(records[name]['mean'])} in {records[name]['seconds']:.0f} s", file=sys.stderr, flush=True)
+            print(
+                f"{name}: {_cell(records[name]['mean'])} in {records[name]['seconds']:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
     except (UserError, ValueError) as error:
         print(f"backbones: {error}", file=sys.stderr)
         return 2
@@ -171,9 +239,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="a model's folder or name, or NAME=MODEL")
-    parser.add_argument("--output", type=Path, required=True, help="where the runs and the tables go")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "models", nargs="+", metavar="MODEL", help="a model's folder or name, or NAME=MODEL"
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, help="where the runs and the tables go"
+    )
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seeds", default="0,1,2")
@@ -181,9 +255,15 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--preset", default="prompt-tuning")
     parser.add_argument("--lr", type=float)
-    parser.add_argument("--evaluate-every", type=int, help="steps between evaluations (default: four times a run)")
-    parser.add_argument("--cap-validation", type=int, help="judge by so many rows of a task at most")
-    parser.add_argument("--data-dir", help="a folder with the tasks' rows (default: SOFTPROMPTS_DATA)")
+    parser.add_argument(
+        "--evaluate-every", type=int, help="steps between evaluations (default: four times a run)"
+    )
+    parser.add_argument(
+        "--cap-validation", type=int, help="judge by so many rows of a task at most"
+    )
+    parser.add_argument(
+        "--data-dir", help="a folder with the tasks' rows (default: SOFTPROMPTS_DATA)"
+    )
     parser.add_argument("--device")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser.parse_args(argv)

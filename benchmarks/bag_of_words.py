@@ -14,10 +14,16 @@ from softprompts.tasks.starter import STARTERS
 def main() -> None:
     for name in STARTERS:
         task = load_task(TaskConfig(task=name))
-        model = make_pipeline(TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2), LogisticRegression(C=10, max_iter=2000))
+        model = make_pipeline(
+            TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2),
+            LogisticRegression(C=10, max_iter=2000),
+        )
         model.fit([e.input for e in task.train], [e.target for e in task.train])
         scores = task.score(list(model.predict([e.input for e in task.validation])))
-        print(f"{name:<20} majority {task.majority()['accuracy']:5.1f}   bag of words {scores['accuracy']:5.1f}", flush=True)
+        print(
+            f"{name:<20} majority {task.majority()['accuracy']:5.1f}   bag of words {scores['accuracy']:5.1f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

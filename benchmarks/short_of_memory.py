@@ -26,7 +26,9 @@ from softprompts.files import write_json
 RUNS, STEPS = 8, 10
 
 
-def trial(backbone: Backbone, rows: list[Rows], fast: bool, recompute: bool = False) -> tuple[dict[str, Any], Tensor]:
+def trial(
+    backbone: Backbone, rows: list[Rows], fast: bool, recompute: bool = False
+) -> tuple[dict[str, Any], Tensor]:
     """What it took, and the losses of each run and step [R, steps]."""
     release(backbone)
     tuning = {"optimizer": "adamw", "lr": 0.01, "weight_decay": 1e-5, "recompute": recompute}
@@ -37,9 +39,16 @@ def trial(backbone: Backbone, rows: list[Rows], fast: bool, recompute: bool = Fa
     for number in range(STEPS):
         ours.step(number)
     losses = torch.tensor(ours.losses())
-    took, peak = 1000 * (time.perf_counter() - begun) / (STEPS * RUNS), torch.cuda.max_memory_allocated() / 2**30
+    took, peak = (
+        1000 * (time.perf_counter() - begun) / (STEPS * RUNS),
+        torch.cuda.max_memory_allocated() / 2**30,
+    )
     room = ours.cohort.room.tokens
-    found = {"ms": round(took, 1), "peak_gib": round(peak, 2), "tokens_of_a_pass": None if room == float("inf") else int(room)}
+    found = {
+        "ms": round(took, 1),
+        "peak_gib": round(peak, 2),
+        "tokens_of_a_pass": None if room == float("inf") else int(room),
+    }
     return {"way": "compiled" if fast else "plain", "recompute": recompute, **found}, losses
 
 
@@ -57,7 +66,11 @@ def trials(backbone: Backbone, rows: list[Rows]) -> list[dict[str, Any]]:
         took = torch.cuda.max_memory_reserved() / torch.cuda.get_device_properties(0).total_memory
         tell({"memory": 1.0, **found}, whole, whole)
         if not fast:
-            tell({"memory": 1.0, **(again := trial(backbone, rows, fast, recompute=True))[0]}, again[1], whole)
+            tell(
+                {"memory": 1.0, **(again := trial(backbone, rows, fast, recompute=True))[0]},
+                again[1],
+                whole,
+            )
         for share in (0.6, 0.3):
             torch.cuda.empty_cache()
             torch.cuda.set_per_process_memory_fraction(share * took)
@@ -68,7 +81,9 @@ def trials(backbone: Backbone, rows: list[Rows]) -> list[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, help="where the result goes as JSON")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
@@ -76,7 +91,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     backbone = load("t5-base", "bf16", "cuda", 0)
     rows = draw("synthetic", backbone, RUNS, STEPS, 32, 0, "", 256)
-    result = {"benchmark": "short_of_memory", "model": "t5-base", "runs": RUNS, "steps": STEPS, **surroundings(backbone.device, "bf16")}
+    result = {
+        "benchmark": "short_of_memory",
+        "model": "t5-base",
+        "runs": RUNS,
+        "steps": STEPS,
+        **surroundings(backbone.device, "bf16"),
+    }
     result["trials"] = trials(backbone, rows)
     if options.output is not None:
         write_json(options.output, result)

@@ -39,7 +39,10 @@ KINDS = {
 
 
 def kind_of(name: str) -> str:
-    return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name, re.IGNORECASE)), "other pointwise")
+    return next(
+        (kind for kind, pattern in KINDS.items() if re.search(pattern, name, re.IGNORECASE)),
+        "other pointwise",
+    )
 
 
 def profiled(options: argparse.Namespace) -> dict[str, Any]:
@@ -47,9 +50,14 @@ def profiled(options: argparse.Namespace) -> dict[str, Any]:
         raise UserError("--runs, --prompt, --batch, --steps and --warmup must be at least 1.")
     backbone = load(options.model, options.dtype, options.device, 0)
     total = options.warmup + 2 * options.steps + (options.steps if options.python else 0)
-    rows = draw(options.workload, backbone, options.runs, total, options.batch, 0, options.data_dir, 256)
+    rows = draw(
+        options.workload, backbone, options.runs, total, options.batch, 0, options.data_dir, 256
+    )
     settings = {"preset": options.preset, "prompt": {"length": options.prompt}}
-    ours = Ours([make_run(backbone, own, settings, run) for run, own in enumerate(rows)], compile_ours(backbone, True))
+    ours = Ours(
+        [make_run(backbone, own, settings, run) for run, own in enumerate(rows)],
+        compile_ours(backbone, True),
+    )
     number = iter(range(total))
     for _ in range(options.warmup):
         ours.step(next(number))
@@ -58,17 +66,28 @@ def profiled(options: argparse.Namespace) -> dict[str, Any]:
         clock.time(lambda: ours.step(next(number)))
     took = 1000 * (wait(backbone.device) - begun) / options.steps
     cuda = backbone.device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as seen:
+    with profile(
+        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    ) as seen:
         for _ in range(options.steps):
             ours.step(next(number))
         wait(backbone.device)
     kinds, names = defaultdict[str, float](float), []
     for event in seen.key_averages():
-        own = (event.self_device_time_total if cuda else event.self_cpu_time_total) / 1000 / options.steps
+        own = (
+            (event.self_device_time_total if cuda else event.self_cpu_time_total)
+            / 1000
+            / options.steps
+        )
         if own > 0 and (not cuda or str(event.device_type).endswith("CUDA")):
             kinds[kind_of(event.key)] += own
-            names.append({"name": event.key[:160], "ms": round(own, 4), "calls": event.count / options.steps})
-    tokens = sum(len(text) + options.prompt for each in rows for batch in each.inputs for text in batch) / total
+            names.append(
+                {"name": event.key[:160], "ms": round(own, 4), "calls": event.count / options.steps}
+            )
+    tokens = (
+        sum(len(text) + options.prompt for each in rows for batch in each.inputs for text in batch)
+        / total
+    )
     result = {
         **surroundings(backbone.device, backbone.dtype), "model": options.model, "runs": options.runs, "prompt": options.prompt,
         "batch": options.batch, "tokens": round(tokens), "step_ms": round(took, 3), "run_step_ms": round(took / options.runs, 3),
@@ -94,12 +113,17 @@ def told(result: dict[str, Any]) -> str:
         f"{result['step_ms']:.1f} ms a step, {result['run_step_ms']:.2f} a run-step; busy {result['busy_ms']:.1f} ms.",
         "", "| kind | ms a step | share |", "|---|---:|---:|",
     ]  # fmt: skip
-    lines += [f"| {kind} | {ms:.2f} | {ms / result['busy_ms']:.0%} |" for kind, ms in result["kinds"].items()]
+    lines += [
+        f"| {kind} | {ms:.2f} | {ms / result['busy_ms']:.0%} |"
+        for kind, ms in result["kinds"].items()
+    ]
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="t5-tiny", help="as benchmarks/training.py has it")
     parser.add_argument("--workload", default="synthetic", help="synthetic or sst2")
     parser.add_argument("--data-dir", default="", help="a folder with SST-2's rows")
@@ -107,9 +131,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=8, help="runs at once")
     parser.add_argument("--prompt", type=int, default=20, help="prompt tokens")
     parser.add_argument("--batch", type=int, default=32, help="rows of a run's step")
-    parser.add_argument("--steps", type=int, default=10, help="steps that are timed, and as many that are profiled")
-    parser.add_argument("--warmup", type=int, default=12, help="steps before them, which hold the compiling")
-    parser.add_argument("--python", type=int, default=0, metavar="N", help="print the N Python functions that take longest")
+    parser.add_argument(
+        "--steps", type=int, default=10, help="steps that are timed, and as many that are profiled"
+    )
+    parser.add_argument(
+        "--warmup", type=int, default=12, help="steps before them, which hold the compiling"
+    )
+    parser.add_argument(
+        "--python",
+        type=int,
+        default=0,
+        metavar="N",
+        help="print the N Python functions that take longest",
+    )
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--output", type=Path, help="where the result goes as JSON")

@@ -20,32 +20,47 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from softprompts.api import tune_cohort
 from softprompts.backbone import Backbone, load_backbone
 from softprompts.bench.measure import surroundings
+from softprompts.config.products import Member
 from softprompts.errors import UserError
 from softprompts.files import write_json
-from softprompts.transfer.study import Cell, plan, read_study
+from softprompts.study.plan import Cell, plan, read_study
 from softprompts.tuning import RunConfig, RunFailedError
-from softprompts.tuning.lists import Member
+from softprompts.tuning.api import tune_cohort
 
 
 def chosen(cells: Sequence[Cell], stage: str, number: int, steps: int | None) -> list[Member]:
     """The first cells of a stage that may share one forward pass, as the runs they are."""
-    found = [cell for cell in cells if cell.stage == stage and not cell.needs and not cell.whole_model]
+    found = [
+        cell for cell in cells if cell.stage == stage and not cell.needs and not cell.whole_model
+    ]
     if not found:
-        raise UserError(f"The study has no cells of stage {stage!r} that start by themselves; choose source or baseline.")
-    alike = [cell for cell in found if (cell.variant, cell.backbone) == (found[0].variant, found[0].backbone)]
+        raise UserError(
+            f"The study has no cells of stage {stage!r} that start by themselves; choose source or baseline."
+        )
+    alike = [
+        cell
+        for cell in found
+        if (cell.variant, cell.backbone) == (found[0].variant, found[0].backbone)
+    ]
     if len(alike) < number:
-        raise UserError(f"The study has {len(alike)} such cells, and --cells asks for {number}; lower it.")
-    return [Member(_shortened(cell.config, steps), {"cell": cell.name}, cell.name) for cell in alike[:number]]
+        raise UserError(
+            f"The study has {len(alike)} such cells, and --cells asks for {number}; lower it."
+        )
+    return [
+        Member(_shortened(cell.config, steps), {"cell": cell.name}, cell.name)
+        for cell in alike[:number]
+    ]
 
 
 def _shortened(config: RunConfig, steps: int | None) -> RunConfig:
     """With so many steps, judged and saved once, at the end."""
     if steps is None:
         return config
-    tuning = dataclasses.replace(config.tuning, steps=steps, epochs=None, evaluate_every=steps, checkpoint_every=steps)
+    tuning = dataclasses.replace(
+        config.tuning, steps=steps, epochs=None, evaluate_every=steps, checkpoint_every=steps
+    )
     return dataclasses.replace(config, tuning=tuning)
 
 
@@ -57,13 +72,26 @@ def timed(cohorts: Sequence[Sequence[Member]], backbone: Backbone, home: Path) -
         outcomes = tune_cohort(members, home, backbone=backbone, curves=False)
         for member, outcome in zip(members, outcomes, strict=True):
             scores[member.name] = (
-                None if isinstance(outcome, RunFailedError) else outcome.card["metrics"][outcome.card["task"]["metrics"][0]]
+                None
+                if isinstance(outcome, RunFailedError)
+                else outcome.card["metrics"][outcome.card["task"]["metrics"][0]]
             )
-        costs = [outcome.cost for outcome in outcomes if not isinstance(outcome, RunFailedError) and outcome.cost is not None]
-        training += max((cost["seconds"] for cost in costs), default=0.0)  # all runs of a cohort share one
+        costs = [
+            outcome.cost
+            for outcome in outcomes
+            if not isinstance(outcome, RunFailedError) and outcome.cost is not None
+        ]
+        training += max(
+            (cost["seconds"] for cost in costs), default=0.0
+        )  # all runs of a cohort share one
     seconds = time.perf_counter() - begun
     pace = round(60 * len(scores) / seconds, 3)
-    return {"seconds": round(seconds, 3), "training_seconds": round(training, 3), "cells_per_minute": pace, "scores": scores}
+    return {
+        "seconds": round(seconds, 3),
+        "training_seconds": round(training, 3),
+        "cells_per_minute": pace,
+        "scores": scores,
+    }
 
 
 def measure(members: Sequence[Member]) -> dict[str, Any]:
@@ -76,9 +104,15 @@ def measure(members: Sequence[Member]) -> dict[str, Any]:
     home = Path(tempfile.mkdtemp(prefix="study-"))
     try:
         for way, cohorts in ways.items():
-            warm = [dataclasses.replace(member, config=_shortened(member.config, 1)) for member in cohorts[0]]
+            warm = [
+                dataclasses.replace(member, config=_shortened(member.config, 1))
+                for member in cohorts[0]
+            ]
             before = timed([warm], backbone, home / "warm" / way)
-            found[way] = {"warm_up_seconds": before["seconds"], **timed(cohorts, backbone, home / way)}
+            found[way] = {
+                "warm_up_seconds": before["seconds"],
+                **timed(cohorts, backbone, home / way),
+            }
     finally:
         shutil.rmtree(home, ignore_errors=True)
     return {
@@ -89,8 +123,15 @@ def measure(members: Sequence[Member]) -> dict[str, Any]:
         **surroundings(backbone.device, backbone.dtype),
         **found,
         "ratio": round(found["one_by_one"]["seconds"] / found["cohort"]["seconds"], 3),
-        "training_ratio": round(found["one_by_one"]["training_seconds"] / max(1e-3, found["cohort"]["training_seconds"]), 3),
-        "same_scores": sum(found["cohort"]["scores"][name] == score for name, score in found["one_by_one"]["scores"].items()),
+        "training_ratio": round(
+            found["one_by_one"]["training_seconds"]
+            / max(1e-3, found["cohort"]["training_seconds"]),
+            3,
+        ),
+        "same_scores": sum(
+            found["cohort"]["scores"][name] == score
+            for name, score in found["one_by_one"]["scores"].items()
+        ),
         "largest_difference": _apart(found["cohort"]["scores"], found["one_by_one"]["scores"]),
     }
 
@@ -115,7 +156,15 @@ def told(result: dict[str, Any]) -> str:
     scores += "a cell failed one way only" if apart is None else f"{apart:.2f} points apart at most"
     ended = f"The cohort is {result['ratio']:.2f} times as fast ({result['training_ratio']:.2f} in training); {scores}."
     return "\n".join(
-        [about, "", "| way | warm-up, seconds | seconds | of training | cells a minute |", "|---|---:|---:|---:|---:|", *rows, "", ended]
+        [
+            about,
+            "",
+            "| way | warm-up, seconds | seconds | of training | cells a minute |",
+            "|---|---:|---:|---:|---:|",
+            *rows,
+            "",
+            ended,
+        ]
     )
 
 
@@ -137,12 +186,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("study", type=Path, metavar="STUDY.yaml")
     parser.add_argument("--cells", type=int, default=8, help="how many cells (default 8)")
     parser.add_argument("--stage", default="source", help="source or baseline (default source)")
-    parser.add_argument("--steps", type=int, help="steps of each cell, judged at the end (default: as the study says)")
-    parser.add_argument("--data-dir", help="a folder with the tasks' rows (default: as the study says)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        help="steps of each cell, judged at the end (default: as the study says)",
+    )
+    parser.add_argument(
+        "--data-dir", help="a folder with the tasks' rows (default: as the study says)"
+    )
     parser.add_argument("--device")
     parser.add_argument("--output", type=Path, help="where the result goes as JSON")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")

@@ -25,11 +25,18 @@ def configs(grid: list[dict[str, Any]]) -> list[dict[str, Any]]:
         axes = entry.get("grid", {})
         for values in itertools.product(*axes.values()):
             settings: dict[str, Any] = {}
-            for name, value in [*((k, v) for k, v in entry.items() if k != "grid"), *zip(axes, values, strict=True)]:
+            for name, value in [
+                *((k, v) for k, v in entry.items() if k != "grid"),
+                *zip(axes, values, strict=True),
+            ]:
                 *path, last = name.split(".")
                 place = settings
                 for part in path:
-                    place[part] = {"kind": place[part]} if isinstance(place.get(part), str) else place.get(part, {})
+                    place[part] = (
+                        {"kind": place[part]}
+                        if isinstance(place.get(part), str)
+                        else place.get(part, {})
+                    )
                     place = place[part]
                 place[last] = value
             found.append(settings)
@@ -48,10 +55,10 @@ def placed(settings: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
 def work(queue: Any, results: Any, device: str, deadline: float, places: dict[str, str]) -> None:
     import torch
 
-    from softprompts.api import sections, tune_config
     from softprompts.backbone import load_backbone
     from softprompts.errors import UserError
     from softprompts.tuning import run_config
+    from softprompts.tuning.api import sections, tune_config
 
     torch.set_num_threads(1)
     backbones: dict[str, Any] = {}
@@ -74,8 +81,13 @@ def work(queue: Any, results: Any, device: str, deadline: float, places: dict[st
                     history[:] = run.history
 
             tuned = tune_config(config, None, watcher=Note(), backbone=backbones[key])
-            record |= {k: tuned.card[k] for k in ("metrics", "majority", "best_step", "steps", "stopped")}
-            record["curve"] = [(e["step"], round(e["loss"], 3), e[tuned.card["task"]["metrics"][0]]) for e in history]
+            record |= {
+                k: tuned.card[k] for k in ("metrics", "majority", "best_step", "steps", "stopped")
+            }
+            record["curve"] = [
+                (e["step"], round(e["loss"], 3), e[tuned.card["task"]["metrics"][0]])
+                for e in history
+            ]
         except UserError as error:
             record["error"] = str(error)
         results.put(record | {"seconds": round(time.time() - begun, 1)})
@@ -83,16 +95,26 @@ def work(queue: Any, results: Any, device: str, deadline: float, places: dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("grid", type=Path)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--data", default="", help="the folder that {data} in the grid stands for")
-    parser.add_argument("--backbones", default="", help="the folder that {backbones} in the grid stands for")
-    parser.add_argument("--seconds", type=float, default=1e9, help="start no run after so many seconds")
+    parser.add_argument(
+        "--backbones", default="", help="the folder that {backbones} in the grid stands for"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=1e9, help="start no run after so many seconds"
+    )
     options = parser.parse_args()
-    done = [json.loads(line)["settings"] for line in options.output.read_text().splitlines()] if options.output.exists() else []
+    done = (
+        [json.loads(line)["settings"] for line in options.output.read_text().splitlines()]
+        if options.output.exists()
+        else []
+    )
     todo = [c for c in configs(yaml.safe_load(options.grid.read_text())) if c not in done]
     context = multiprocessing.get_context("spawn")
     queue, results = context.Queue(), context.Queue()
@@ -100,7 +122,10 @@ def main() -> None:
         queue.put(settings)
     begun, places = time.time(), {"{data}": options.data, "{backbones}": options.backbones}
     processes = [
-        context.Process(target=work, args=(queue, results, options.device, begun + options.seconds, places)) for _ in range(options.workers)
+        context.Process(
+            target=work, args=(queue, results, options.device, begun + options.seconds, places)
+        )
+        for _ in range(options.workers)
     ]
     for process in processes:
         process.start()
@@ -114,7 +139,10 @@ def main() -> None:
             count += 1
             file.write(json.dumps(record) + "\n")
             file.flush()
-            told = record.get("error") or f"{record['metrics']} at {record['best_step']}, majority {record['majority']}"
+            told = (
+                record.get("error")
+                or f"{record['metrics']} at {record['best_step']}, majority {record['majority']}"
+            )
             print(
                 f"[{count}/{len(todo)} {time.time() - begun:.0f}s] {json.dumps(record['settings'])}: {told} ({record['seconds']}s)",
                 flush=True,

@@ -14,7 +14,21 @@ from typing import Any
 
 PRESETS = ("mixture", "prompt-tuning", "residual", "residual-bert", "smop", "p-tuning")
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
-DATA = {"model", "dtype", "task", "train", "validation", "text", "template", "label", "labels", "steps", "preset", "lr", "seed"}
+DATA = {
+    "model",
+    "dtype",
+    "task",
+    "train",
+    "validation",
+    "text",
+    "template",
+    "label",
+    "labels",
+    "steps",
+    "preset",
+    "lr",
+    "seed",
+}
 """Settings that say what was run on what; any other is a change to a preset."""
 
 
@@ -24,7 +38,9 @@ def where(settings: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    runs: dict[tuple[str, str, float], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    runs: dict[tuple[str, str, float], dict[int, list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     other: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     majority: dict[str, float] = {}
     twice: list[float] = []
@@ -35,7 +51,9 @@ def main() -> None:
         changed = {name: value for name, value in settings.items() if name not in DATA}
         rate = settings.get("lr", 0.3)
         if changed:
-            told = f"lr {rate}, seed {settings['seed']}, " + ", ".join(f"{name} {json.dumps(value)}" for name, value in changed.items())
+            told = f"lr {rate}, seed {settings['seed']}, " + ", ".join(
+                f"{name} {json.dumps(value)}" for name, value in changed.items()
+            )
             other[(where(settings), settings["preset"], told)].append(score)
         else:
             runs[(where(settings), settings["preset"], rate)][settings["seed"]].append(score)
@@ -52,7 +70,11 @@ def main() -> None:
         for preset in presets:
             found = [runs[(place, preset, rate)].get(0, []) for rate in RATES]
             if all(found):
-                print(f"| {place}, {preset} | " + " | ".join(f"{mean(scores):.1f}" for scores in found) + " |")
+                print(
+                    f"| {place}, {preset} | "
+                    + " | ".join(f"{mean(scores):.1f}" for scores in found)
+                    + " |"
+                )
     print("\nchanged settings:")
     for (place, preset, told), scores in sorted(other.items()):
         print(f"{place}, {preset}, {told}: {mean(scores):.1f}")
@@ -61,7 +83,11 @@ def main() -> None:
             if len(scores) > 1:
                 twice.append(max(scores) - min(scores))
                 print(f"run twice: {place}, {preset}, lr {rate_}, seed {seed}: {scores}")
-    print(f"mean difference between two runs of one setting: {mean(twice):.1f}" if twice else "no setting was run twice")
+    print(
+        f"mean difference between two runs of one setting: {mean(twice):.1f}"
+        if twice
+        else "no setting was run twice"
+    )
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ The same as `softprompts bench training`; --help tells the options.
 
 import sys
 
-from softprompts.bench.command import script
+from softprompts.cli.bench import script
 
 if __name__ == "__main__":
     sys.exit(script("training"))

@@ -11,8 +11,12 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start: the workers keep every core busy
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # where a test takes two threads, the one that waits leaves its core to others
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # for processes that tests start: the workers keep every core busy
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "PASSIVE"
+)  # where a test takes two threads, the one that waits leaves its core to others
 
 import pytest
 import torch
@@ -27,7 +31,10 @@ GOLDEN = Path(__file__).parent / "golden"
 DATA = Path(os.environ.get("SOFTPROMPTS_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 MISTAKES = [
-    (["--seeds", "0,x"], "--seeds is '0,x'; write whole numbers with commas between them, such as 0,1,2."),
+    (
+        ["--seeds", "0,x"],
+        "--seeds is '0,x'; write whole numbers with commas between them, such as 0,1,2.",
+    ),
     (["--seeds", ""], "--seeds is ''; write whole numbers"),
     (["--tasks", "helpdesk/urgency,helpdesk/none"], "There is no task 'helpdesk/none'"),
     (["--tasks", "glue/sst2", "--data-dir", "gone"], "The data folder gone does not exist"),
@@ -60,7 +67,7 @@ def tiny() -> Backbone:
 @pytest.fixture
 def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of many short runs, which take less time than their pictures; test_cli.py looks at the picture."""
-    monkeypatch.setattr("softprompts.api.learning_curve", lambda *_: False)
+    monkeypatch.setattr("softprompts.tuning.api.learning_curve", lambda *_: False)
 
 
 def write_toy(folder: Path) -> Path:

@@ -7,7 +7,12 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedTokenizerFast,
+)
 
 from softprompts.backbone import Backbone, Causal, EncoderDecoder, Masked
 
@@ -22,7 +27,15 @@ TOY = [
     ("the worst meal of my life", "negative"),
 ]
 LINES = [f"{text} {label} is it good" for text, label in TOY] * 5
-SIZES = {"vocab_size": 16128, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
+SIZES = {
+    "vocab_size": 16128,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+}
 TOKENS = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
 
 
@@ -34,14 +47,19 @@ def t5_tokenizer() -> Any:
     return transformers.AutoTokenizer.from_pretrained(EMBEDDED["t5-tiny"])
 
 
-def byte_tokenizer(opening: str | None = None, closing: str | None = None, **named: str) -> PreTrainedTokenizerFast:
+def byte_tokenizer(
+    opening: str | None = None, closing: str | None = None, **named: str
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE over the toy reviews, as GPT-2's and RoBERTa's; `opening` and `closing` go around every text."""
     special = list(dict.fromkeys([*named.values(), "<s>", "</s>"]))
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     made.train_from_iterator(
-        LINES, trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+        LINES,
+        trainers.BpeTrainer(
+            vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        ),
     )
     made.decoder = decoders.ByteLevel()
     return _wrapped(made, opening, closing, {"bos_token": "<s>", "eos_token": "</s>", **named})
@@ -49,28 +67,50 @@ def byte_tokenizer(opening: str | None = None, closing: str | None = None, **nam
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
     """A WordPiece over the toy reviews, as BERT's: [CLS] before a text and [SEP] after it."""
-    named = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    named = {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    }
     words = {word.strip(",") for line in LINES for word in line.split()}
-    letters = [f"{mark}{letter}" for mark in ("", "##") for letter in "abcdefghijklmnopqrstuvwxyzI0123456789,"]
-    pieces = [*named.values(), *letters, *sorted(words - set(letters))]  # not trained: the trainer's ties fall otherwise every time
-    made = Tokenizer(models.WordPiece({piece: index for index, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    letters = [
+        f"{mark}{letter}"
+        for mark in ("", "##")
+        for letter in "abcdefghijklmnopqrstuvwxyzI0123456789,"
+    ]
+    pieces = [
+        *named.values(),
+        *letters,
+        *sorted(words - set(letters)),
+    ]  # not trained: the trainer's ties fall otherwise every time
+    made = Tokenizer(
+        models.WordPiece({piece: index for index, piece in enumerate(pieces)}, unk_token="[UNK]")
+    )
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
     return _wrapped(made, "[CLS]", "[SEP]", named)
 
 
-def _wrapped(made: Tokenizer, opening: str | None, closing: str | None, named: dict[str, str]) -> PreTrainedTokenizerFast:
+def _wrapped(
+    made: Tokenizer, opening: str | None, closing: str | None, named: dict[str, str]
+) -> PreTrainedTokenizerFast:
     around = [token for token in (opening, closing) if token]
     if around:
         single = " ".join(part for part in (opening, "$A", closing) if part)
-        made.post_processor = processors.TemplateProcessing(single=single, special_tokens=[(t, made.token_to_id(t)) for t in around])
+        made.post_processor = processors.TemplateProcessing(
+            single=single, special_tokens=[(t, made.token_to_id(t)) for t in around]
+        )
     return PreTrainedTokenizerFast(tokenizer_object=made, **named)
 
 
 def random_t5(**overrides: Any) -> EncoderDecoder:
     torch.manual_seed(0)
     config = transformers.T5Config(**(SIZES | overrides), **TOKENS, feed_forward_proj="gated-gelu")
-    return EncoderDecoder(transformers.T5ForConditionalGeneration(config), t5_tokenizer(), "random-t5")
+    return EncoderDecoder(
+        transformers.T5ForConditionalGeneration(config), t5_tokenizer(), "random-t5"
+    )
 
 
 def random_encoder_decoder(kind: str) -> EncoderDecoder:
@@ -93,36 +133,92 @@ def random_encoder_decoder(kind: str) -> EncoderDecoder:
 def random_causal(kind: str) -> Causal:
     torch.manual_seed(0)
     words = byte_tokenizer("<s>" if kind in ("llama", "gemma2") else None)
-    common: dict[str, Any] = {"vocab_size": 400, "bos_token_id": words.bos_token_id, "eos_token_id": words.eos_token_id}
+    common: dict[str, Any] = {
+        "vocab_size": 400,
+        "bos_token_id": words.bos_token_id,
+        "eos_token_id": words.eos_token_id,
+    }
     common["pad_token_id"] = words.eos_token_id
     if kind == "opt":
-        sizes = {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "word_embed_proj_dim": 32}
-        config: Any = transformers.OPTConfig(**common, **sizes, max_position_embeddings=128, init_std=0.2)
+        sizes = {
+            "hidden_size": 32,
+            "ffn_dim": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "word_embed_proj_dim": 32,
+        }
+        config: Any = transformers.OPTConfig(
+            **common, **sizes, max_position_embeddings=128, init_std=0.2
+        )
     elif kind == "gpt2":
-        config = transformers.GPT2Config(**common, n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.2)
+        config = transformers.GPT2Config(
+            **common, n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.2
+        )
     else:
-        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-        extra = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 16} if kind == "gemma2" else {}
+        sizes = {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        }
+        extra = (
+            {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 16}
+            if kind == "gemma2"
+            else {}
+        )
         name = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "gemma2": "Gemma2Config"}[kind]
-        config = getattr(transformers, name)(**common, **sizes, **extra, max_position_embeddings=128, initializer_range=0.2)
+        config = getattr(transformers, name)(
+            **common, **sizes, **extra, max_position_embeddings=128, initializer_range=0.2
+        )
     return Causal(AutoModelForCausalLM.from_config(config), words, f"tiny-{kind}")
 
 
 def random_masked(kind: str) -> Masked:
     """BERT, RoBERTa and DeBERTa with words; `minilm` is a BERT without any."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.2}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "initializer_range": 0.2,
+    }
     if kind == "roberta":
-        marks = {"cls_token": "<s>", "pad_token": "<pad>", "sep_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
+        marks = {
+            "cls_token": "<s>",
+            "pad_token": "<pad>",
+            "sep_token": "</s>",
+            "unk_token": "<unk>",
+            "mask_token": "<mask>",
+        }
         words = byte_tokenizer("<s>", "</s>", **marks)
         config: Any = transformers.RobertaConfig(
-            vocab_size=400, max_position_embeddings=130, type_vocab_size=1, pad_token_id=words.pad_token_id, **sizes
+            vocab_size=400,
+            max_position_embeddings=130,
+            type_vocab_size=1,
+            pad_token_id=words.pad_token_id,
+            **sizes,
         )
     else:
         words = word_tokenizer()
-        more = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False} if kind == "deberta" else {}
+        more = (
+            {
+                "relative_attention": True,
+                "pos_att_type": ["p2c", "c2p"],
+                "position_biased_input": False,
+            }
+            if kind == "deberta"
+            else {}
+        )
         made = transformers.DebertaV2Config if kind == "deberta" else transformers.BertConfig
-        config = made(vocab_size=len(words), max_position_embeddings=128, pad_token_id=words.pad_token_id, **more, **sizes)
+        config = made(
+            vocab_size=len(words),
+            max_position_embeddings=128,
+            pad_token_id=words.pad_token_id,
+            **more,
+            **sizes,
+        )
     auto = transformers.AutoModel if kind == "minilm" else AutoModelForMaskedLM
     return Masked(auto.from_config(config), words, f"tiny-{kind}")
 
@@ -146,17 +242,27 @@ TEXTS = ["the food was great", "never again", "I love it and the staff was kind"
 def told(backbone: Backbone, model: Any, length: int) -> Tensor:
     """Log-probability of each text's target by a PEFT model, one unpadded row at a time [B]."""
     found = []
-    for row, target in zip(backbone.tokenise(TEXTS, 40), backbone.tokenise_targets(["positive", "negative", "positive"]), strict=True):
+    for row, target in zip(
+        backbone.tokenise(TEXTS, 40),
+        backbone.tokenise_targets(["positive", "negative", "positive"]),
+        strict=True,
+    ):
         ids = torch.tensor([row])
         if isinstance(backbone, EncoderDecoder):
-            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=torch.tensor([target])).logits[0]
+            logits = model(
+                input_ids=ids, attention_mask=torch.ones_like(ids), labels=torch.tensor([target])
+            ).logits[0]
         elif isinstance(backbone, Causal):
             whole = torch.tensor([[*row, *target]])
             begin = length + len(row) - 1
-            logits = model(input_ids=whole, attention_mask=torch.ones_like(whole)).logits[0, begin : begin + len(target)]
+            logits = model(input_ids=whole, attention_mask=torch.ones_like(whole)).logits[
+                0, begin : begin + len(target)
+            ]
         else:
             spot = length + row.index(backbone.tokenizer.mask_token_id)
-            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, spot : spot + 1]
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[
+                0, spot : spot + 1
+            ]
         found.append(logits.log_softmax(-1).gather(-1, torch.tensor(target)[:, None]).sum())
     return torch.stack(found)
 

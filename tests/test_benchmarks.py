@@ -15,7 +15,10 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 def test_a_sweep_records_every_run_once_and_makes_a_table(
-    toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    toy_csv: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import sweep
@@ -24,7 +27,14 @@ def test_a_sweep_records_every_run_once_and_makes_a_table(
     made = random_model("t5")
     made.model.save_pretrained(tmp_path / "models" / "tiny")
     made.tokenizer.save_pretrained(tmp_path / "models" / "tiny")
-    entry = {"model": "{backbones}/tiny", "train": "{data}/reviews.csv", "text": "review", "label": "mood", "steps": 2, "batch_size": 4}
+    entry = {
+        "model": "{backbones}/tiny",
+        "train": "{data}/reviews.csv",
+        "text": "review",
+        "label": "mood",
+        "steps": 2,
+        "batch_size": 4,
+    }
     grid = [{**entry, "grid": {"preset": ["prompt-tuning"], "seed": [0, 1], "prompt.length": [4]}}]
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid))
     command = [
@@ -33,7 +43,9 @@ def test_a_sweep_records_every_run_once_and_makes_a_table(
     ]  # fmt: skip
     monkeypatch.setattr(sys, "argv", command)
     sweep.main()
-    monkeypatch.setattr(multiprocessing, "get_context", lambda _: multiprocessing.dummy)  # a thread is enough where nothing is left to do
+    monkeypatch.setattr(
+        multiprocessing, "get_context", lambda _: multiprocessing.dummy
+    )  # a thread is enough where nothing is left to do
     sweep.main()
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [record["settings"]["seed"] for record in records] == [0, 1]
@@ -50,13 +62,18 @@ def test_the_recorded_runs_are_those_of_the_grids() -> None:
 
     for name in ("families", "defaults"):
         grid = sweep.configs(yaml.safe_load((BENCHMARKS / "grids" / f"{name}.yaml").read_text()))
-        recorded = [json.loads(line)["settings"] for line in (BENCHMARKS / "results" / f"{name}-h200.jsonl").read_text().splitlines()]
+        recorded = [
+            json.loads(line)["settings"]
+            for line in (BENCHMARKS / "results" / f"{name}-h200.jsonl").read_text().splitlines()
+        ]
         assert all(settings in recorded for settings in grid)
         assert all(settings in grid for settings in recorded)
 
 
 @pytest.mark.usefixtures("no_curves")
-def test_backbones_are_measured_side_by_side_and_not_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_backbones_are_measured_side_by_side_and_not_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sys.path.insert(0, str(BENCHMARKS))
     import backbones
 
@@ -76,9 +93,15 @@ def test_backbones_are_measured_side_by_side_and_not_again(tmp_path: Path, capsy
         assert record["tasks"].keys() == {"helpdesk/urgency", "helpdesk/sentiment"}
         best = [record["tasks"][task]["best"]["0"] for task in record["tasks"]]
         assert record["mean"]["best"]["0"] == pytest.approx(sum(best) / 2)
-        assert all(scores["last"][seed] <= scores["best"][seed] for scores in record["tasks"].values() for seed in ("0", "1"))
+        assert all(
+            scores["last"][seed] <= scores["best"][seed]
+            for scores in record["tasks"].values()
+            for seed in ("0", "1")
+        )
     assert f"{found['old']['tasks']['helpdesk/urgency']['majority']:.1f}" in table
-    assert table.count("±") == 2 * 2 * 3 + 1  # best and last, two backbones, two tasks and their mean; and the line that explains
+    assert (
+        table.count("±") == 2 * 2 * 3 + 1
+    )  # best and last, two backbones, two tasks and their mean; and the line that explains
     began = (tmp_path / "out" / "old" / "scores.json").stat().st_mtime_ns
     assert backbones.main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == found
@@ -96,7 +119,11 @@ def test_backbones_are_measured_side_by_side_and_not_again(tmp_path: Path, capsy
     ],
 )
 def test_settings_are_checked_before_the_first_backbone_is_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: list[str], sentence: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    sentence: str,
 ) -> None:
     sys.path.insert(0, str(BENCHMARKS))
     import backbones
@@ -118,7 +145,9 @@ def test_the_mean_over_tasks_leaves_out_a_seed_that_failed_somewhere() -> None:
     assert backbones.spread({}) == "failed"
 
 
-def test_a_studys_cells_are_timed_as_a_cohort_and_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_studys_cells_are_timed_as_a_cohort_and_one_by_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sys.path.insert(0, str(BENCHMARKS))
     import study
 
@@ -133,9 +162,24 @@ def test_a_studys_cells_are_timed_as_a_cohort_and_one_by_one(tmp_path: Path, cap
         "cap_validation": 12,
         "scoring": "labels",
     }
-    grid = {"backbones": [str(tmp_path / "random")], "sources": ["helpdesk/intent", "helpdesk/area"], "seeds": [0, 1], "settings": settings}
+    grid = {
+        "backbones": [str(tmp_path / "random")],
+        "sources": ["helpdesk/intent", "helpdesk/area"],
+        "seeds": [0, 1],
+        "settings": settings,
+    }
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump({**grid, "source": {"steps": 500}}))
-    command = [str(tmp_path / "grid.yaml"), "--cells", "3", "--steps", "2", "--device", "cpu", "--output", str(tmp_path / "out.json")]
+    command = [
+        str(tmp_path / "grid.yaml"),
+        "--cells",
+        "3",
+        "--steps",
+        "2",
+        "--device",
+        "cpu",
+        "--output",
+        str(tmp_path / "out.json"),
+    ]
     assert study.main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads((tmp_path / "out.json").read_text())
@@ -143,9 +187,13 @@ def test_a_studys_cells_are_timed_as_a_cohort_and_one_by_one(tmp_path: Path, cap
     assert found["cohort"]["scores"].keys() == found["one_by_one"]["scores"].keys()
     assert len(found["cohort"]["scores"]) == found["same_scores"] == 3
     assert found["largest_difference"] == 0
-    assert found["ratio"] == pytest.approx(found["one_by_one"]["seconds"] / found["cohort"]["seconds"], rel=0.01)
+    assert found["ratio"] == pytest.approx(
+        found["one_by_one"]["seconds"] / found["cohort"]["seconds"], rel=0.01
+    )
     assert 0 < found["cohort"]["training_seconds"] < found["cohort"]["seconds"]
-    assert found["cohort"]["cells_per_minute"] == pytest.approx(180 / found["cohort"]["seconds"], rel=0.01)
+    assert found["cohort"]["cells_per_minute"] == pytest.approx(
+        180 / found["cohort"]["seconds"], rel=0.01
+    )
     assert f"{found['ratio']:.2f} times as fast" in study.told(found)
     assert study.main([*command, "--cells", "9"]) == 2
     assert "has 4 such cells" in capsys.readouterr().err
@@ -153,15 +201,35 @@ def test_a_studys_cells_are_timed_as_a_cohort_and_one_by_one(tmp_path: Path, cap
     assert "choose source or baseline" in capsys.readouterr().err
 
 
-def test_a_profile_tells_where_a_step_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_tells_where_a_step_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sys.path.insert(0, str(BENCHMARKS))
     import step_profile
 
     made = random_t5()
     made.model.save_pretrained(tmp_path / "random")
     made.tokenizer.save_pretrained(tmp_path / "random")
-    command = ["--model", str(tmp_path / "random"), "--runs", "2", "--batch", "4", "--prompt", "3", "--steps", "2", "--warmup", "1"]
-    assert step_profile.main([*command, "--device", "cpu", "--output", str(tmp_path / "out.json"), "--python", "5"]) == 0
+    command = [
+        "--model",
+        str(tmp_path / "random"),
+        "--runs",
+        "2",
+        "--batch",
+        "4",
+        "--prompt",
+        "3",
+        "--steps",
+        "2",
+        "--warmup",
+        "1",
+    ]
+    assert (
+        step_profile.main(
+            [*command, "--device", "cpu", "--output", str(tmp_path / "out.json"), "--python", "5"]
+        )
+        == 0
+    )
     told, found = capsys.readouterr(), json.loads((tmp_path / "out.json").read_text())
     assert found["kinds"]["matrix products"] > 0
     assert sum(found["kinds"].values()) == pytest.approx(found["busy_ms"], rel=0.01)
@@ -169,5 +237,9 @@ def test_a_profile_tells_where_a_step_goes(tmp_path: Path, capsys: pytest.Captur
     assert f"{found['tokens']:,} tokens a step" in told.out
     assert "tottime" in told.err
     assert step_profile.main(["--model", str(tmp_path / "none")]) == 2
-    names = {"nvjet_sm90_tst_128x192": "matrix products", "_to_key": "attention", "triton_poi_fused_add": "other pointwise"}
+    names = {
+        "nvjet_sm90_tst_128x192": "matrix products",
+        "_to_key": "attention",
+        "triton_poi_fused_add": "other pointwise",
+    }
     assert {name: step_profile.kind_of(name) for name in names} == names

@@ -18,10 +18,20 @@ def test_what_shares_ten_words_in_a_row_is_left_out(tmp_path: Path) -> None:
     data.mkdir(parents=True)
     with gzip.open(data / "test.jsonl.gz", "wt") as rows:
         rows.write(json.dumps({"premise": JUDGED, "answers": [{"text": SHORT}], "label": 1}) + "\n")
-    kept = ["A first document.", "Its second paragraph: the quick brown fox jumps over the lazy dog.", "", "Another, on foxes."]
+    kept = [
+        "A first document.",
+        "Its second paragraph: the quick brown fox jumps over the lazy dog.",
+        "",
+        "Another, on foxes.",
+    ]
     dropped = f"Once upon a time: {JUDGED.upper().replace(' ', ', ')}!"
     (corpus / "text-0.txt").write_text("\n".join([*kept[:2], dropped, *kept[2:]]) + "\n")
-    pairs = [["a", "Is it good? fine", "yes"], ["a", f"Say more. {JUDGED}", "no"], ["b", SHORT.title(), "positive"], ["b", "a film", "x"]]
+    pairs = [
+        ["a", "Is it good? fine", "yes"],
+        ["a", f"Say more. {JUDGED}", "no"],
+        ["b", SHORT.title(), "positive"],
+        ["b", "a film", "x"],
+    ]
     (corpus / "tasks.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     asked = ["--corpus", corpus, "--data", tmp_path / "data", "--output", tmp_path / "out"]
     subprocess.run([sys.executable, CLEAN, *asked], check=True, timeout=120)
@@ -31,4 +41,8 @@ def test_what_shares_ten_words_in_a_row_is_left_out(tmp_path: Path) -> None:
     assert [json.loads(line) for line in left] == [pairs[0], pairs[3]]
     told = json.loads((tmp_path / "out" / "clean.json").read_text())
     assert told["tasks.jsonl"] == {"unit": "examples", "before": 4, "after": 2}
-    assert {file.name for file in (tmp_path / "out").iterdir()} == {"text.txt.bz2", "tasks.jsonl.bz2", "clean.json"}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {
+        "text.txt.bz2",
+        "tasks.jsonl.bz2",
+        "clean.json",
+    }

@@ -33,15 +33,23 @@ def test_the_recipe_makes_every_backbone_and_a_report_once(
     tokens = {name: card["tokens"] for name, card in found["models"].items()}
     step = tokens["lm-10"] / found["models"]["lm-10"]["steps"]
     assert tokens["span-100"] == tokens["lm-100"]
-    assert all(0 <= tokens[f"lm-{share}"] - 280 * share < step for share in (10, 25, 50, 100))  # up to a whole step
+    assert all(
+        0 <= tokens[f"lm-{share}"] - 280 * share < step for share in (10, 25, 50, 100)
+    )  # up to a whole step
     assert list(found["variants"]) == list(objectives.VARIANTS)
     prints = {name: record["fingerprint"] for name, record in found["variants"].items()}
     assert prints["span corruption"] == prints["span corruption + sentinel"]
     assert len(set(prints.values())) == 6
-    marked = [name for name, record in found["variants"].items() if record["settings"].get("sentinel")]
+    marked = [
+        name for name, record in found["variants"].items() if record["settings"].get("sentinel")
+    ]
     assert marked == ["span corruption + sentinel"]
-    assert all(f"| {name} |" in told.replace("**", "") for name in (*tokens, "helpdesk/urgency", "mean"))
-    assert all(record["mean"]["best"] == {"0": 0.0} for record in found["variants"].values()), "such models write no labels"
+    assert all(
+        f"| {name} |" in told.replace("**", "") for name in (*tokens, "helpdesk/urgency", "mean")
+    )
+    assert all(record["mean"]["best"] == {"0": 0.0} for record in found["variants"].values()), (
+        "such models write no labels"
+    )
     assert all(0 < record["mean"]["labels"]["0"] < 100 for record in found["variants"].values())
     assert "the likeliest label" in told
     assert told.strip() == (out / "objectives.md").read_text().strip()
@@ -55,7 +63,9 @@ def test_the_recipe_makes_every_backbone_and_a_report_once(
     assert "trained with other settings" in capsys.readouterr().err
 
 
-def test_without_text_there_is_nothing_to_learn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_text_there_is_nothing_to_learn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sys.path.insert(0, str(RECIPES))
     import objectives
 
@@ -66,7 +76,11 @@ def test_without_text_there_is_nothing_to_learn(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("flags", "sentence"), [*MISTAKES, (["--scoring", "label"], "scoring is 'label'; choose one of auto, generate, labels.")]
+    ("flags", "sentence"),
+    [
+        *MISTAKES,
+        (["--scoring", "label"], "scoring is 'label'; choose one of auto, generate, labels."),
+    ],
 )
 def test_what_prompts_cannot_be_tuned_with_is_told_before_a_model_is_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], sentence: str
@@ -74,7 +88,21 @@ def test_what_prompts_cannot_be_tuned_with_is_told_before_a_model_is_trained(
     sys.path.insert(0, str(RECIPES))
     import objectives
 
-    assert objectives.main(["--smoke", "--output", str(tmp_path / "out"), "--tokens", "9000", "--device", "cpu", *flags]) == 2
+    assert (
+        objectives.main(
+            [
+                "--smoke",
+                "--output",
+                str(tmp_path / "out"),
+                "--tokens",
+                "9000",
+                "--device",
+                "cpu",
+                *flags,
+            ]
+        )
+        == 2
+    )
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -92,7 +120,11 @@ def test_several_at_once_come_to_the_same_and_an_error_ends_them() -> None:
     import objectives
 
     found = objectives.each(2, halved, {"six": (6,), "two": (2,), "ten": (10,)})
-    assert [(name, told["tokens"]) for name, told in found.items()] == [("six", 3), ("two", 1), ("ten", 5)]
+    assert [(name, told["tokens"]) for name, told in found.items()] == [
+        ("six", 3),
+        ("two", 1),
+        ("ten", 5),
+    ]
     with pytest.raises(UserError, match="3 is odd"):
         objectives.each(2, halved, {"three": (3,), "six": (6,)})
     with pytest.raises(UserError, match="lower --jobs"):

@@ -27,7 +27,9 @@ from softprompts.pretraining.corpus import Lines
 
 RUN, SHORT = 10, 5
 WORD = re.compile(r"[a-z0-9]+")
-FACTORS = np.array([pow(0x9E3779B97F4A7C15, power + 1, 2**64) for power in range(RUN)], dtype=np.uint64)
+FACTORS = np.array(
+    [pow(0x9E3779B97F4A7C15, power + 1, 2**64) for power in range(RUN)], dtype=np.uint64
+)
 TOGETHER = 4000
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 known: dict[str, int] = {}
@@ -37,11 +39,22 @@ held: Hashes
 def hashes(text: str) -> Hashes:
     """One number for each run of ten words; of a shorter text, one for all of it."""
     words = WORD.findall(text.lower())
-    numbers = np.fromiter((known.get(word) or known.setdefault(word, _number(word)) for word in words), np.uint64, len(words))
+    numbers = np.fromiter(
+        (known.get(word) or known.setdefault(word, _number(word)) for word in words),
+        np.uint64,
+        len(words),
+    )
     many = len(words) - RUN + 1
     if many <= 0:
-        return (numbers * FACTORS[: len(words)]).sum(keepdims=True) if len(words) >= SHORT else numbers[:0]
-    return sum((numbers[place : place + many] * FACTORS[place] for place in range(RUN)), np.zeros(many, np.uint64))
+        return (
+            (numbers * FACTORS[: len(words)]).sum(keepdims=True)
+            if len(words) >= SHORT
+            else numbers[:0]
+        )
+    return sum(
+        (numbers[place : place + many] * FACTORS[place] for place in range(RUN)),
+        np.zeros(many, np.uint64),
+    )
 
 
 def _number(word: str) -> int:
@@ -53,7 +66,9 @@ def texts_of(row: Any) -> Iterator[str]:
     if isinstance(row, str):
         yield row
     elif isinstance(row, dict | list):
-        yield from chain.from_iterable(map(texts_of, row.values() if isinstance(row, dict) else row))
+        yield from chain.from_iterable(
+            map(texts_of, row.values() if isinstance(row, dict) else row)
+        )
 
 
 def held_apart(folder: Path) -> Hashes:
@@ -61,7 +76,13 @@ def held_apart(folder: Path) -> Hashes:
     found = []
     for file in sorted(folder.rglob("*.jsonl.gz")):
         with gzip.open(file, "rt", encoding="utf-8") as rows:
-            found.append(np.unique(np.concatenate([hashes(text) for row in rows for text in texts_of(json.loads(row))])))
+            found.append(
+                np.unique(
+                    np.concatenate(
+                        [hashes(text) for row in rows for text in texts_of(json.loads(row))]
+                    )
+                )
+            )
     if not found:
         raise SystemExit(f"There are no *.jsonl.gz files below {folder}; name another folder.")
     return np.unique(np.concatenate(found))
@@ -95,26 +116,40 @@ def batched(lines: Iterator[str], many: int) -> Iterator[list[str]]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name in ("corpus", "data", "output"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     options = parser.parse_args(argv)
     options.output.mkdir(parents=True, exist_ok=True)
     runs = options.output / "held.npy"
     np.save(runs, held_apart(options.data))
-    files = sorted(file for file in options.corpus.iterdir() if ".txt" in file.name or ".jsonl" in file.name)
+    files = sorted(
+        file for file in options.corpus.iterdir() if ".txt" in file.name or ".jsonl" in file.name
+    )
     told: dict[str, Any] = {"runs": int(np.load(runs, mmap_mode="r").size), "words": RUN}
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(mp_context=spawned, initializer=_start, initargs=(str(runs),)) as pool:
-        for kind, keep, unit in (("text.txt", keep_lines, "characters"), ("tasks.jsonl", keep_pairs, "examples")):
-            chunks = (chunk for file in files if Path(kind).suffix in file.name for chunk in batched(iter(Lines(str(file))), TOGETHER))
+        for kind, keep, unit in (
+            ("text.txt", keep_lines, "characters"),
+            ("tasks.jsonl", keep_pairs, "examples"),
+        ):
+            chunks = (
+                chunk
+                for file in files
+                if Path(kind).suffix in file.name
+                for chunk in batched(iter(Lines(str(file))), TOGETHER)
+            )
             before = after = 0
             with (options.output / f"{kind}.bz2").open("wb") as out:
                 while some := list(islice(chunks, 16)):
                     for kept, had, has in pool.map(keep, some):
                         out.write(kept)
                         before, after = before + had, after + has
-                    print(f"{kind}: {before:,} {unit} read, {before - after:,} left out", flush=True)
+                    print(
+                        f"{kind}: {before:,} {unit} read, {before - after:,} left out", flush=True
+                    )
             told[kind] = {"unit": unit, "before": before, "after": after}
     (options.output / "clean.json").write_text(json.dumps(told, indent=2) + "\n")
     runs.unlink()

@@ -11,10 +11,10 @@ __version__ = "0.1.0"
 __all__ = ["Tuned", "UserError", "import_peft", "load", "load_backbone", "transfer_to", "tune"]
 
 if TYPE_CHECKING:
-    from .api import Tuned, import_peft, load, tune
     from .backbone import load_backbone
     from .errors import UserError
     from .transfer.transfer import transfer_to
+    from .tuning.api import Tuned, import_peft, load, tune
 
 _HOMES = {
     "Tuned": "api",

@@ -22,25 +22,36 @@ def backbone(request: pytest.FixtureRequest) -> Causal:
 
 @pytest.fixture(scope="module")
 def peft_model() -> Causal:
-    return Causal(AutoModelForCausalLM.from_pretrained(GOLDEN / "peft_causal_gpt2_model"), None, "peft_causal_gpt2_model")
+    return Causal(
+        AutoModelForCausalLM.from_pretrained(GOLDEN / "peft_causal_gpt2_model"),
+        None,
+        "peft_causal_gpt2_model",
+    )
 
 
 def peft_prompt() -> torch.Tensor:
-    return load_file(GOLDEN / "peft_causal_gpt2_adapter" / "adapter_model.safetensors")["prompt_embeddings"]
+    return load_file(GOLDEN / "peft_causal_gpt2_adapter" / "adapter_model.safetensors")[
+        "prompt_embeddings"
+    ]
 
 
 def test_loss_logits_and_gradient_match_peft(peft_model: Causal) -> None:
     case = PEFT["right_padded"]
     prompt = peft_prompt().requires_grad_()
     total, tokens = torch.zeros(()), 0
-    for row, (ids, mask, labels) in enumerate(zip(case["input_ids"], case["attention_mask"], case["labels"], strict=True)):
+    for row, (ids, mask, labels) in enumerate(
+        zip(case["input_ids"], case["attention_mask"], case["labels"], strict=True)
+    ):
         length = sum(mask)
         first = next(place for place in range(length) if labels[place] >= 0)
         before, target = torch.tensor([ids[:first]], dtype=torch.long), ids[first:length]
         text = Text(peft_model.embedding(before), torch.ones_like(before))
         losses = peft_model.losses(prompt[None], text, [target])
         expected = torch.tensor(case["logits"][row]).log_softmax(-1)
-        told = sum(float(expected[len(prompt) + first - 1 + place, token]) for place, token in enumerate(target))
+        told = sum(
+            float(expected[len(prompt) + first - 1 + place, token])
+            for place, token in enumerate(target)
+        )
         assert -losses.nll.item() == pytest.approx(told, abs=1e-3)
         total, tokens = total + losses.nll.sum(), tokens + len(target)
     assert (total / tokens).item() == pytest.approx(case["loss"], abs=1e-5)
@@ -51,17 +62,22 @@ def test_loss_logits_and_gradient_match_peft(peft_model: Causal) -> None:
 @pytest.mark.parametrize("side", ["right_padded", "left_padded"])
 def test_generation_equals_the_unpadded_rows(peft_model: Causal, side: str) -> None:
     """PEFT itself puts the pads between prompt and text on the left and answers otherwise; the unpadded rows are right."""
-    text = peft_model.embed(torch.tensor(PEFT[side]["input_ids"]), torch.tensor(PEFT[side]["attention_mask"]))
+    text = peft_model.embed(
+        torch.tensor(PEFT[side]["input_ids"]), torch.tensor(PEFT[side]["attention_mask"])
+    )
     generated = peft_model.generate(peft_prompt().expand(3, -1, -1), text, 8).tolist()
     lengths = [sum(mask) for mask in PEFT[side]["attention_mask"]]
-    assert generated == [row[length:] for row, length in zip(PEFT["unpadded_rows_generated_ids"], lengths, strict=True)]
+    assert generated == [
+        row[length:]
+        for row, length in zip(PEFT["unpadded_rows_generated_ids"], lengths, strict=True)
+    ]
 
 
 def test_beginnings_and_ends_follow_the_tokenizer(backbone: Causal) -> None:
     row = backbone.tokenise(["never again"], 20)[0]
-    assert (row[0] == backbone.tokenizer.bos_token_id) == (backbone.name in ("tiny-llama", "tiny-gemma2")), (
-        "<s> where the tokenizer gives it"
-    )
+    assert (row[0] == backbone.tokenizer.bos_token_id) == (
+        backbone.name in ("tiny-llama", "tiny-gemma2")
+    ), "<s> where the tokenizer gives it"
     assert row[-1] != backbone.tokenizer.eos_token_id, "no end before the target"
     target = backbone.tokenise_targets(["positive"])[0]
     assert target[-1] == backbone.tokenizer.eos_token_id
@@ -71,6 +87,11 @@ def test_beginnings_and_ends_follow_the_tokenizer(backbone: Causal) -> None:
 def test_the_answer_counts_in_the_budget(backbone: Causal) -> None:
     longest = max(map(len, backbone.tokenise_targets(["positive", "negative"])))
     assert (
-        Predictor(backbone, build(PromptConfig(length=4), Material(backbone), 0), ["positive", "negative"], max_length=64).budget
+        Predictor(
+            backbone,
+            build(PromptConfig(length=4), Material(backbone), 0),
+            ["positive", "negative"],
+            max_length=64,
+        ).budget
         == 60 - longest
     )

@@ -21,7 +21,9 @@ PEFT = golden("peft_t5")
 
 @pytest.fixture(scope="module")
 def peft_model() -> EncoderDecoder:
-    return EncoderDecoder(AutoModelForSeq2SeqLM.from_pretrained(GOLDEN / "peft_t5_model"), None, "peft_t5_model")
+    return EncoderDecoder(
+        AutoModelForSeq2SeqLM.from_pretrained(GOLDEN / "peft_t5_model"), None, "peft_t5_model"
+    )
 
 
 def peft_prompt() -> torch.Tensor:
@@ -38,23 +40,29 @@ def test_loss_logits_and_gradient_match_peft(peft_model: EncoderDecoder) -> None
     mean = losses.nll.sum() / losses.tokens.sum()
     assert mean.item() == pytest.approx(PEFT["loss"], abs=1e-4)
     mean.backward()
-    torch.testing.assert_close(prompt.grad, torch.tensor(PEFT["grad_prompt_first_7_rows"]), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        prompt.grad, torch.tensor(PEFT["grad_prompt_first_7_rows"]), rtol=1e-3, atol=1e-3
+    )
     logits = torch.tensor(PEFT["logits"]).log_softmax(-1)
     for row, target in enumerate(targets):
         expected = sum(logits[row, place, token] for place, token in enumerate(target))
         assert -losses.nll[row].item() == pytest.approx(float(expected), abs=1e-3)
     without = peft_model.losses(prompt[:0].expand(3, 0, -1), text, targets)
-    assert (without.nll.sum() / without.tokens.sum()).item() == pytest.approx(PEFT["loss_without_prompt"], abs=1e-4)
+    assert (without.nll.sum() / without.tokens.sum()).item() == pytest.approx(
+        PEFT["loss_without_prompt"], abs=1e-4
+    )
 
 
 def test_generation_matches_peft(peft_model: EncoderDecoder) -> None:
     prompt = peft_prompt().expand(3, -1, -1)
     text = peft_model.embed(torch.tensor(PEFT["input_ids"]), torch.tensor(PEFT["attention_mask"]))
-    assert peft_model.generate(prompt, text, 10).tolist() == [row[1:] for row in PEFT["generated_ids"]], (
-        "PEFT's rows lead with the start token"
-    )
+    assert peft_model.generate(prompt, text, 10).tolist() == [
+        row[1:] for row in PEFT["generated_ids"]
+    ], "PEFT's rows lead with the start token"
     alone = Text(text.embeds[2:, :3], text.mask[2:, :3])
-    assert peft_model.generate(prompt[:1], alone, 10).tolist() == [PEFT["generated_ids_row2_alone_unpadded"][0][1:]]
+    assert peft_model.generate(prompt[:1], alone, 10).tolist() == [
+        PEFT["generated_ids_row2_alone_unpadded"][0][1:]
+    ]
 
 
 def test_dropout_is_on_inside_and_off_outside(t5: Backbone) -> None:
@@ -74,7 +82,9 @@ def test_z_is_the_squared_log_normaliser(peft_model: EncoderDecoder) -> None:
     targets = [[token for token in row if token >= 0] for row in PEFT["labels"]]
     z = peft_model.losses(peft_prompt().expand(3, -1, -1), text, targets).z
     squared = torch.tensor(PEFT["logits"]).logsumexp(-1).square()
-    expected = torch.stack([squared[row, : len(target)].sum() for row, target in enumerate(targets)])
+    expected = torch.stack(
+        [squared[row, : len(target)].sum() for row, target in enumerate(targets)]
+    )
     torch.testing.assert_close(z, expected, rtol=1e-4, atol=1e-3)
 
 
@@ -84,7 +94,11 @@ def test_the_fingerprint_ignores_the_load_dtype_and_notices_the_weights(tiny: Ba
     assert one.fingerprint == other.fingerprint
     with torch.no_grad():
         next(other.last_block().parameters()).add_(0.5)
-    assert random_t5(d_ff=128).fingerprint != one.fingerprint != EncoderDecoder(other.model, other.tokenizer).fingerprint
+    assert (
+        random_t5(d_ff=128).fingerprint
+        != one.fingerprint
+        != EncoderDecoder(other.model, other.tokenizer).fingerprint
+    )
 
 
 def test_the_unit_is_the_power_of_two_nearest_the_embedding_scale(tiny: Backbone) -> None:
@@ -102,7 +116,8 @@ def test_bart_scales_its_embeddings_and_has_a_limit(bart: Backbone) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "why"), [("t5-tiny", "fp16", "T5 overflows"), ("no/such-model-anywhere", "fp32", "cannot be loaded")]
+    ("name", "dtype", "why"),
+    [("t5-tiny", "fp16", "T5 overflows"), ("no/such-model-anywhere", "fp32", "cannot be loaded")],
 )
 def test_what_cannot_be_loaded_is_one_sentence(name: str, dtype: str, why: str) -> None:
     with pytest.raises(UserError, match=why):
@@ -116,7 +131,11 @@ def test_a_model_of_no_family_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_models_own_penalties_and_lengths_do_not_touch_generation(tiny: Backbone) -> None:
-    text = tiny.embed_rows(tiny.tokenise(["Classify the sentiment of the review as positive or negative. A wonderful film."], 60))
+    text = tiny.embed_rows(
+        tiny.tokenise(
+            ["Classify the sentiment of the review as positive or negative. A wonderful film."], 60
+        )
+    )
     before = tiny.generate(torch.zeros(1, 0, 256), text, 12).tolist()
     own = tiny.model.generation_config
     own.min_length, own.repetition_penalty, own.no_repeat_ngram_size = 56, 5.0, 1
@@ -128,7 +147,10 @@ def test_a_models_own_penalties_and_lengths_do_not_touch_generation(tiny: Backbo
 
 def test_dropout_reaches_a_model_whose_config_says_0() -> None:
     backbone = random_t5(dropout_rate=0)
-    text, target = backbone.embed_rows(backbone.tokenise(["some text"], 20)), backbone.tokenise_targets(["yes"])
+    text, target = (
+        backbone.embed_rows(backbone.tokenise(["some text"], 20)),
+        backbone.tokenise_targets(["yes"]),
+    )
     quiet = backbone.losses(torch.zeros(1, 4, 32), text, target).nll
     with backbone.learning(torch.tensor([0.5]), torch.tensor([7])):
         assert backbone.losses(torch.zeros(1, 4, 32), text, target).nll != quiet
@@ -156,7 +178,14 @@ def test_texts_are_cut_to_the_budget_and_keep_their_end(tiny: Backbone) -> None:
 def test_the_embedded_model_knows_some_language(tiny: Backbone) -> None:
     """Its supervised training shows without any prompt."""
     question = "Classify the sentiment of the review as positive or negative. "
-    text = tiny.embed_rows(tiny.tokenise([question + review for review in ("A wonderful, moving film.", "A dull, stupid film.")], 40))
-    good, bad = tiny.scores(torch.zeros(2, 0, 256), text, tiny.tokenise_targets(["positive", "negative"]))
+    text = tiny.embed_rows(
+        tiny.tokenise(
+            [question + review for review in ("A wonderful, moving film.", "A dull, stupid film.")],
+            40,
+        )
+    )
+    good, bad = tiny.scores(
+        torch.zeros(2, 0, 256), text, tiny.tokenise_targets(["positive", "negative"])
+    )
     assert good[0] > good[1]
     assert bad[1] > bad[0]

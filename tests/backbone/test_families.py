@@ -10,13 +10,13 @@ import torch
 import transformers
 from torch import Tensor
 
-from softprompts.api import load, tune_config
 from softprompts.backbone import Backbone, Causal, EncoderDecoder, Masked, Text, load_backbone
 from softprompts.backbone.rows import Place
 from softprompts.errors import UserError
 from softprompts.prompt.head import Linear
 from softprompts.tasks import load_task
 from softprompts.tuning import Cohort, Run, run_config
+from softprompts.tuning.api import load, tune_config
 
 from ..models import KINDS, TOY, random_model
 
@@ -27,7 +27,11 @@ PLACES: tuple[Place, ...] = ("prefix", "after-bos", "suffix")
 
 def answering(kind: str) -> Backbone:
     backbone = random_model(kind)
-    return backbone.answering(Linear(2, 32, torch.Generator()), LABELS) if backbone.best_head(LABELS) == "linear" else backbone
+    return (
+        backbone.answering(Linear(2, 32, torch.Generator()), LABELS)
+        if backbone.best_head(LABELS) == "linear"
+        else backbone
+    )
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -36,7 +40,9 @@ def backbone(request: pytest.FixtureRequest) -> Backbone:
 
 
 def prompts(rows: int, length: int = 4) -> Tensor:
-    return torch.randn(1, length, 32, generator=torch.Generator().manual_seed(1)).expand(rows, -1, -1)
+    return torch.randn(1, length, 32, generator=torch.Generator().manual_seed(1)).expand(
+        rows, -1, -1
+    )
 
 
 def places(backbone: Backbone) -> list[Place]:
@@ -53,7 +59,9 @@ def by_hand(backbone: Backbone, row: list[int], place: Place) -> tuple[Tensor, i
     return torch.cat([embeds[:, :at], prompts(1), embeds[:, at:]], dim=1), at
 
 
-def plain_logits(backbone: Backbone, embeds: Tensor, at: int, row: list[int], target: list[int]) -> Tensor:
+def plain_logits(
+    backbone: Backbone, embeds: Tensor, at: int, row: list[int], target: list[int]
+) -> Tensor:
     """The logits [N, V] that tell the target, from transformers alone: no mask, no positions, no cache of ours."""
     model = backbone.model
     if isinstance(backbone, EncoderDecoder):
@@ -78,7 +86,9 @@ def test_the_prompt_is_joined_as_by_hand(backbone: Backbone) -> None:
         losses = backbone.losses(prompts(3), backbone.embed_rows(rows, place), [target] * 3).nll
         for row, loss in zip(rows, losses, strict=True):
             expected = torch.nn.functional.cross_entropy(
-                plain_logits(backbone, *by_hand(backbone, row, place), row, target), torch.tensor(target), reduction="sum"
+                plain_logits(backbone, *by_hand(backbone, row, place), row, target),
+                torch.tensor(target),
+                reduction="sum",
             )
             torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-4)
 
@@ -94,7 +104,9 @@ def test_positions_in_the_mask_and_in_the_sequence(backbone: Backbone) -> None:
             own = joined["inputs_embeds"][row][mask[row] == 1]
             torch.testing.assert_close(own, by_hand(backbone, tokens, place)[0][0])
             if "position_ids" in joined:
-                assert joined["position_ids"][row][mask[row] == 1].tolist() == list(range(len(tokens) + 4))
+                assert joined["position_ids"][row][mask[row] == 1].tolist() == list(
+                    range(len(tokens) + 4)
+                )
             else:
                 assert mask[row].tolist() == sorted(mask[row].tolist(), reverse=True), (
                     "pads at the end: the model's own positions are right"
@@ -102,20 +114,43 @@ def test_positions_in_the_mask_and_in_the_sequence(backbone: Backbone) -> None:
 
 
 def test_padding_and_batch_make_up_do_not_matter(backbone: Backbone) -> None:
-    rows, targets = backbone.tokenise(TEXTS, 40), backbone.tokenise_targets(["positive", "negative", "positive"])
+    rows, targets = (
+        backbone.tokenise(TEXTS, 40),
+        backbone.tokenise_targets(["positive", "negative", "positive"]),
+    )
     ids, mask = backbone.collate(rows)
     for place in places(backbone):
         whole = backbone.embed_rows(rows, place)
-        losses, scores = backbone.losses(prompts(3), whole, targets).nll, backbone.scores(prompts(3), whole, targets[:2])
+        losses, scores = (
+            backbone.losses(prompts(3), whole, targets).nll,
+            backbone.scores(prompts(3), whole, targets[:2]),
+        )
         for pads in ((5, 2), (0, 7), (7, 0)):
-            padded = backbone.embed(torch.nn.functional.pad(ids, pads), torch.nn.functional.pad(mask, pads), place)
-            torch.testing.assert_close(backbone.losses(prompts(3), padded, targets).nll, losses, rtol=1e-4, atol=1e-4)
+            padded = backbone.embed(
+                torch.nn.functional.pad(ids, pads), torch.nn.functional.pad(mask, pads), place
+            )
+            torch.testing.assert_close(
+                backbone.losses(prompts(3), padded, targets).nll, losses, rtol=1e-4, atol=1e-4
+            )
         for row in range(3):
             alone = backbone.embed_rows([rows[row]], place)
-            torch.testing.assert_close(backbone.losses(prompts(1), alone, [targets[row]]).nll[0], losses[row], rtol=1e-4, atol=1e-4)
-            torch.testing.assert_close(backbone.scores(prompts(1), alone, targets[:2])[0], scores[row], rtol=1e-4, atol=1e-4)
             torch.testing.assert_close(
-                backbone.losses(prompts(1), whole.rows([row]), [targets[row]]).nll[0], losses[row], rtol=1e-4, atol=1e-4
+                backbone.losses(prompts(1), alone, [targets[row]]).nll[0],
+                losses[row],
+                rtol=1e-4,
+                atol=1e-4,
+            )
+            torch.testing.assert_close(
+                backbone.scores(prompts(1), alone, targets[:2])[0],
+                scores[row],
+                rtol=1e-4,
+                atol=1e-4,
+            )
+            torch.testing.assert_close(
+                backbone.losses(prompts(1), whole.rows([row]), [targets[row]]).nll[0],
+                losses[row],
+                rtol=1e-4,
+                atol=1e-4,
             )
 
 
@@ -124,7 +159,10 @@ def test_rows_of_very_different_lengths(backbone: Backbone) -> None:
     backbone.model.to("cuda" if torch.cuda.is_available() else "cpu")
     try:
         texts = ["it", "never again", "the food " * 12, "good " * 44]
-        rows, targets = backbone.tokenise(texts, 100), backbone.tokenise_targets(["positive", "negative"] * 2)
+        rows, targets = (
+            backbone.tokenise(texts, 100),
+            backbone.tokenise_targets(["positive", "negative"] * 2),
+        )
         prompt = prompts(1).to(backbone.device).requires_grad_()
         head = getattr(backbone, "head", None)
         if head is not None:
@@ -133,7 +171,9 @@ def test_rows_of_very_different_lengths(backbone: Backbone) -> None:
         losses.sum().backward()
         assert prompt.grad is not None
         assert bool(torch.isfinite(prompt.grad).all())
-        scores = backbone.scores(prompt.detach().expand(4, -1, -1), backbone.embed_rows(rows), targets[:2])
+        scores = backbone.scores(
+            prompt.detach().expand(4, -1, -1), backbone.embed_rows(rows), targets[:2]
+        )
         alone = torch.zeros_like(prompt)
         for row in range(4):
             single = prompt.detach().clone().requires_grad_()
@@ -142,7 +182,12 @@ def test_rows_of_very_different_lengths(backbone: Backbone) -> None:
             loss.sum().backward()
             alone = alone + single.grad
             torch.testing.assert_close(loss[0], losses[row], rtol=1e-3, atol=1e-3)
-            torch.testing.assert_close(backbone.scores(single.detach(), text, targets[:2])[0], scores[row], rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(
+                backbone.scores(single.detach(), text, targets[:2])[0],
+                scores[row],
+                rtol=1e-3,
+                atol=1e-3,
+            )
         torch.testing.assert_close(prompt.grad, alone, rtol=1e-2, atol=1e-2)
     finally:
         backbone.model.to("cpu")
@@ -151,8 +196,12 @@ def test_rows_of_very_different_lengths(backbone: Backbone) -> None:
 def test_scores_are_the_losses_of_the_candidates(backbone: Backbone) -> None:
     text = backbone.embed_rows(backbone.tokenise(TEXTS, 40))
     candidates = backbone.tokenise_targets(LABELS)
-    expected = torch.stack([-backbone.losses(prompts(3), text, [candidate] * 3).nll for candidate in candidates], dim=1)
-    torch.testing.assert_close(backbone.scores(prompts(3), text, candidates), expected, rtol=1e-4, atol=1e-4)
+    expected = torch.stack(
+        [-backbone.losses(prompts(3), text, [candidate] * 3).nll for candidate in candidates], dim=1
+    )
+    torch.testing.assert_close(
+        backbone.scores(prompts(3), text, candidates), expected, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_the_cache_writes_what_the_whole_sequence_would(backbone: Backbone) -> None:
@@ -178,7 +227,9 @@ def test_the_cache_writes_what_the_whole_sequence_would(backbone: Backbone) -> N
 
 def _next(backbone: Backbone, embeds: Tensor, told: list[int]) -> Tensor:
     if isinstance(backbone, EncoderDecoder):
-        read: Tensor = backbone.model(inputs_embeds=embeds, decoder_input_ids=torch.tensor([[backbone.start, *told]])).logits[0, -1]
+        read: Tensor = backbone.model(
+            inputs_embeds=embeds, decoder_input_ids=torch.tensor([[backbone.start, *told]])
+        ).logits[0, -1]
         return read
     written = backbone.embedding(torch.tensor([told], dtype=torch.long))
     logits: Tensor = backbone.model(inputs_embeds=torch.cat([embeds, written], dim=1)).logits[0, -1]
@@ -187,11 +238,15 @@ def _next(backbone: Backbone, embeds: Tensor, told: list[int]) -> Tensor:
 
 def test_frozen_means_frozen(backbone: Backbone) -> None:
     def digest() -> str:
-        return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in backbone.model.parameters())).hexdigest()
+        return hashlib.sha256(
+            b"".join(p.detach().numpy().tobytes() for p in backbone.model.parameters())
+        ).hexdigest()
 
     before, prompt = digest(), torch.randn(2, 4, 32, requires_grad=True)
     text = backbone.embed_rows(backbone.tokenise(["one", "two"], 20))
-    optimizer = torch.optim.AdamW([prompt, *backbone.model.parameters()], lr=0.1)  # even if somebody hands it all to an optimiser
+    optimizer = torch.optim.AdamW(
+        [prompt, *backbone.model.parameters()], lr=0.1
+    )  # even if somebody hands it all to an optimiser
     for _ in range(3):
         with backbone.learning(torch.full((2,), 0.1), torch.arange(2)):
             backbone.losses(prompt, text, backbone.tokenise_targets(LABELS)).nll.sum().backward()
@@ -216,7 +271,11 @@ def test_a_folder_is_loaded_as_its_family(kind: str, tmp_path: Path) -> None:
     loaded = load_backbone(str(tmp_path), device="cpu")
     assert type(loaded) is type(made)
     assert loaded.fingerprint == made.fingerprint
-    assert loaded.best_head(LABELS) == made.best_head(LABELS) == ("linear" if kind == "minilm" else "words")
+    assert (
+        loaded.best_head(LABELS)
+        == made.best_head(LABELS)
+        == ("linear" if kind == "minilm" else "words")
+    )
     assert loaded.longest == {"t5": None, "mt5": None}.get(kind, 128)
     assert len(loaded.blocks()) == (4 if isinstance(loaded, EncoderDecoder) else 2)
     assert loaded.blocks()[-1] is loaded.last_block()
@@ -229,7 +288,9 @@ def test_every_preset_learns(kind: str, toy_csv: Path) -> None:
     backbone = random_model(kind)
     runs = {}
     for preset in ("mixture", "prompt-tuning", "residual", "smop", "p-tuning"):
-        config = run_config({"preset": preset, "task": task, "tuning": settings, "prompt": {"length": 4}})
+        config = run_config(
+            {"preset": preset, "task": task, "tuning": settings, "prompt": {"length": 4}}
+        )
         runs[preset] = Run(config, load_task(config.task), backbone)
     Cohort([*runs.values()], [None] * len(runs)).train()
     for preset, run in runs.items():
@@ -242,12 +303,25 @@ def test_the_router_sees_the_text_and_never_the_target(kind: str, toy_csv: Path)
     """Two runs on the same texts with other label words: what reaches the prompt, and so every route, is the same to the bit."""
     backbone = random_model(kind)
     seen: list[list[Tensor]] = []
-    for words in ({"positive": "positive", "negative": "negative"}, {"positive": "was", "negative": "it"}):
+    for words in (
+        {"positive": "positive", "negative": "negative"},
+        {"positive": "was", "negative": "it"},
+    ):
         task = {"train": str(toy_csv), "text": "review", "label": "mood", "labels": words}
-        config = run_config({"preset": "smop", "task": task, "tuning": {"batch_size": 8, "steps": 3, "max_length": 64}})
+        config = run_config(
+            {
+                "preset": "smop",
+                "task": task,
+                "tuning": {"batch_size": 8, "steps": 3, "max_length": 64},
+            }
+        )
         run = Run(config, load_task(config.task), backbone)
         given: list[Tensor] = []
-        run.prompt.register_forward_pre_hook(lambda prompt, inputs, given=given: given.extend([*inputs[:2], prompt.chosen(*inputs[:2])]))
+        run.prompt.register_forward_pre_hook(
+            lambda prompt, inputs, given=given: given.extend(
+                [*inputs[:2], prompt.chosen(*inputs[:2])]
+            )
+        )
         Cohort([run], [None]).step()
         seen.append(given)
     assert len(seen[0]) == 3
@@ -261,7 +335,14 @@ def test_a_run_keeps_its_place(kind: str, place: Place, toy_csv: Path, tmp_path:
     backbone = random_model(kind)
     task = {"train": str(toy_csv), "text": "review", "label": "mood"}
     settings = {"steps": 4, "batch_size": 8, "max_length": 64, "lr": 0.1}
-    config = run_config({"preset": "prompt-tuning", "task": task, "tuning": settings, "prompt": {"length": 4, "place": place}})
+    config = run_config(
+        {
+            "preset": "prompt-tuning",
+            "task": task,
+            "tuning": settings,
+            "prompt": {"length": 4, "place": place},
+        }
+    )
     if place == "after-bos" and not backbone.surround[0]:
         with pytest.raises(UserError, match="no token of its own"):
             tune_config(config, None, backbone=backbone)
@@ -272,7 +353,11 @@ def test_a_run_keeps_its_place(kind: str, place: Place, toy_csv: Path, tmp_path:
     view = run.speaker
     with torch.no_grad():
         by_place = [
-            view.losses(vectors, view.embed_rows([run.inputs[row] for row in rows], where), [run.targets[row] for row in rows])
+            view.losses(
+                vectors,
+                view.embed_rows([run.inputs[row] for row in rows], where),
+                [run.targets[row] for row in rows],
+            )
             for where in (place, "prefix")
         ]
     Cohort([run], [None]).step()
@@ -304,7 +389,9 @@ def test_a_checkpoint_without_some_of_its_weights_is_one_sentence(tmp_path: Path
 
 
 def test_text_rows_are_those_rows() -> None:
-    text = Text(torch.randn(3, 4, 2), torch.ones(3, 4), torch.tensor([1, 2, 3]), torch.arange(12).view(3, 4))
+    text = Text(
+        torch.randn(3, 4, 2), torch.ones(3, 4), torch.tensor([1, 2, 3]), torch.arange(12).view(3, 4)
+    )
     some = text.rows([2, 0])
     assert some.at is not None
     assert some.at.tolist() == [3, 1]

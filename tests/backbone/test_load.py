@@ -17,17 +17,23 @@ from ..models import random_model
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path, kind: str) -> None:
     """transformers makes one up for most kinds, of special tokens and no words."""
     random_model(kind).model.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"tokenizer.*; take a copy of the model with its tokenizer files"):
+    with pytest.raises(
+        UserError, match=r"tokenizer.*; take a copy of the model with its tokenizer files"
+    ):
         load_backbone(str(tmp_path), device="cpu")
 
 
 def test_a_tokenizer_of_bytes_needs_no_file_of_words(tmp_path: Path) -> None:
     random_model("t5").model.save_pretrained(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "ByT5Tokenizer"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "ByT5Tokenizer"})
+    )
     assert load_backbone(str(tmp_path), device="cpu").tokenise(["x"], 10) == [[123, 1]]
 
 
-def test_an_output_of_its_own_is_kept_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_output_of_its_own_is_kept_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """T5 v1.1 and FLAN-T5: transformers keeps both matrices, and warns that it does, with advice that is not for a user."""
     made = random_model("t5")
     own = torch.randn_like(made.model.shared.weight)

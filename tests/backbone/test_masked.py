@@ -7,16 +7,16 @@ import pytest
 import torch
 import transformers
 
-from softprompts.api import load, tune_config
 from softprompts.backbone import Causal, Masked
 from softprompts.backbone.load import FAMILIES
 from softprompts.backbone.masked import Headed
-from softprompts.choice import Choice
+from softprompts.config.choice import Choice
 from softprompts.errors import UserError
 from softprompts.prompt import Material, PromptConfig, build
 from softprompts.prompt.head import Linear
 from softprompts.tasks import load_task
 from softprompts.tuning import Run, run_config
+from softprompts.tuning.api import load, tune_config
 
 from ..models import random_masked
 
@@ -26,14 +26,18 @@ LABELS = ["positive", "negative"]
 def settings(toy_csv: Path, **more: Any) -> Any:
     task = {"train": str(toy_csv), "text": "review", "label": "mood", **more.pop("task", {})}
     tuning = {"steps": 20, "batch_size": 8, "evaluate_every": 10, "max_length": 64, "lr": 0.1}
-    return run_config({"preset": "prompt-tuning", "task": task, "tuning": tuning, "prompt": {"length": 4}}, more)
+    return run_config(
+        {"preset": "prompt-tuning", "task": task, "tuning": tuning, "prompt": {"length": 4}}, more
+    )
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "deberta"])
 def test_a_text_gets_one_mask_after_its_last_word_unless_it_has_its_own(kind: str) -> None:
     backbone = random_masked(kind)
     mask, sep = backbone.tokenizer.mask_token_id, backbone.tokenizer.sep_token_id
-    row, own = backbone.tokenise(["never again", f"it was {backbone.tokenizer.mask_token} again"], 20)
+    row, own = backbone.tokenise(
+        ["never again", f"it was {backbone.tokenizer.mask_token} again"], 20
+    )
     assert row[-2:] == [mask, sep]
     assert own.count(mask) == 1
     assert own[-2:] != [mask, sep]
@@ -45,7 +49,9 @@ def test_a_text_gets_one_mask_after_its_last_word_unless_it_has_its_own(kind: st
 def test_only_the_mask_gets_logits() -> None:
     backbone = random_masked("bert")
     seen = []
-    hook = backbone.model.cls.register_forward_hook(lambda module, inputs, output: seen.append(tuple(output.shape)))
+    hook = backbone.model.cls.register_forward_hook(
+        lambda module, inputs, output: seen.append(tuple(output.shape))
+    )
     text = backbone.embed_rows(backbone.tokenise(["never again", "I love it and the staff"], 20))
     backbone.losses(torch.randn(2, 4, 32), text, backbone.tokenise_targets(LABELS))
     hook.remove()
@@ -55,7 +61,10 @@ def test_only_the_mask_gets_logits() -> None:
 
 def test_a_label_of_several_tokens_is_one_sentence_or_a_head() -> None:
     backbone = random_masked("bert")
-    with pytest.raises(UserError, match=r"fills one mask with one token, and 'positive negative' is 2.*--prompt.head linear"):
+    with pytest.raises(
+        UserError,
+        match=r"fills one mask with one token, and 'positive negative' is 2.*--prompt.head linear",
+    ):
         backbone.tokenise_targets(["positive negative"])
     assert backbone.best_head(["positive", "positive negative"]) == "linear"
     assert backbone.best_head(["positive", "zzzzqqqq$%&"]) == "linear", "a word it does not know"
@@ -63,23 +72,31 @@ def test_a_label_of_several_tokens_is_one_sentence_or_a_head() -> None:
 
 def test_a_model_without_words_cannot_fill_a_mask(toy_csv: Path) -> None:
     with pytest.raises(UserError, match="has no words to fill a mask with"):
-        tune_config(settings(toy_csv, prompt={"head": "words"}), None, backbone=random_masked("minilm"))
+        tune_config(
+            settings(toy_csv, prompt={"head": "words"}), None, backbone=random_masked("minilm")
+        )
 
 
 @pytest.mark.parametrize("kind", ["bert", "minilm"])
 def test_it_chooses_among_the_labels_and_never_generates(kind: str, toy_csv: Path) -> None:
     tuned = tune_config(settings(toy_csv), None, backbone=random_masked(kind))
     assert tuned.card["scoring"] == tuned.card["config"]["tuning"]["scoring"] == "labels"
-    assert tuned.card["config"]["prompt"]["head"]["kind"] == ("linear" if kind == "minilm" else "words")
+    assert tuned.card["config"]["prompt"]["head"]["kind"] == (
+        "linear" if kind == "minilm" else "words"
+    )
     assert set(tuned.predict(["never again", "I love it"])) <= set(LABELS)
     with pytest.raises(UserError, match="cannot write freely"):
         tuned.predict(["x"], scoring="generate")
 
 
 @pytest.mark.parametrize("pool", ["mean", "first"])
-def test_the_head_learns_and_is_saved_with_the_prompt(pool: str, toy_csv: Path, tmp_path: Path) -> None:
+def test_the_head_learns_and_is_saved_with_the_prompt(
+    pool: str, toy_csv: Path, tmp_path: Path
+) -> None:
     backbone = random_masked("minilm")
-    config = settings(toy_csv, prompt={"head": {"kind": "linear", "pool": pool}}, tuning={"steps": 60, "lr": 0.03})
+    config = settings(
+        toy_csv, prompt={"head": {"kind": "linear", "pool": pool}}, tuning={"steps": 60, "lr": 0.03}
+    )
     tuned = tune_config(config, tmp_path / "run", backbone=backbone)
     texts = ["never again", "I love it", "the worst meal of my life"]
     again = load(tmp_path / "run", backbone=random_masked("minilm"))
@@ -132,8 +149,12 @@ def test_first_reads_the_first_token_of_the_text_wherever_the_prompt_is() -> Non
         ("prefix", torch.cat([prompt, words], 1), 4),
         ("after-bos", torch.cat([words[:, :1], prompt, words[:, 1:]], 1), 0),
     ):
-        expected = head(backbone.model(inputs_embeds=embeds).last_hidden_state[:, column]).log_softmax(-1)
-        torch.testing.assert_close(headed.scores(prompt, headed.embed_rows(rows, place), [[0], [1]]), expected)  # type: ignore[arg-type]
+        expected = head(
+            backbone.model(inputs_embeds=embeds).last_hidden_state[:, column]
+        ).log_softmax(-1)
+        torch.testing.assert_close(
+            headed.scores(prompt, headed.embed_rows(rows, place), [[0], [1]]), expected
+        )  # type: ignore[arg-type]
 
 
 def test_bert_as_a_decoder_is_a_decoder() -> None:
@@ -142,17 +163,27 @@ def test_bert_as_a_decoder_is_a_decoder() -> None:
 
     assert family(architectures=["BertLMHeadModel"], is_decoder=True) is Causal
     assert family(architectures=["BertForMaskedLM"]) is Masked
-    assert Masked.auto_class(transformers.BertConfig(architectures=["BertForPreTraining"])) == "AutoModelForMaskedLM"
+    assert (
+        Masked.auto_class(transformers.BertConfig(architectures=["BertForPreTraining"]))
+        == "AutoModelForMaskedLM"
+    )
     assert Masked.auto_class(transformers.BertConfig(architectures=["BertModel"])) == "AutoModel"
 
 
 @pytest.mark.parametrize("paper", [False, True])
 def test_the_residual_preset_for_bert(paper: bool, toy_csv: Path) -> None:
     short = {"tuning": {"steps": 6, "batch_size": 8, "lr": 0.1}}
-    config = run_config({"preset": "residual-bert", "paper": paper, "task": settings(toy_csv).plain()["task"]}, short)
+    config = run_config(
+        {"preset": "residual-bert", "paper": paper, "task": settings(toy_csv).plain()["task"]},
+        short,
+    )
     tuned = tune_config(config, None, backbone=random_masked("bert"))
     made = tuned.card["config"]["prompt"]
-    assert (made["head"], made["shape"]["kind"], made["length"]) == ({"kind": "linear", "pool": "first"}, "residual", 10)
+    assert (made["head"], made["shape"]["kind"], made["length"]) == (
+        {"kind": "linear", "pool": "first"},
+        "residual",
+        10,
+    )
     assert tuned.prompt.head is not None
 
 
@@ -160,13 +191,21 @@ def test_one_backbone_serves_prompts_with_and_without_a_head(toy_csv: Path, tmp_
     """The head belongs to its prompt: what was tuned on the same model before does not answer for another."""
     texts = ["never again", "I love it"]
     words = tune_config(settings(toy_csv), tmp_path / "words", backbone=random_masked("bert"))
-    headed = tune_config(settings(toy_csv, prompt={"head": "linear"}), None, backbone=random_masked("bert"))
-    assert load(tmp_path / "words", backbone=headed.backbone).probabilities(texts) == words.probabilities(texts)
+    headed = tune_config(
+        settings(toy_csv, prompt={"head": "linear"}), None, backbone=random_masked("bert")
+    )
+    assert load(tmp_path / "words", backbone=headed.backbone).probabilities(
+        texts
+    ) == words.probabilities(texts)
     shared = Headed(random_masked("bert"), Linear(2, 32, torch.Generator()), LABELS)
-    assert load(tmp_path / "words", backbone=shared).probabilities(texts) == words.probabilities(texts)
+    assert load(tmp_path / "words", backbone=shared).probabilities(texts) == words.probabilities(
+        texts
+    )
     assert shared.answering(None, ["other", "words"]) is shared.base
     relabelled = {"task": {"labels": {"positive": "great", "negative": "dull"}}}
-    assert tune_config(settings(toy_csv, **relabelled), None, backbone=headed.backbone).form.labels == ["great", "dull"]
+    assert tune_config(
+        settings(toy_csv, **relabelled), None, backbone=headed.backbone
+    ).form.labels == ["great", "dull"]
 
 
 def test_a_long_text_keeps_its_own_mask_and_is_counted_as_cut(toy_csv: Path) -> None:
@@ -178,7 +217,9 @@ def test_a_long_text_keeps_its_own_mask_and_is_counted_as_cut(toy_csv: Path) -> 
         assert row.count(mask) == 1
         assert row[row.index(mask) - len(near) : row.index(mask)] == near
         assert row[-1] == backbone.tokenizer.sep_token_id
-    config = settings(toy_csv, task={"text": None, "template": "[MASK] , {review}"}, tuning={"max_length": 10})
+    config = settings(
+        toy_csv, task={"text": None, "template": "[MASK] , {review}"}, tuning={"max_length": 10}
+    )
     run = Run(config, load_task(config.task), backbone)
     assert run.cut == len(run.inputs)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from softprompts.api import load, tune_config
+from softprompts.artifacts.peft import write_adapter
 from softprompts.backbone import Backbone, load_backbone
 from softprompts.prompt import Material, PromptConfig, build
-from softprompts.prompt.peft import write_adapter
 from softprompts.tuning import run_config
+from softprompts.tuning.api import load, tune_config
 
 from ..models import TEXTS, ours, told
 
@@ -27,17 +27,25 @@ def backbone(request: pytest.FixtureRequest) -> Backbone:
 
 
 def test_pads_on_either_side_give_the_unpadded_answers(backbone: Backbone) -> None:
-    prompt = build(PromptConfig(length=8), Material(backbone, ["positive", "negative"]), 0, backbone.unit)
+    prompt = build(
+        PromptConfig(length=8), Material(backbone, ["positive", "negative"]), 0, backbone.unit
+    )
     if not backbone.generates:
         pytest.skip("it has a head of its own in test_families")
     rows = backbone.tokenise(TEXTS, 40)
     ids, mask = backbone.collate(rows)
     vectors = prompt.fold().table.detach().expand(3, -1, -1)
-    alone = [backbone.generate(vectors[:1], backbone.embed_rows([row]), 6)[0].tolist() for row in rows]
+    alone = [
+        backbone.generate(vectors[:1], backbone.embed_rows([row]), 6)[0].tolist() for row in rows
+    ]
     for pads in ((0, 9), (9, 0)):
-        text = backbone.embed(torch.nn.functional.pad(ids, pads), torch.nn.functional.pad(mask, pads))
+        text = backbone.embed(
+            torch.nn.functional.pad(ids, pads), torch.nn.functional.pad(mask, pads)
+        )
         written = backbone.generate(vectors, text, 6).tolist()
-        assert [answer[: len(single)] for answer, single in zip(written, alone, strict=True)] == alone
+        assert [
+            answer[: len(single)] for answer, single in zip(written, alone, strict=True)
+        ] == alone
 
 
 def test_peft_has_the_same_logits(backbone: Backbone, tmp_path: Path) -> None:
@@ -54,11 +62,18 @@ def test_peft_has_the_same_logits(backbone: Backbone, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_learns_folds_and_loads(backbone: Backbone, preset: str, toy_csv: Path, tmp_path: Path) -> None:
+def test_every_preset_learns_folds_and_loads(
+    backbone: Backbone, preset: str, toy_csv: Path, tmp_path: Path
+) -> None:
     task = {"train": str(toy_csv), "text": "review", "label": "mood"}
     tuning = {"steps": 24, "batch_size": 4, "evaluate_every": 12, "max_length": 64}
-    tuned = tune_config(run_config({"preset": preset, "task": task, "tuning": tuning}), tmp_path, backbone=backbone)
-    losses = [float(line.split('"loss": ')[1].split(",")[0]) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    tuned = tune_config(
+        run_config({"preset": preset, "task": task, "tuning": tuning}), tmp_path, backbone=backbone
+    )
+    losses = [
+        float(line.split('"loss": ')[1].split(",")[0])
+        for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    ]
     assert losses[-1] < losses[0]
     again = load(tmp_path, backbone=backbone)
     assert again.predict(TEXTS) == tuned.predict(TEXTS)

@@ -11,14 +11,32 @@ from torch import Tensor
 FINGERPRINT = "f" * 32
 
 
-def make_prompt(folder: Path, vectors: Tensor, fingerprint: str = FINGERPRINT, embedding: Tensor | None = None, **card: Any) -> Path:
+def make_prompt(
+    folder: Path,
+    vectors: Tensor,
+    fingerprint: str = FINGERPRINT,
+    embedding: Tensor | None = None,
+    **card: Any,
+) -> Path:
     """A folder with a prompt [K, P, H], its card, and an embedding where one is given."""
     count, length, hidden = vectors.shape
     route = {"kind": "soft"} if count > 1 else {"kind": "single"}
     told = {
-        "prompt": {"length": length, "count": count, "route": route, "place": "prefix", "head": {"kind": "words"}},
+        "prompt": {
+            "length": length,
+            "count": count,
+            "route": route,
+            "place": "prefix",
+            "head": {"kind": "words"},
+        },
         "method": "prompt-tuning",
-        "backbone": {"name": "toy", "fingerprint": fingerprint, "family": "encoder-decoder", "dtype": "fp32", "hidden": hidden},
+        "backbone": {
+            "name": "toy",
+            "fingerprint": fingerprint,
+            "family": "encoder-decoder",
+            "dtype": "fp32",
+            "hidden": hidden,
+        },
         "task": {"name": folder.name, "metrics": ["accuracy"]},
         "metrics": {"accuracy": 61.5},
         "majority": {"accuracy": 50.0},

@@ -48,7 +48,10 @@ def test_what_is_added_is_there_whole_without_training_state(tmp_path: Path) -> 
 
 
 def test_a_name_is_not_taken_twice_unasked(tmp_path: Path) -> None:
-    one, other = make_prompt(tmp_path / "one", torch.zeros(1, 2, 4) + 1), make_prompt(tmp_path / "other", torch.zeros(1, 2, 4) + 2)
+    one, other = (
+        make_prompt(tmp_path / "one", torch.zeros(1, 2, 4) + 1),
+        make_prompt(tmp_path / "other", torch.zeros(1, 2, 4) + 2),
+    )
     library = Library(tmp_path / "library")
     library.add(one, "p")
     with pytest.raises(UserError, match="already holds p"):
@@ -74,14 +77,21 @@ def test_a_name_is_not_taken_twice_unasked(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_card_that_does_not_tell_what_all_commands_ask_is_no_entry(tmp_path: Path, card: dict[str, Any]) -> None:
+def test_a_card_that_does_not_tell_what_all_commands_ask_is_no_entry(
+    tmp_path: Path, card: dict[str, Any]
+) -> None:
     with pytest.raises(UserError, match="does not tell a prompt's task, backbone and length"):
         Entry.of(make_prompt(tmp_path / "run", torch.ones(1, 2, 4), **card))
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/etc/x", ".hidden", "a b", "x" * 201, "a\x00b", "ü"])
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "a/b", "/etc/x", ".hidden", "a b", "x" * 201, "a\x00b", "ü"]
+)
 def test_names_stay_in_the_library(tmp_path: Path, name: str) -> None:
-    run, library = make_prompt(tmp_path / "run", torch.randn(1, 2, 4)), Library(tmp_path / "library")
+    run, library = (
+        make_prompt(tmp_path / "run", torch.randn(1, 2, 4)),
+        Library(tmp_path / "library"),
+    )
     for use in (lambda: library.add(run, name), lambda: library.entry(name)):
         with pytest.raises(UserError, match="cannot be a prompt's name"):
             use()
@@ -120,18 +130,30 @@ def test_the_papers_numbers_through_the_index(tmp_path: Path, similarity: str) -
         found = library.search(torch.tensor(SPOT["target_prompt"]), FINGERPRINT, similarity)
         assert [one.entry.name for one in found] == [f"p{number}" for number in expected["ranking"]]
         told = {one.entry.name: one.similarity for one in found}
-        assert [told[f"p{number}"] for number in range(len(told))] == pytest.approx(expected["similarity_to_target"], abs=1e-6)
+        assert [told[f"p{number}"] for number in range(len(told))] == pytest.approx(
+            expected["similarity_to_target"], abs=1e-6
+        )
 
 
 @settings(max_examples=40, deadline=None)
-@given(one=st.tuples(*[st.integers(1, 5)] * 2), other=st.tuples(*[st.integers(1, 5)] * 2), seed=st.integers(0, 999))
-def test_mixtures_and_lengths_are_compared_by_all_their_tokens(one: tuple[int, int], other: tuple[int, int], seed: int) -> None:
+@given(
+    one=st.tuples(*[st.integers(1, 5)] * 2),
+    other=st.tuples(*[st.integers(1, 5)] * 2),
+    seed=st.integers(0, 999),
+)
+def test_mixtures_and_lengths_are_compared_by_all_their_tokens(
+    one: tuple[int, int], other: tuple[int, int], seed: int
+) -> None:
     """The rule: K prompts of P tokens count as K * P tokens; a dot product of summaries is the similarity of the tokens."""
     rng = torch.Generator().manual_seed(seed)
-    mixture, single = (torch.randn(*size, 6, generator=rng, dtype=torch.float64) for size in (one, other))
+    mixture, single = (
+        torch.randn(*size, 6, generator=rng, dtype=torch.float64) for size in (one, other)
+    )
     dots = (summary(mixture) * summary(single)).sum(1)
     for dot, similarity in zip(dots.tolist(), SIMILARITIES.values(), strict=True):
-        assert dot == pytest.approx(similarity(mixture.reshape(-1, 6), single.reshape(-1, 6)), abs=1e-12)
+        assert dot == pytest.approx(
+            similarity(mixture.reshape(-1, 6), single.reshape(-1, 6)), abs=1e-12
+        )
 
 
 def test_search_is_by_the_embedding_and_among_one_backbones_prompts(tmp_path: Path) -> None:
@@ -141,12 +163,18 @@ def test_search_is_by_the_embedding_and_among_one_backbones_prompts(tmp_path: Pa
     library.add(make_prompt(tmp_path / "embedded-near", far, embedding=near))
     library.add(make_prompt(tmp_path / "embedded-far", near, embedding=far))
     library.add(make_prompt(tmp_path / "final-near", near.repeat(3, 1, 1)))
-    library.add(make_prompt(tmp_path / "another-backbone", torch.ones(1, 2, 9), fingerprint="e" * 32))
+    library.add(
+        make_prompt(tmp_path / "another-backbone", torch.ones(1, 2, 9), fingerprint="e" * 32)
+    )
     found = library.search(like, FINGERPRINT)
-    assert [one.entry.name for one in found] == ["embedded-near", "final-near", "embedded-far"], "ties stand by name"
+    assert [one.entry.name for one in found] == ["embedded-near", "final-near", "embedded-far"], (
+        "ties stand by name"
+    )
     assert [round(one.similarity, 6) for one in found] == [1, 1, 0]
     assert [one.entry.step for one in found] == [5, 7, 5]
-    assert [one.entry.name for one in library.search(like, FINGERPRINT, k=1, without=["embedded-near"])] == ["final-near"]
+    assert [
+        one.entry.name for one in library.search(like, FINGERPRINT, k=1, without=["embedded-near"])
+    ] == ["final-near"]
     assert library.search(like, "d" * 32) == []
     for wrong, why in (
         ({"similarity": "likeness"}, "no similarity 'likeness'; choose one of"),
@@ -159,7 +187,10 @@ def test_search_is_by_the_embedding_and_among_one_backbones_prompts(tmp_path: Pa
 
 
 def ranking(library: Library) -> list[tuple[str, float]]:
-    return [(one.entry.name, round(one.similarity, 5)) for one in library.search(torch.eye(4)[0].expand(1, 1, 4), FINGERPRINT)]
+    return [
+        (one.entry.name, round(one.similarity, 5))
+        for one in library.search(torch.eye(4)[0].expand(1, 1, 4), FINGERPRINT)
+    ]
 
 
 def test_the_index_follows_what_comes_goes_and_is_replaced(tmp_path: Path) -> None:
@@ -173,7 +204,9 @@ def test_the_index_follows_what_comes_goes_and_is_replaced(tmp_path: Path) -> No
     assert ranking(library) == [("a", 1), ("b", 1)]
     shutil.rmtree(library.folder / "a")
     assert ranking(library) == [("b", 1)]
-    shutil.copy(tmp_path / "a" / "prompt.safetensors", library.folder / "b" / "prompt.safetensors")  # by hand
+    shutil.copy(
+        tmp_path / "a" / "prompt.safetensors", library.folder / "b" / "prompt.safetensors"
+    )  # by hand
     assert ranking(library) == [("b", 0)]
     shutil.rmtree(library.folder / "b")
     assert ranking(library) == []
@@ -182,7 +215,9 @@ def test_the_index_follows_what_comes_goes_and_is_replaced(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("first", ["broken", "good"])
-def test_a_prompt_of_a_wrong_width_spoils_no_other_whichever_came_first(tmp_path: Path, first: str) -> None:
+def test_a_prompt_of_a_wrong_width_spoils_no_other_whichever_came_first(
+    tmp_path: Path, first: str
+) -> None:
     """A prompt whose card tells another width is damaged; of two cards that both seem right, the width that most have counts."""
     heard: list[str] = []
     library = Library(tmp_path / "library", heard.append)
@@ -203,7 +238,9 @@ def test_a_prompt_of_a_wrong_width_spoils_no_other_whichever_came_first(tmp_path
     assert "alien are not as wide as" in heard[-1]
     shutil.rmtree(library.folder / "good")
     shutil.rmtree(library.folder / "other")
-    assert len(library.search(torch.ones(1, 1, 9), FINGERPRINT)) == 1, "what did not fit the others fits when they are gone"
+    assert len(library.search(torch.ones(1, 1, 9), FINGERPRINT)) == 1, (
+        "what did not fit the others fits when they are gone"
+    )
 
 
 def test_copies_of_a_prompt_are_equally_like_another_and_stand_by_name(tmp_path: Path) -> None:
@@ -232,7 +269,11 @@ def test_an_index_is_only_a_cache(tmp_path: Path) -> None:
         library.add(make_prompt(tmp_path / name, torch.randn(1, 3, 4)))
     expected = ranking(library)
     (path,) = (library.folder / ".index").iterdir()
-    whole, note, rows = path.read_bytes(), read_tensors(path)[1], read_tensors(path)[0]["rows"].clone()
+    whole, note, rows = (
+        path.read_bytes(),
+        read_tensors(path)[1],
+        read_tensors(path)[0]["rows"].clone(),
+    )
     flipped = whole[:-1] + bytes([whole[-1] ^ 1])
     renamed = whole.replace(b'\\"a\\"', b'\\"z\\"')
     assert renamed != whole
@@ -247,14 +288,18 @@ def test_an_index_is_only_a_cache(tmp_path: Path) -> None:
     assert ranking(library) == expected, "where it cannot be written, the search goes on without"
 
 
-def test_a_search_does_not_read_again_what_the_index_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_does_not_read_again_what_the_index_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = Library(tmp_path / "library")
     for name in "abc":
         library.add(make_prompt(tmp_path / name, torch.randn(1, 3, 4)))
     ranking(library)
     library.add(make_prompt(tmp_path / "d", torch.randn(1, 3, 4)))
     read = []
-    monkeypatch.setattr("softprompts.library.library.summary", lambda vectors: (read.append(1), summary(vectors))[1])
+    monkeypatch.setattr(
+        "softprompts.library.library.summary", lambda vectors: (read.append(1), summary(vectors))[1]
+    )
     assert len(ranking(library)) == 4
     assert len(read) == 2, "the new prompt, and the one that is asked for"
 
@@ -274,7 +319,10 @@ def test_damaged_and_foreign_folders_are_told_and_the_others_are_there(tmp_path:
     os.mkdir(os.fsencode(folder) + b"/\xff name")
     assert names(library) == ["good", "wide"]
     assert len(heard) == 5
-    assert all(any(word in sentence for sentence in heard) for word in ("cut", "blind", "odd", "foreign", "cannot be a prompt's name"))
+    assert all(
+        any(word in sentence for sentence in heard)
+        for word in ("cut", "blind", "odd", "foreign", "cannot be a prompt's name")
+    )
     for _ in range(2):
         heard.clear()
         assert [name for name, _ in ranking(library)] == ["good"]
@@ -325,10 +373,19 @@ for number in range(25):
 
 def writers(library: Path, runs: Path, count: int) -> list[subprocess.Popen[str]]:
     """Real processes that stand ready to add."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     found = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(library), str(runs), str(me)], env=environment, **pipes)  # type: ignore[call-overload]
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(library), str(runs), str(me)],
+            env=environment,
+            **pipes,
+        )  # type: ignore[call-overload]
         for me in range(count)
     ]
     for process in found:
@@ -340,7 +397,9 @@ def test_four_processes_add_at_once_and_one_is_killed(tmp_path: Path) -> None:
     """Each name is written once or many times over; a reader looks all the while, and every prompt it sees is whole."""
     for me in range(4):
         for number in range(25):
-            make_prompt(tmp_path / "runs" / f"{me}-{number}", torch.full((1, 2, 4), me + 1.0), seed=me)
+            make_prompt(
+                tmp_path / "runs" / f"{me}-{number}", torch.full((1, 2, 4), me + 1.0), seed=me
+            )
     heard: list[str] = []
     library = Library(tmp_path / "library", heard.append)
     processes = writers(library.folder, tmp_path / "runs", 4)
@@ -367,13 +426,20 @@ def test_four_processes_add_at_once_and_one_is_killed(tmp_path: Path) -> None:
     assert {f"{me}-{number}" for me in range(3) for number in range(25)} <= there
     assert {f"{kind}-{number}" for kind in ("shared", "first") for number in range(25)} <= there
     for entry in library.entries():
-        assert float(entry.vectors().mean()) == entry.card["seed"] + 1, "card and vectors are of one run"
-    assert {path.name for path in library.folder.iterdir() if path.name.startswith(".")} == {".lock", ".index"}
+        assert float(entry.vectors().mean()) == entry.card["seed"] + 1, (
+            "card and vectors are of one run"
+        )
+    assert {path.name for path in library.folder.iterdir() if path.name.startswith(".")} == {
+        ".lock",
+        ".index",
+    }
     assert len(library.search(torch.ones(1, 1, 4), FINGERPRINT)) == len(there)
 
 
 @pytest.mark.parametrize("moment", ["copying", "put aside", "moved in"])
-def test_a_writer_that_dies_between_two_moves_leaves_a_whole_prompt(tmp_path: Path, moment: str) -> None:
+def test_a_writer_that_dies_between_two_moves_leaves_a_whole_prompt(
+    tmp_path: Path, moment: str
+) -> None:
     """What each moment of a replacement leaves on disk, as the next reader finds it."""
     library = Library(tmp_path / "library")
     library.add(make_prompt(tmp_path / "old", torch.zeros(1, 2, 4) + 1), "p")
@@ -389,7 +455,9 @@ def test_a_writer_that_dies_between_two_moves_leaves_a_whole_prompt(tmp_path: Pa
     assert {path.name for path in folder.iterdir()} == {"p", ".lock"}
 
 
-def test_who_may_not_write_can_look_at_what_a_dead_writer_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_may_not_write_can_look_at_what_a_dead_writer_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = Library(tmp_path / "library")
     library.add(make_prompt(tmp_path / "p", torch.ones(1, 2, 4)))
     make_prompt(library.folder / ".old-gone", torch.ones(1, 2, 4))
@@ -418,7 +486,9 @@ def test_ten_thousand_prompts_are_searched_in_well_under_a_second(tmp_path: Path
     """Of 20 tokens and T5-small's width: in a process that searched before, and in one that reads the index from disk."""
     folder = tmp_path / "library"
     made = [make_prompt(folder / f"p{number}", torch.randn(1, 20, 512)) for number in range(100)]
-    for number in range(100, 10_000):  # of these 100 anew, as links: their files are looked at and read all the same
+    for number in range(
+        100, 10_000
+    ):  # of these 100 anew, as links: their files are looked at and read all the same
         (folder / f"p{number}").mkdir()
         for part in made[number % 100].iterdir():
             (folder / f"p{number}" / part.name).hardlink_to(part)
@@ -433,7 +503,9 @@ def test_ten_thousand_prompts_are_searched_in_well_under_a_second(tmp_path: Path
         return time.perf_counter() - begun
 
     def fresh() -> float:
-        told = subprocess.run([sys.executable, "-c", FRESH, str(folder)], capture_output=True, text=True, check=True).stdout.split()
+        told = subprocess.run(
+            [sys.executable, "-c", FRESH, str(folder)], capture_output=True, text=True, check=True
+        ).stdout.split()
         assert (told[1], told[2]) == ("10", "p4321")
         return float(told[0])
 

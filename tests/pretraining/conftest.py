@@ -41,7 +41,9 @@ WORDS = [
 
 def texts(count: int = 60, seed: int = 0) -> list[str]:
     rng = random.Random(seed)
-    return [" ".join(rng.choice(WORDS) for _ in range(rng.randint(20, 60))) + "." for _ in range(count)]
+    return [
+        " ".join(rng.choice(WORDS) for _ in range(rng.randint(20, 60))) + "." for _ in range(count)
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +73,9 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tasks_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("corpus") / "tasks.jsonl"
-    rows = [["last word", text.rstrip("."), text.rstrip(".").split()[-1]] for text in texts(40, seed=1)]
+    rows = [
+        ["last word", text.rstrip("."), text.rstrip(".").split()[-1]] for text in texts(40, seed=1)
+    ]
     path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
     return path
 

@@ -17,8 +17,17 @@ Make = Callable[..., PretrainConfig]
 
 
 def batches(config: PretrainConfig, words: Any, held: bool = False) -> Batches:
-    corpora = {kind: tokenised(kind, files, words, {}, 1) for kind, files in (("text", config.text), ("tasks", config.tasks))}
-    return Batches(config, corpora, {name: Tokens(corpus.ids, CPU) for name, corpus in corpora.items()}, words, held)
+    corpora = {
+        kind: tokenised(kind, files, words, {}, 1)
+        for kind, files in (("text", config.text), ("tasks", config.tasks))
+    }
+    return Batches(
+        config,
+        corpora,
+        {name: Tokens(corpus.ids, CPU) for name, corpus in corpora.items()},
+        words,
+        held,
+    )
 
 
 def test_a_batch_is_its_seed_and_step(make: Make, words: Any) -> None:
@@ -77,7 +86,9 @@ def test_what_is_held_out_is_not_learned_from(make: Make, words: Any) -> None:
     edge = len(learned.tokens["text"].ids)
     assert learned.texts.begin == learned.passages.begin == 0
     assert unseen.texts.begin == unseen.passages.begin < edge
-    reach = max(w.begin + w.order.count * w.length + w.shift - 1 for w in (learned.texts, learned.passages))
+    reach = max(
+        w.begin + w.order.count * w.length + w.shift - 1 for w in (learned.texts, learned.passages)
+    )
     assert reach <= unseen.texts.begin
     assert not set(learned.examples.tolist()) & set(unseen.examples.tolist())
     assert len(learned.examples) + len(unseen.examples) == 40
@@ -86,7 +97,10 @@ def test_what_is_held_out_is_not_learned_from(make: Make, words: Any) -> None:
 def test_large_ids_stay_what_they_are() -> None:
     for dtype in (np.uint16, np.int32):
         tokens = Tokens(np.array([5, 40000, 65535, 7], dtype=dtype), CPU)
-        assert tokens.take(torch.tensor([1, 3]), torch.tensor([2, 1]), 3).tolist() == [[40000, 65535, 0], [7, 0, 0]]
+        assert tokens.take(torch.tensor([1, 3]), torch.tensor([2, 1]), 3).tolist() == [
+            [40000, 65535, 0],
+            [7, 0, 0],
+        ]
 
 
 def test_a_corpus_too_small_is_told(make: Make, words: Any) -> None:

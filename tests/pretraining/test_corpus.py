@@ -24,8 +24,15 @@ def rows(made: corpus.Corpus) -> list[list[int]]:
 
 def test_every_compression_reads_the_same(tmp_path: Path, words: Any) -> None:
     text = "\n\n".join(texts(20))
-    wanted = [words(line)["input_ids"] for line in texts(20)]  # the tokenizer ends a text with </s>, and so does the corpus
-    for suffix, pack in ((".txt", bytes), (".bz2", bz2.compress), (".xz", lzma.compress), (".gz", gzip.compress)):
+    wanted = [
+        words(line)["input_ids"] for line in texts(20)
+    ]  # the tokenizer ends a text with </s>, and so does the corpus
+    for suffix, pack in (
+        (".txt", bytes),
+        (".bz2", bz2.compress),
+        (".xz", lzma.compress),
+        (".gz", gzip.compress),
+    ):
         path = tmp_path / f"text{suffix}"
         path.write_bytes(pack(text.encode()))
         made = tokenised("text", [str(path)], words, {}, 1)
@@ -39,12 +46,16 @@ def test_documents_end_at_blank_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(documents(["aa\n", "bb\n", "cc\n"])) == ["aa\nbb", "cc"]
 
 
-def test_processes_change_nothing(text_file: Path, words: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_processes_change_nothing(
+    text_file: Path, words: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     alone = rows(tokenised("text", [str(text_file)], words, {}, 1))
     monkeypatch.setenv("SOFTPROMPTS_CACHE", str(tmp_path / "other"))
     monkeypatch.setattr(corpus, "CHUNK", 2000)
     told: list[tuple[int, int]] = []
-    together = tokenised("text", [str(text_file)], words, {}, 2, lambda read, tokens: told.append((read, tokens)))
+    together = tokenised(
+        "text", [str(text_file)], words, {}, 2, lambda read, tokens: told.append((read, tokens))
+    )
     assert rows(together) == alone
     assert len(told) > 3
     assert told[-1] == (text_file.stat().st_size, len(together.ids))
@@ -65,14 +76,18 @@ def test_ids_are_made_once_and_again_when_anything_changes(
     tokenised("text", [str(other)], words, {}, 1)
     tokenised("text", [str(other)], train_tokenizer(texts(5), 60, 3), {}, 1)
     assert len(made) == 3
-    next((tmp_path / "cache" / "pretraining").glob(f"{first.digest[:40]}/ends.bin")).write_bytes(b"12345678")
+    next((tmp_path / "cache" / "pretraining").glob(f"{first.digest[:40]}/ends.bin")).write_bytes(
+        b"12345678"
+    )
     assert rows(tokenised("text", [str(text_file)], words, {}, 1)) == wanted
     assert len(made) == 4
 
 
 def test_pairs_begin_with_their_instruction_nine_times_of_ten(tmp_path: Path, words: Any) -> None:
     path = tmp_path / "tasks.jsonl.xz"
-    path.write_bytes(lzma.compress("\n".join(json.dumps(["t", "the cat", "sat"]) for _ in range(10)).encode()))
+    path.write_bytes(
+        lzma.compress("\n".join(json.dumps(["t", "the cat", "sat"]) for _ in range(10)).encode())
+    )
     made = rows(tokenised("tasks", [str(path)], words, {"t": "a dog and"}, 1))
     assert made[0] == words("the cat")["input_ids"]
     assert made[2::2] == [words("a dog and the cat")["input_ids"]] * 9
@@ -98,7 +113,9 @@ def test_text_that_spells_a_special_token_is_text(tmp_path: Path, words: Any) ->
         ("empty.txt", b"\n \n", "hold no text"),
     ],
 )
-def test_bad_text_is_told(tmp_path: Path, words: Any, name: str, content: bytes | None, sentence: str) -> None:
+def test_bad_text_is_told(
+    tmp_path: Path, words: Any, name: str, content: bytes | None, sentence: str
+) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=sentence):
@@ -118,11 +135,16 @@ def test_tokenizer_conventions(words: Any, words_folder: Path) -> None:
     loaded = load_tokenizer(str(words_folder))
     assert [loaded.pad_token_id, loaded.eos_token_id, loaded.unk_token_id] == [0, 1, 2]
     assert sentinel_ids(loaded) == [len(loaded) - 1 - number for number in range(20)]
-    ids = loaded("The ﬁsh\n\n sat  on <extra_id_3>")["input_ids"]  # NFKC, one space for many, </s> at the end
+    ids = loaded("The ﬁsh\n\n sat  on <extra_id_3>")[
+        "input_ids"
+    ]  # NFKC, one space for many, </s> at the end
     assert ids[-1] == 1
     assert ids == loaded("The fish sat on <extra_id_3>")["input_ids"]
     assert len(loaded) - 4 in ids
-    assert loaded.decode(loaded("the cat sat on the mat")["input_ids"], skip_special_tokens=True) == "the cat sat on the mat"
+    assert (
+        loaded.decode(loaded("the cat sat on the mat")["input_ids"], skip_special_tokens=True)
+        == "the cat sat on the mat"
+    )
     assert 2 in loaded("日")["input_ids"]
 
 
@@ -132,7 +154,9 @@ def test_a_sample_is_of_everywhere_and_no_larger_than_asked() -> None:
     assert drawn == sorted(drawn)
     assert int(drawn[0]) < 100
     assert int(drawn[-1]) > 900
-    assert list(sample(["only one, longer than asked for"], 4, 0)) == ["only one, longer than asked for"]
+    assert list(sample(["only one, longer than asked for"], 4, 0)) == [
+        "only one, longer than asked for"
+    ]
 
 
 def test_a_tokenizer_of_nothing_is_told() -> None:

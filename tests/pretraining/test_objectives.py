@@ -65,7 +65,9 @@ def test_a_length_that_cannot_be_met_is_told() -> None:
         span_lengths(64, 0.9, 1.0)
 
 
-@pytest.mark.parametrize(("length", "noise", "span"), [(568, 0.15, 3.0), (71, 0.15, 3.0), (40, 0.5, 2.0), (9, 0.15, 3.0)])
+@pytest.mark.parametrize(
+    ("length", "noise", "span"), [(568, 0.15, 3.0), (71, 0.15, 3.0), (40, 0.5, 2.0), (9, 0.15, 3.0)]
+)
 def test_span_corruption_is_t5s(length: int, noise: float, span: float) -> None:
     rows = 16
     generator = torch.Generator().manual_seed(3)
@@ -84,7 +86,9 @@ def test_span_corruption_is_t5s(length: int, noise: float, span: float) -> None:
         assert targets[row].tolist() == [*t5_sentinels(text, [not noise for noise in mask]), EOS]
         assert restored(inputs[row].tolist(), targets[row].tolist()) == text
         for side in (inputs, targets):
-            assert [token for token in side[row].tolist() if token in SENTINELS] == SENTINELS[:spans]
+            assert [token for token in side[row].tolist() if token in SENTINELS] == SENTINELS[
+                :spans
+            ]
     assert spans == 1 or len({tuple(row) for row in runs.tolist()}) > 1
 
 
@@ -109,4 +113,8 @@ def test_prefix_lm_goes_on_where_the_prefix_ends() -> None:
 
 def test_a_cut_text_ends_in_an_end_mark() -> None:
     tokens: Any = torch.tensor([[5, 6, 7], [5, EOS, 0], [5, 6, EOS]])
-    assert cut(tokens, torch.tensor([9, 2, 3]), EOS).tolist() == [[5, 6, EOS], [5, EOS, 0], [5, 6, EOS]]
+    assert cut(tokens, torch.tensor([9, 2, 3]), EOS).tolist() == [
+        [5, 6, EOS],
+        [5, EOS, 0],
+        [5, 6, EOS],
+    ]

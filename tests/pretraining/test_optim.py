@@ -16,7 +16,9 @@ def test_muon_is_torchs() -> None:
     shapes = [(8, 16), (8, 16), (16, 8), (12, 12)]
     start = [torch.randn(shape) for shape in shapes]
     ours, theirs = ([torch.nn.Parameter(value.clone()) for value in start] for _ in range(2))
-    peer: Any = torch.optim.Muon(theirs, lr=0.02, momentum=0.95, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    peer: Any = torch.optim.Muon(
+        theirs, lr=0.02, momentum=0.95, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+    )
     mine = Muon(ours, lr=0.02, momentum=0.95, weight_decay=0.1)
     for _ in range(4):
         for a, b in zip(ours, theirs, strict=True):
@@ -30,7 +32,9 @@ def test_muon_is_torchs() -> None:
 
 @pytest.mark.parametrize("shape", [(3, 16, 40), (2, 40, 16), (1, 24, 24)])
 def test_orthogonal_brings_singular_values_near_one(shape: tuple[int, int, int]) -> None:
-    values = torch.linalg.svdvals(orthogonal(torch.randn(shape, generator=torch.Generator().manual_seed(0))).float())
+    values = torch.linalg.svdvals(
+        orthogonal(torch.randn(shape, generator=torch.Generator().manual_seed(0))).float()
+    )
     assert values.max() < 1.3
     assert values.median() > 0.6
 

@@ -10,13 +10,26 @@ import pytest
 import torch
 
 from softprompts.backbone import Backbone
-from softprompts.choice import Choice
+from softprompts.config.choice import Choice
 from softprompts.errors import UserError
-from softprompts.prompt import Material, Prompt, PromptConfig, Source, build, load_prompt, save_prompt
+from softprompts.prompt import (
+    Material,
+    Prompt,
+    PromptConfig,
+    Source,
+    build,
+    load_prompt,
+    save_prompt,
+)
 
 from ..models import KINDS, random_model
 
-TEXTS = ["a short one", "this text is a good deal longer than the others and so it is padded least", "the food was great", "never again"]
+TEXTS = [
+    "a short one",
+    "this text is a good deal longer than the others and so it is padded least",
+    "the food was great",
+    "never again",
+]
 LABELS = ["positive", "negative"]
 TARGETS = ["positive", "negative", "positive", "negative"]
 STARTS = [
@@ -40,7 +53,9 @@ ROUTES = ["single", "soft", "top1", {"kind": "top1", "noise": 0}, "top2", "gumbe
 SOURCE = torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(9))
 
 
-def made(backbone: Backbone, start: Any, shape: Any, route: Any, source: Source | None = None) -> Prompt:
+def made(
+    backbone: Backbone, start: Any, shape: Any, route: Any, source: Source | None = None
+) -> Prompt:
     count = 1 if route == "single" else 4
     head = Choice(backbone.best_head(LABELS))
     config = PromptConfig(5, count, Choice.of(start), Choice.of(shape), Choice.of(route), head=head)
@@ -52,25 +67,39 @@ def losses(backbone: Backbone, prompt: Prompt, rng: torch.Generator | None = Non
     """Per-row loss [B]."""
     backbone = backbone.answering(prompt.head, LABELS)
     text = backbone.embed_rows(backbone.tokenise(TEXTS, 40))
-    return backbone.losses(prompt(text.embeds, text.mask, rng), text, backbone.tokenise_targets(TARGETS)).nll
+    return backbone.losses(
+        prompt(text.embeds, text.mask, rng), text, backbone.tokenise_targets(TARGETS)
+    ).nll
 
 
-def losses_of_all(backbone: Backbone, prompts: Sequence[Prompt], rngs: Sequence[torch.Generator | None] | None = None) -> torch.Tensor:
+def losses_of_all(
+    backbone: Backbone,
+    prompts: Sequence[Prompt],
+    rngs: Sequence[torch.Generator | None] | None = None,
+) -> torch.Tensor:
     """Per-row loss [N, B] of every prompt on the same texts, in one pass; prompts that answer through heads of their own take one each."""
     rngs = rngs or [None] * len(prompts)
     if prompts[0].head is not None:
-        return torch.stack([losses(backbone, prompt, rng) for prompt, rng in zip(prompts, rngs, strict=True)])
+        return torch.stack(
+            [losses(backbone, prompt, rng) for prompt, rng in zip(prompts, rngs, strict=True)]
+        )
     text = backbone.embed_rows(backbone.tokenise(TEXTS, 40))
-    vectors = torch.cat([prompt(text.embeds, text.mask, rng) for prompt, rng in zip(prompts, rngs, strict=True)])
+    vectors = torch.cat(
+        [prompt(text.embeds, text.mask, rng) for prompt, rng in zip(prompts, rngs, strict=True)]
+    )
     repeated = text.rows([*range(len(TEXTS))] * len(prompts))
-    return backbone.losses(vectors, repeated, backbone.tokenise_targets(TARGETS) * len(prompts)).nll.view(len(prompts), -1)
+    return backbone.losses(
+        vectors, repeated, backbone.tokenise_targets(TARGETS) * len(prompts)
+    ).nll.view(len(prompts), -1)
 
 
 def check(backbone: Backbone, choices: Sequence[tuple[Any, Any, Any]], folder: Path) -> None:
     """Of every start, shape and route: the loss falls; folding, saving and loading change nothing."""
     prompts = [made(backbone, *choice) for choice in choices]
     rngs = [torch.Generator().manual_seed(0) for _ in choices]
-    optimizer = torch.optim.AdamW([parameter for prompt in prompts for parameter in prompt.parameters()], lr=0.03)
+    optimizer = torch.optim.AdamW(
+        [parameter for prompt in prompts for parameter in prompt.parameters()], lr=0.03
+    )
     with torch.no_grad():
         before = losses_of_all(backbone, [prompt.eval() for prompt in prompts]).sum(1)
     for _ in range(6):
@@ -93,35 +122,57 @@ def check(backbone: Backbone, choices: Sequence[tuple[Any, Any, Any]], folder: P
 
 @pytest.mark.parametrize("route", ROUTES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_loss_falls_and_folding_changes_nothing(t5: Backbone, shape: Any, route: Any, tmp_path: Path) -> None:
+def test_the_loss_falls_and_folding_changes_nothing(
+    t5: Backbone, shape: Any, route: Any, tmp_path: Path
+) -> None:
     check(t5, [(start, shape, route) for start in STARTS], tmp_path)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "t5"])
 def test_the_matrix_holds_on_every_family(kind: str, tmp_path: Path) -> None:
     matrix = [(shape, route) for shape in SHAPES for route in ROUTES]
-    check(random_model(kind), [(STARTS[index % len(STARTS)], *choice) for index, choice in enumerate(matrix)], tmp_path)
+    check(
+        random_model(kind),
+        [(STARTS[index % len(STARTS)], *choice) for index, choice in enumerate(matrix)],
+        tmp_path,
+    )
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_prompt_started_from_a_source_gives_its_outputs_at_step_0(t5: Backbone, shape: Any, route: Any) -> None:
+def test_a_prompt_started_from_a_source_gives_its_outputs_at_step_0(
+    t5: Backbone, shape: Any, route: Any
+) -> None:
     prompt = made(t5, {"kind": "prompt", "sources": ["source"]}, shape, route).eval()
     text = t5.embed_rows(t5.tokenise(TEXTS, 40))
     rounding = (
         1e-5 if "lstm" in str(shape) or route == "soft" else 0
     )  # torch's LSTM has two kernels; probabilities sum to 1 but for rounding
-    torch.testing.assert_close(prompt(text.embeds, text.mask), SOURCE.expand(4, 5, 32), rtol=0, atol=rounding)
+    torch.testing.assert_close(
+        prompt(text.embeds, text.mask), SOURCE.expand(4, 5, 32), rtol=0, atol=rounding
+    )
 
 
 @pytest.mark.parametrize("kind", ["top1", "top2", "gumbel"])
-def test_a_mixture_started_from_a_mixture_gives_its_outputs_at_step_0(t5: Backbone, kind: str) -> None:
+def test_a_mixture_started_from_a_mixture_gives_its_outputs_at_step_0(
+    t5: Backbone, kind: str
+) -> None:
     text = t5.embed_rows(t5.tokenise(TEXTS, 40))
     trained = made(t5, "normal", {"kind": "residual", "bottleneck": 16}, kind)
-    again = made(t5, {"kind": "prompt", "sources": ["source"]}, {"kind": "residual", "bottleneck": 8}, kind, trained.source())
-    torch.testing.assert_close(again.eval()(text.embeds, text.mask), trained.eval()(text.embeds, text.mask))
+    again = made(
+        t5,
+        {"kind": "prompt", "sources": ["source"]},
+        {"kind": "residual", "bottleneck": 8},
+        kind,
+        trained.source(),
+    )
+    torch.testing.assert_close(
+        again.eval()(text.embeds, text.mask), trained.eval()(text.embeds, text.mask)
+    )
     with pytest.raises(UserError, match=f"routed by .*{kind}"):
-        made(t5, {"kind": "prompt", "sources": ["source"]}, "direct", "stochastic", trained.source())
+        made(
+            t5, {"kind": "prompt", "sources": ["source"]}, "direct", "stochastic", trained.source()
+        )
 
 
 @pytest.mark.parametrize("route", ["soft", "top1", "top2", "gumbel", "stochastic"])
@@ -146,7 +197,9 @@ def test_rows_and_targets_do_not_touch_each_other(t5: Backbone, route: Any) -> N
     def run(texts: list[str], labels: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         text = t5.embed_rows(t5.tokenise(texts, 40))
         with torch.no_grad():
-            return t5.scores(prompt(text.embeds, text.mask), text, labels), prompt.chosen(text.embeds, text.mask)
+            return t5.scores(prompt(text.embeds, text.mask), text, labels), prompt.chosen(
+                text.embeds, text.mask
+            )
 
     scores, routes = run(TEXTS, targets[:2])
     order = [2, 0, 3, 1]
@@ -154,16 +207,26 @@ def test_rows_and_targets_do_not_touch_each_other(t5: Backbone, route: Any) -> N
     torch.testing.assert_close(permuted, scores[order], rtol=1e-5, atol=1e-5)
     assert permuted_routes.tolist() == routes[order].tolist()
     changed, changed_routes = run(
-        [TEXTS[0], "something else altogether, and much, much longer than anything before it was", *TEXTS[2:]], targets[:2]
+        [
+            TEXTS[0],
+            "something else altogether, and much, much longer than anything before it was",
+            *TEXTS[2:],
+        ],
+        targets[:2],
     )
     torch.testing.assert_close(changed[[0, 2, 3]], scores[[0, 2, 3]], rtol=1e-5, atol=1e-5)
     assert changed_routes[[0, 2, 3]].tolist() == routes[[0, 2, 3]].tolist()
-    assert run(TEXTS, t5.tokenise_targets(["something else", "entirely"]))[1].tolist() == routes.tolist()
+    assert (
+        run(TEXTS, t5.tokenise_targets(["something else", "entirely"]))[1].tolist()
+        == routes.tolist()
+    )
     with torch.no_grad():
         whole = losses(t5, prompt)
         text = t5.embed_rows(t5.tokenise(TEXTS, 40))
         other = t5.losses(
-            prompt(text.embeds, text.mask), text, [targets[0], t5.tokenise_targets(["a wholly different target"])[0], *targets[2:]]
+            prompt(text.embeds, text.mask),
+            text,
+            [targets[0], t5.tokenise_targets(["a wholly different target"])[0], *targets[2:]],
         ).nll
     torch.testing.assert_close(other[[0, 2, 3]], whole[[0, 2, 3]], rtol=1e-5, atol=1e-5)
 
@@ -181,7 +244,9 @@ def test_batch_size_and_padding_do_not_matter(t5: Backbone, shape: Any, route: A
             torch.testing.assert_close(alone, whole[row : row + 1], rtol=1e-5, atol=1e-5)
         ids, mask = t5.collate(rows)
         for pads in ((0, 9), (9, 0), (4, 5)):  # right, left, both sides
-            padded = t5.embed(torch.nn.functional.pad(ids, pads), torch.nn.functional.pad(mask, pads))
+            padded = t5.embed(
+                torch.nn.functional.pad(ids, pads), torch.nn.functional.pad(mask, pads)
+            )
             again = t5.losses(prompt(padded.embeds, padded.mask), padded, targets).nll
             torch.testing.assert_close(again, whole, rtol=1e-5, atol=1e-5)
 
@@ -192,7 +257,9 @@ def test_a_prompt_of_length_0_is_no_prompt(t5: Backbone) -> None:
     ours = t5.losses(prompt(text.embeds, text.mask), text, t5.tokenise_targets(TARGETS))
     ids, mask = t5.collate(t5.tokenise(TEXTS, 40))
     labels, kept = t5.collate(t5.tokenise_targets(TARGETS))
-    theirs = t5.model(input_ids=ids, attention_mask=mask, labels=labels.masked_fill(kept == 0, -100)).loss
+    theirs = t5.model(
+        input_ids=ids, attention_mask=mask, labels=labels.masked_fill(kept == 0, -100)
+    ).loss
     torch.testing.assert_close(ours.nll.sum() / ours.tokens.sum(), theirs)
 
 
@@ -205,7 +272,9 @@ def test_saved_prompts_answer_alike_in_a_fresh_process(t5: Backbone, tmp_path: P
     for index, (shape, route) in enumerate((shape, route) for shape in SHAPES for route in ROUTES):
         prompt = made(t5, "normal", shape, route).eval()
         with torch.no_grad():
-            for parameter in prompt.parameters():  # as if trained: nothing is where its initialiser put it
+            for (
+                parameter
+            ) in prompt.parameters():  # as if trained: nothing is where its initialiser put it
                 parameter.add_(0.1 * torch.randn_like(parameter))
         save_prompt(tmp_path / str(index), prompt, {"backbone": {"fingerprint": t5.fingerprint}})
         expected[str(index)] = prompt(embeds, mask).detach()

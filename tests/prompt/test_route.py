@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from softprompts.choice import Choice, pick
+from softprompts.config.choice import Choice, pick
 from softprompts.prompt.prompt import PromptConfig, mean_embedding, plain, router_of
 from softprompts.prompt.route import ROUTES, Gumbel, Stochastic, Top
 
@@ -17,7 +17,9 @@ SMOP = golden("smop")
 
 
 def route(kind: str, count: int = 4, hidden: int = 8, **options: Any) -> Any:
-    return pick("route", ROUTES, Choice(kind, options))(count, hidden, torch.Generator().manual_seed(0))
+    return pick("route", ROUTES, Choice(kind, options))(
+        count, hidden, torch.Generator().manual_seed(0)
+    )
 
 
 @pytest.mark.parametrize("case", ["top1", "top2"])
@@ -28,13 +30,23 @@ def test_matches_smop_with_gradients(case: str) -> None:
     embeds = torch.tensor(SMOP["inputs_embeds"]).requires_grad_()
     text = mean_embedding(embeds, torch.tensor(SMOP["attention_mask"]))
     torch.testing.assert_close(text, torch.tensor(SMOP["mean_embedding"]), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(router_of(made)(text).softmax(-1), torch.tensor(SMOP["router_probs"]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        router_of(made)(text).softmax(-1), torch.tensor(SMOP["router_probs"]), rtol=1e-5, atol=1e-6
+    )
     routed = made(prompts, text)
-    torch.testing.assert_close(routed, torch.tensor(SMOP[case]["routed_prompts"]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        routed, torch.tensor(SMOP[case]["routed_prompts"]), rtol=1e-5, atol=1e-6
+    )
     (routed * torch.tensor(SMOP["grad_probe"])).sum().backward()
     expected = SMOP[case].get("gradients_summed_over_official_batch_of_one_runs", SMOP[case])
-    for found, name in ((router_of(made).weight.grad, "router_weight"), (prompts.grad, "prompts"), (embeds.grad, "inputs_embeds")):
-        torch.testing.assert_close(found, torch.tensor(expected[f"grad_{name}"]), rtol=1e-4, atol=1e-5)
+    for found, name in (
+        (router_of(made).weight.grad, "router_weight"),
+        (prompts.grad, "prompts"),
+        (embeds.grad, "inputs_embeds"),
+    ):
+        torch.testing.assert_close(
+            found, torch.tensor(expected[f"grad_{name}"]), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_the_official_batch_sum_is_not_reproduced() -> None:
@@ -42,21 +54,37 @@ def test_the_official_batch_sum_is_not_reproduced() -> None:
     router_of(made).weight.data = torch.tensor(SMOP["router_weight"])
     text = torch.tensor(SMOP["mean_embedding"])
     routed = made(torch.tensor(SMOP["prompts"]), text)
-    assert not torch.allclose(routed, torch.tensor(SMOP["official_top1_buggy"]["routed_prompts"]), atol=1e-3)
+    assert not torch.allclose(
+        routed, torch.tensor(SMOP["official_top1_buggy"]["routed_prompts"]), atol=1e-3
+    )
 
 
 @settings(deadline=None, max_examples=40)
-@given(kind=st.sampled_from(sorted(ROUTES)), rows=st.integers(1, 6), seed=st.integers(0, 1000), training=st.booleans())
+@given(
+    kind=st.sampled_from(sorted(ROUTES)),
+    rows=st.integers(1, 6),
+    seed=st.integers(0, 1000),
+    training=st.booleans(),
+)
 def test_rows_never_see_each_other(kind: str, rows: int, seed: int, training: bool) -> None:
     made = route(kind, 1 if kind == "single" else 4).train(training)
     rng = torch.Generator().manual_seed(seed)
-    prompts, text = torch.randn(1 if kind == "single" else 4, 3, 8, generator=rng), torch.randn(rows, 8, generator=rng)
-    noise = torch.randint(4, (rows,), generator=rng) if kind == "stochastic" else torch.randn(rows, 4, generator=rng)
+    prompts, text = (
+        torch.randn(1 if kind == "single" else 4, 3, 8, generator=rng),
+        torch.randn(rows, 8, generator=rng),
+    )
+    noise = (
+        torch.randint(4, (rows,), generator=rng)
+        if kind == "stochastic"
+        else torch.randn(rows, 4, generator=rng)
+    )
     whole = made(prompts, text, noise=noise)
     order = torch.randperm(rows, generator=rng)
     torch.testing.assert_close(made(prompts, text[order], noise=noise[order]), whole[order])
     for row in range(rows):
-        torch.testing.assert_close(made(prompts, text[row : row + 1], noise=noise[row : row + 1])[0], whole[row])
+        torch.testing.assert_close(
+            made(prompts, text[row : row + 1], noise=noise[row : row + 1])[0], whole[row]
+        )
 
 
 def test_perturbation_is_multiplicative_detached_and_for_training_only() -> None:
@@ -99,7 +127,13 @@ def test_gumbel_weighs_one_passes_gradient_and_is_quiet_in_evaluation() -> None:
 def test_stochastic_draws_in_training_and_averages_in_evaluation() -> None:
     made = Stochastic(4, 8, torch.Generator())
     prompts, text = torch.randn(4, 3, 8), torch.randn(64, 8)
-    chosen = (made(prompts, text, torch.Generator().manual_seed(0))[:, None] == prompts).all(-1).all(-1).int().argmax(1)
+    chosen = (
+        (made(prompts, text, torch.Generator().manual_seed(0))[:, None] == prompts)
+        .all(-1)
+        .all(-1)
+        .int()
+        .argmax(1)
+    )
     assert set(chosen.tolist()) == {0, 1, 2, 3}
     torch.testing.assert_close(made.eval()(prompts, text)[7], prompts.mean(0))
 

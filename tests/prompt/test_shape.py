@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from softprompts.choice import Choice, pick
+from softprompts.config.choice import Choice, pick
 from softprompts.prompt.shape import SHAPES, Encoder, Residual
 
 from ..conftest import golden
@@ -25,8 +25,14 @@ def residual(case: dict[str, Any]) -> Residual:
     )  # fmt: skip
     weights = {name: torch.tensor(value) for name, value in case["weights"].items()}
     norm = "module.4" if "Dropout" in case["class_order"] else "module.3"
-    shape.down.weight.data[0], shape.down.bias.data[0] = weights["module.0.weight"], weights["module.0.bias"]
-    shape.up.weight.data[0], shape.up.bias.data[0] = weights["module.2.weight"], weights["module.2.bias"]
+    shape.down.weight.data[0], shape.down.bias.data[0] = (
+        weights["module.0.weight"],
+        weights["module.0.bias"],
+    )
+    shape.up.weight.data[0], shape.up.bias.data[0] = (
+        weights["module.2.weight"],
+        weights["module.2.bias"],
+    )
     if shape.gain is not None and shape.shift is not None:
         shape.gain.data[0], shape.shift.data[0] = weights[f"{norm}.weight"], weights[f"{norm}.bias"]
     return shape
@@ -42,9 +48,16 @@ def test_residual_matches_the_official_network(case: dict[str, Any]) -> None:
     loss.backward()
     assert loss.item() == pytest.approx(case["loss"], rel=1e-5)
     assert table.grad is not None
-    torch.testing.assert_close(table.grad[0], torch.tensor(case["grad_input"]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        table.grad[0], torch.tensor(case["grad_input"]), rtol=1e-4, atol=1e-5
+    )
     assert shape.down.weight.grad is not None
-    torch.testing.assert_close(shape.down.weight.grad[0], torch.tensor(case["grad_weights"]["module.0.weight"]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        shape.down.weight.grad[0],
+        torch.tensor(case["grad_weights"]["module.0.weight"]),
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def test_one_network_per_token_treats_tokens_apart() -> None:
@@ -102,7 +115,9 @@ def test_reproduce_gives_the_source_to_the_bit_and_can_still_learn(kind: dict[st
     wanted = torch.randn(2, 3, 8)
     table = shape.reproduce(wanted).requires_grad_()
     output = shape(table)
-    rounding = 1e-6 if "lstm" in str(kind) else 0  # torch's LSTM has another kernel where gradients are wanted
+    rounding = (
+        1e-6 if "lstm" in str(kind) else 0
+    )  # torch's LSTM has another kernel where gradients are wanted
     torch.testing.assert_close(output, wanted, rtol=0, atol=rounding)
     (output * torch.randn(2, 3, 8)).sum().backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in [table, *shape.parameters()])

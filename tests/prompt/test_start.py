@@ -6,10 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from softprompts.backbone import Backbone
-from softprompts.choice import Choice
+from softprompts.config.choice import Choice
 from softprompts.errors import UserError
 from softprompts.prompt import Material, PromptConfig, Source, build
-from softprompts.prompt.start import labels, normal, prompt, text, uniform, vocabulary, weighted_mean
+from softprompts.prompt.start import (
+    labels,
+    normal,
+    prompt,
+    text,
+    uniform,
+    vocabulary,
+    weighted_mean,
+)
 
 from ..conftest import golden
 
@@ -34,7 +42,9 @@ def test_uniform_is_the_papers_range_and_the_codes_is_an_option(t5: Backbone) ->
 
 
 def test_normal_has_the_spread_asked_for(t5: Backbone) -> None:
-    assert normal(std=3.0)(Material(t5), 1, 500, rng()).vectors.std() == pytest.approx(3.0, rel=0.05)
+    assert normal(std=3.0)(Material(t5), 1, 500, rng()).vectors.std() == pytest.approx(
+        3.0, rel=0.05
+    )
 
 
 def test_vocabulary_draws_common_usable_words_without_replacement(t5: Backbone) -> None:
@@ -44,7 +54,9 @@ def test_vocabulary_draws_common_usable_words_without_replacement(t5: Backbone) 
     assert not set(drawn) & set(t5.tokenizer.all_special_ids)
     few = rows_of(vocabulary(population=10)(Material(t5), 1, 10, rng()).vectors[0], t5)
     assert sorted(few) == sorted(t5.common_pieces(10).tolist())
-    assert vocabulary(population=3)(Material(t5), 1, 8, rng()).vectors.shape == (1, 8, 32), "more tokens than words: words repeat"
+    assert vocabulary(population=3)(Material(t5), 1, 8, rng()).vectors.shape == (1, 8, 32), (
+        "more tokens than words: words repeat"
+    )
 
 
 def test_the_whole_vocabulary_is_an_option(t5: Backbone) -> None:
@@ -60,7 +72,9 @@ def test_labels_average_their_pieces_and_vocabulary_fills_the_rest(t5: Backbone)
         assert torch.equal(begun[0, row], mean)
         assert torch.equal(begun[1, row], mean)
     assert set(rows_of(begun[:, 2:].flatten(0, 1), t5)) <= set(t5.common_pieces(5000).tolist())
-    assert labels()(Material(t5, ["a", "b", "c"]), 1, 2, rng()).vectors.shape == (1, 2, 32), "surplus labels are dropped"
+    assert labels()(Material(t5, ["a", "b", "c"]), 1, 2, rng()).vectors.shape == (1, 2, 32), (
+        "surplus labels are dropped"
+    )
     with pytest.raises(UserError, match="no class labels"):
         labels()(Material(t5), 1, 5, rng())
 
@@ -78,7 +92,9 @@ def test_text_gives_its_tokens_in_order_and_is_not_repeated(t5: Backbone) -> Non
 def test_the_same_seed_gives_the_same_prompt(t5: Backbone, kind: str) -> None:
     options = {"text": "some words"} if kind == "text" else {}
     config = PromptConfig(length=9, count=2, start=Choice(kind, options), route=Choice("top1"))
-    one, same, other = (build(config, Material(t5, ["yes", "no"]), seed, t5.unit).table for seed in (3, 3, 4))
+    one, same, other = (
+        build(config, Material(t5, ["yes", "no"]), seed, t5.unit).table for seed in (3, 3, 4)
+    )
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
 
@@ -107,7 +123,9 @@ def test_a_mixture_of_another_count_is_refused_or_one_is_picked(t5: Backbone) ->
 
 
 def test_mixtures_are_not_averaged(t5: Backbone) -> None:
-    material = Material(t5, fetch=lambda name: Source(torch.randn(4, 6, 32), torch.randn(4, 32), Choice("top1")))
+    material = Material(
+        t5, fetch=lambda name: Source(torch.randn(4, 6, 32), torch.randn(4, 32), Choice("top1"))
+    )
     with pytest.raises(UserError, match="Mixtures cannot be averaged"):
         prompt(sources=["a", "b"])(material, 4, 6, rng())
     assert prompt(sources=["a", "b"], index=1)(material, 1, 6, rng()).vectors.shape == (1, 6, 32)
@@ -121,17 +139,25 @@ def test_weighted_mean_matches_spot() -> None:
             case = by[k]
             similar = [by["similarity_to_target"][i] for i in case["sources"]]
             mean = weighted_mean(case["sources"], [prompts[i] for i in case["sources"]], similar)
-            torch.testing.assert_close(mean, torch.tensor(case["weighted_average"], dtype=torch.float64), rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                mean,
+                torch.tensor(case["weighted_average"], dtype=torch.float64),
+                rtol=0,
+                atol=1e-12,
+            )
 
 
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=5))
 def test_a_mean_of_equal_prompts_is_that_prompt(weights: list[float]) -> None:
     one = torch.arange(12.0).view(3, 4)
-    torch.testing.assert_close(weighted_mean(list("abcde"[: len(weights)]), [one] * len(weights), weights), one)
+    torch.testing.assert_close(
+        weighted_mean(list("abcde"[: len(weights)]), [one] * len(weights), weights), one
+    )
 
 
 @pytest.mark.parametrize(
-    ("weights", "why"), [([1.0], "one weight per source"), ([1.0, -1.0], "non-negative"), ([0.0, 0.0], "positive sum")]
+    ("weights", "why"),
+    [([1.0], "one weight per source"), ([1.0, -1.0], "non-negative"), ([0.0, 0.0], "positive sum")],
 )
 def test_bad_weights_are_refused(weights: list[float], why: str) -> None:
     with pytest.raises(UserError, match=why):

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from softprompts.api import Tuned
+from softprompts.artifacts.prompt_file import load_prompt
 from softprompts.backbone import Backbone
-from softprompts.choice import Choice
+from softprompts.config.choice import Choice
 from softprompts.errors import UserError
-from softprompts.prompt.store import load_prompt
 from softprompts.serving import Engine
+from softprompts.tuning.api import Tuned
 
 from ..backbone.test_memory import calls
 from ..models import TOY, random_model
@@ -21,7 +21,14 @@ TEXTS = [text for text, _ in TOY]
 MOODS = ["positive", "negative"]
 
 
-def tuned(backbone: Backbone, seed: int, labels: list[str], template: str = "{text}", scoring: str | None = None, **choices: Any) -> Tuned:
+def tuned(
+    backbone: Backbone,
+    seed: int,
+    labels: list[str],
+    template: str = "{text}",
+    scoring: str | None = None,
+    **choices: Any,
+) -> Tuned:
     """A prompt with the card of a tuned one."""
     form = {"template": template, "label": "label", "words": {label: label for label in labels}}
     card = {
@@ -37,9 +44,13 @@ def tuned(backbone: Backbone, seed: int, labels: list[str], template: str = "{te
 def prompts(backbone: Backbone) -> dict[str, Tuned]:
     some = {
         "mood": tuned(backbone, 1, MOODS, length=3),
-        "mood by mixture": tuned(backbone, 2, MOODS, scoring="labels", length=2, count=3, route="top1"),
+        "mood by mixture": tuned(
+            backbone, 2, MOODS, scoring="labels", length=2, count=3, route="top1"
+        ),
         "mood at length": tuned(backbone, 3, MOODS, scoring="labels", length=9),
-        "subject": tuned(backbone, 4, ["food", "film", "week"], "is it {kind} ? {text}", "labels", length=4),
+        "subject": tuned(
+            backbone, 4, ["food", "film", "week"], "is it {kind} ? {text}", "labels", length=4
+        ),
     }
     return some | ({"free": tuned(backbone, 5, [], length=5)} if backbone.generates else {})
 
@@ -50,7 +61,11 @@ def test_each_question_gets_the_answer_of_its_prompt(kind: str) -> None:
     own = prompts(backbone)
     engine = Engine(backbone, own)
     rows: list[Any] = [{"text": text, "kind": "new"} for text in TEXTS]
-    questions = [(name, rows[place] if name == "subject" else TEXTS[place]) for place in (3, 0, 6) for name in own]
+    questions = [
+        (name, rows[place] if name == "subject" else TEXTS[place])
+        for place in (3, 0, 6)
+        for name in own
+    ]
     alone = [own[name].predict([question])[0] for name, question in questions]
     assert engine.answer(questions) == alone
     assert engine.answer(questions[::-1]) == alone[::-1]
@@ -61,9 +76,14 @@ def test_each_question_gets_the_answer_of_its_prompt(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama", "bert", "minilm"])
-def test_an_ensemble_is_one_batch_and_its_texts_are_tokenised_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ensemble_is_one_batch_and_its_texts_are_tokenised_once(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backbone = random_model(kind)
-    own = {f"prompt {seed}": tuned(backbone, seed, MOODS, scoring="labels", length=3 + seed % 2) for seed in range(5)}
+    own = {
+        f"prompt {seed}": tuned(backbone, seed, MOODS, scoring="labels", length=3 + seed % 2)
+        for seed in range(5)
+    }
     engine = Engine(backbone, own)
     seen: list[str] = []
     view = type(engine.bank.predictors[0].backbone)
@@ -71,7 +91,9 @@ def test_an_ensemble_is_one_batch_and_its_texts_are_tokenised_once(kind: str, mo
     monkeypatch.setattr(view, "whole", lambda self, texts: seen.extend(texts) or whole(self, texts))
     engine.every(list(own), TEXTS)
     seen.clear()
-    embedding = next(name for name, part in backbone.model.named_modules() if part is backbone.embedding)
+    embedding = next(
+        name for name, part in backbone.model.named_modules() if part is backbone.embedding
+    )
     with calls(backbone, lambda name: name == embedding) as looked_up:
         told = engine.every(list(own), TEXTS)
     assert seen == TEXTS
@@ -80,8 +102,13 @@ def test_an_ensemble_is_one_batch_and_its_texts_are_tokenised_once(kind: str, mo
     votes = [[answers[place] for answers in told] for place in range(len(TEXTS))]
     assert engine.ensemble(list(own), TEXTS) == [max(MOODS, key=each.count) for each in votes]
     shares = [tuned.probabilities(TEXTS) for tuned in own.values()]
-    means = [{label: sum(math.log(each[place][label]) for each in shares) for label in MOODS} for place in range(len(TEXTS))]
-    assert engine.ensemble(list(own), TEXTS, by="mean") == [max(MOODS, key=lambda label: mean[label]) for mean in means]
+    means = [
+        {label: sum(math.log(each[place][label]) for each in shares) for label in MOODS}
+        for place in range(len(TEXTS))
+    ]
+    assert engine.ensemble(list(own), TEXTS, by="mean") == [
+        max(MOODS, key=lambda label: mean[label]) for mean in means
+    ]
 
 
 def test_where_votes_are_even_the_first_prompt_decides() -> None:
@@ -108,15 +135,21 @@ def test_what_cannot_be_is_one_sentence() -> None:
     with pytest.raises(UserError, match="reads the columns kind, text"):
         engine.answer([("subject", "x")])
     for question in (None, 3, ["x"]):
-        with pytest.raises(UserError, match=r"Question 2 is .*; a question is a text, or a mapping of columns"):
+        with pytest.raises(
+            UserError, match=r"Question 2 is .*; a question is a text, or a mapping of columns"
+        ):
             engine.answer([("mood", "x"), ("mood", question)])  # type: ignore[list-item]
-    with pytest.raises(UserError, match=r"Question 1 is 'x'; give pairs of a prompt's name and a question"):
+    with pytest.raises(
+        UserError, match=r"Question 1 is 'x'; give pairs of a prompt's name and a question"
+    ):
         engine.probabilities(["x"])  # type: ignore[list-item]
     with pytest.raises(UserError, match="name at least one"):
         engine.ensemble([], ["x"])
     with pytest.raises(UserError, match="name at least one"):
         Engine(backbone, {})
-    with pytest.raises(UserError, match="mood was tuned on random-t5 and means nothing to another model"):
+    with pytest.raises(
+        UserError, match="mood was tuned on random-t5 and means nothing to another model"
+    ):
         Engine(random_model("bart"), own)
 
 
@@ -126,4 +159,6 @@ def test_a_saved_prompt_serves_on_another_copy_of_its_model(tmp_path: Path) -> N
     here.save(tmp_path)
     prompt, card = load_prompt(tmp_path)
     again = Tuned(prompt, random_model("gpt2"), card)
-    assert Engine(backbone, {"mood": again}).answer([("mood", text) for text in TEXTS]) == here.predict(TEXTS)
+    assert Engine(backbone, {"mood": again}).answer(
+        [("mood", text) for text in TEXTS]
+    ) == here.predict(TEXTS)

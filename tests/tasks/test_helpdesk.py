@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import softprompts.tasks.starter as starter
-from softprompts.cli import main
+from softprompts.cli.main import main
 from softprompts.tasks import TaskConfig, load_task
 from softprompts.tasks.registry import definition
 from softprompts.tasks.task import named_split
@@ -19,7 +19,11 @@ CLASSES = {"intent": 8, "urgency": 3, "sentiment": 3, "area": 5, "answerable": 2
 
 
 def messages() -> list[dict[str, str]]:
-    return [json.loads(line) for name in ("train", "validation") for line in (FOLDER / f"{name}.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for name in ("train", "validation")
+        for line in (FOLDER / f"{name}.jsonl").read_text().splitlines()
+    ]
 
 
 @pytest.mark.parametrize("label", CLASSES)
@@ -42,7 +46,9 @@ def test_the_named_task_is_the_one_that_is_tuned(label: str) -> None:
     assert named_split(defined, "validation", None) == task.validation
 
 
-def test_the_tasks_command_knows_the_starter_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tasks_command_knows_the_starter_tasks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The only tasks a newcomer has without a network."""
     assert main(["tasks", "show", "helpdesk/intent"]) == 0
     shown = capsys.readouterr().out
@@ -50,15 +56,25 @@ def test_the_tasks_command_knows_the_starter_tasks(tmp_path: Path, capsys: pytes
     assert "[Voicemail, partly garbled]" in shown
     assert main(["tasks", "show", "helpdesk/intent", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["labels"][0], told["columns"], told["word"], told["examples"]) == ("cancel", ["text"], None, 1905)
+    assert (told["labels"][0], told["columns"], told["word"], told["examples"]) == (
+        "cancel",
+        ["text"],
+        None,
+        1905,
+    )
     assert main(["tasks", "export", "helpdesk/intent", "--split", "validation"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 300
     (tmp_path / "gold.txt").write_text("".join(line["target"] + "\n" for line in lines))
-    assert main(["tasks", "score", "helpdesk/intent", "--predictions", str(tmp_path / "gold.txt")]) == 0
+    assert (
+        main(["tasks", "score", "helpdesk/intent", "--predictions", str(tmp_path / "gold.txt")])
+        == 0
+    )
     assert json.loads(capsys.readouterr().out) == {"accuracy": 100.0, "macro_f1": 100.0}
     assert main(["tasks", "export", "helpdesk/intent", "--split", "test"]) == 2
-    assert "helpdesk/intent has no split 'test'; it has train, validation." in capsys.readouterr().err
+    assert (
+        "helpdesk/intent has no split 'test'; it has train, validation." in capsys.readouterr().err
+    )
 
 
 def test_near_duplicates_are_under_one_per_cent() -> None:
@@ -72,7 +88,11 @@ def test_near_duplicates_are_under_one_per_cent() -> None:
         for gram in found:
             holders.setdefault(gram, []).append(index)
     pairs = {pair for indices in holders.values() for pair in itertools.combinations(indices, 2)}
-    alike = [pair for pair in pairs if len(texts[pair[0]] & texts[pair[1]]) / len(texts[pair[0]] | texts[pair[1]]) > 0.4]
+    alike = [
+        pair
+        for pair in pairs
+        if len(texts[pair[0]] & texts[pair[1]]) / len(texts[pair[0]] | texts[pair[1]]) > 0.4
+    ]
     assert len(alike) < 0.01 * len(texts)
 
 

@@ -22,4 +22,6 @@ def test_macro_f1_by_hand() -> None:
 
 def test_the_majority_is_the_training_sets() -> None:
     train, held = ([Example("", label) for label in labels] for labels in ("aab", "bbba"))
-    assert Task("t", Form("{text}", "y"), train, held, ("accuracy",)).majority() == {"accuracy": 25.0}
+    assert Task("t", Form("{text}", "y"), train, held, ("accuracy",)).majority() == {
+        "accuracy": 25.0
+    }

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from softprompts.api import load, tune_config
 from softprompts.backbone import Backbone
-from softprompts.cli import main
+from softprompts.cli.main import main
 from softprompts.errors import UserError
 from softprompts.tasks import TaskConfig, load_task
 from softprompts.tasks.mixture import Mixture, rates
 from softprompts.tasks.sources import read_predictions
 from softprompts.tuning import run_config
+from softprompts.tuning.api import load, tune_config
 from softprompts.tuning.batches import Batches
 
 from ..models import random_model
@@ -35,7 +35,10 @@ def data(tmp_path: Path) -> Path:
     questions = [{"question1": f"c {i}", "question2": f"d {i}", "label": i % 2} for i in range(60)]
     rows(home / "glue/qqp/train.jsonl", questions)
     rows(home / "glue/qqp/validation.jsonl", questions[:8])
-    asked = [{"question": f"who is {i}?", "context": f"It is Al {i}.", "answers": [f"Al {i}"]} for i in range(30)]
+    asked = [
+        {"question": f"who is {i}?", "context": f"It is Al {i}.", "answers": [f"Al {i}"]}
+        for i in range(30)
+    ]
     rows(home / "spot_sources/squad/train.jsonl", asked)
     rows(home / "spot_sources/squad/validation.jsonl", asked[:6])
     rows(home / "mrqa_ood/duorc/validation.jsonl", asked[:4])
@@ -48,18 +51,27 @@ def test_official_and_smop_splits(data: Path) -> None:
     assert (len(official.train), len(official.validation), len(official.test)) == (40, 10, 0)
     assert official.train[1].input == "mrpc sentence1: a 1 sentence2: b 1"
     assert official.metrics == ("f1", "accuracy")
-    smop = load_task(TaskConfig(task="glue/mrpc", data_dir=str(data), splits="smop", task_word=False))
+    smop = load_task(
+        TaskConfig(task="glue/mrpc", data_dir=str(data), splits="smop", task_word=False)
+    )
     assert (len(smop.train), len(smop.validation), len(smop.test)) == (36, 4, 10)
     assert smop.test[1].input == "sentence1: a 1 sentence2: b 1"
     assert not {e.input for e in smop.train} & {e.input for e in smop.validation}
 
 
 def test_shots_caps_and_the_metric(data: Path) -> None:
-    few = load_task(TaskConfig(task="glue/mrpc", data_dir=str(data), shots=3, cap_validation=4, metric="accuracy"))
+    few = load_task(
+        TaskConfig(
+            task="glue/mrpc", data_dir=str(data), shots=3, cap_validation=4, metric="accuracy"
+        )
+    )
     assert Counter(e.target for e in few.train) == {"not_equivalent": 3, "equivalent": 3}
     assert len(few.validation) == 4
     assert few.metrics == ("accuracy", "f1")
-    capped = [load_task(TaskConfig(task="glue/mrpc", data_dir=str(data), cap=5, split_seed=seed)).train for seed in (0, 0, 1)]
+    capped = [
+        load_task(TaskConfig(task="glue/mrpc", data_dir=str(data), cap=5, split_seed=seed)).train
+        for seed in (0, 0, 1)
+    ]
     assert capped[0] == capped[1] != capped[2]
     assert len(capped[0]) == 5
     with pytest.raises(UserError, match="no classes to take --shots of"):
@@ -67,7 +79,9 @@ def test_shots_caps_and_the_metric(data: Path) -> None:
 
 
 def test_the_majority_is_of_all_training_rows_however_few_are_learned_from(data: Path) -> None:
-    uneven = [{"sentence1": f"a {i}", "sentence2": f"b {i}", "label": int(i % 4 > 0)} for i in range(40)]
+    uneven = [
+        {"sentence1": f"a {i}", "sentence2": f"b {i}", "label": int(i % 4 > 0)} for i in range(40)
+    ]
     rows(data / "glue/mrpc/train.jsonl", uneven)
     rows(data / "glue/mrpc/validation.jsonl", uneven[:8])
     for seed in range(6):
@@ -76,8 +90,17 @@ def test_the_majority_is_of_all_training_rows_however_few_are_learned_from(data:
 
 
 def test_a_cap_is_of_examples_and_what_is_held_back_is_of_all_rows(data: Path) -> None:
-    rows(data / "nli/snli/train.jsonl", [{"premise": "p", "hypothesis": f"h {i}", "label": -1 if i % 2 else i % 3} for i in range(60)])
-    rows(data / "nli/snli/validation.jsonl", [{"premise": "p", "hypothesis": f"h {i}", "label": i % 4 - 1} for i in range(8)])
+    rows(
+        data / "nli/snli/train.jsonl",
+        [
+            {"premise": "p", "hypothesis": f"h {i}", "label": -1 if i % 2 else i % 3}
+            for i in range(60)
+        ],
+    )
+    rows(
+        data / "nli/snli/validation.jsonl",
+        [{"premise": "p", "hypothesis": f"h {i}", "label": i % 4 - 1} for i in range(8)],
+    )
     snli = {"task": "nli/snli", "data_dir": str(data)}
     assert len(load_task(TaskConfig(**snli)).train) == 30, "rows that nobody agreed on are none"
     assert len(load_task(TaskConfig(**snli)).validation) == 6
@@ -87,25 +110,67 @@ def test_a_cap_is_of_examples_and_what_is_held_back_is_of_all_rows(data: Path) -
     assert (len(capped.train), len(capped.validation)) == (5, 4)
 
 
-def test_rows_without_labels_are_neither_learned_from_nor_judged_by(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_without_labels_are_neither_learned_from_nor_judged_by(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pairs = [{"sentence1": f"a {i}", "sentence2": f"b {i}", "label": i % 2} for i in range(40)]
     blank = [{**pair, "label": -1} for pair in pairs[:10]]
     rows(data / "glue/mrpc/test.jsonl", blank)
-    short = ["--steps", "2", "--batch-size", "4", "--prompt.length", "4", "--preset", "prompt-tuning", "--device", "cpu", "--quiet"]
+    short = [
+        "--steps",
+        "2",
+        "--batch-size",
+        "4",
+        "--prompt.length",
+        "4",
+        "--preset",
+        "prompt-tuning",
+        "--device",
+        "cpu",
+        "--quiet",
+    ]
     for name, more in (("official", []), ("smop", ["--splits", "smop"])):
         folder = str(tmp_path / name)
-        assert main(["tune", "--task", "glue/mrpc", "--data-dir", str(data), "--output", folder, *short, *more]) == 0
+        assert (
+            main(
+                [
+                    "tune",
+                    "--task",
+                    "glue/mrpc",
+                    "--data-dir",
+                    str(data),
+                    "--output",
+                    folder,
+                    *short,
+                    *more,
+                ]
+            )
+            == 0
+        )
     capsys.readouterr()
     assert main(["evaluate", str(tmp_path / "official"), "--split", "test", "--quiet"]) == 2
     assert "glue/mrpc has no labels in test" in capsys.readouterr().err
     for split, size in (("test", 10), ("train", 36)):
-        assert main(["evaluate", str(tmp_path / "smop"), "--split", split, "--quiet", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["rows"] == size, "the run's own split, not the official one"
+        assert (
+            main(["evaluate", str(tmp_path / "smop"), "--split", split, "--quiet", "--json"]) == 0
+        )
+        assert json.loads(capsys.readouterr().out)["rows"] == size, (
+            "the run's own split, not the official one"
+        )
     rows(data / "glue/mrpc/validation.jsonl", blank)
-    with pytest.raises(UserError, match="The validation rows of glue/mrpc have no labels, or not all"):
+    with pytest.raises(
+        UserError, match="The validation rows of glue/mrpc have no labels, or not all"
+    ):
         load_task(TaskConfig(task="glue/mrpc", data_dir=str(data)))
     rows(data / "glue/mrpc/validation.jsonl", [*blank, *pairs[:4]])
-    assert len(load_task(TaskConfig(task="glue/mrpc", data_dir=str(data), skip_bad_rows=True)).validation) == 4
+    assert (
+        len(
+            load_task(
+                TaskConfig(task="glue/mrpc", data_dir=str(data), skip_bad_rows=True)
+            ).validation
+        )
+        == 4
+    )
 
 
 def test_solved_examples_are_those_that_are_learned_from(data: Path) -> None:
@@ -162,36 +227,53 @@ def test_a_mixture_has_exact_rates(data: Path) -> None:
 def settings(data: Path, name: str, **more: Any) -> Any:
     tuning = {"steps": 4, "batch_size": 8, "max_length": 64, "lr": 0.1, "evaluate_every": 2}
     task = {"task": name, "data_dir": str(data)}
-    return run_config({"preset": "prompt-tuning", "prompt": {"length": 4}, "tuning": tuning, "task": task}, more)
+    return run_config(
+        {"preset": "prompt-tuning", "prompt": {"length": 4}, "tuning": tuning, "task": task}, more
+    )
 
 
 def test_runs_on_a_task_a_mixture_and_free_text(data: Path, t5: Backbone, tmp_path: Path) -> None:
-    tuned = tune_config(settings(data, "glue/mrpc", task={"splits": "smop"}), tmp_path / "run", backbone=t5)
+    tuned = tune_config(
+        settings(data, "glue/mrpc", task={"splits": "smop"}), tmp_path / "run", backbone=t5
+    )
     assert set(tuned.card["metrics"]) == {"f1", "accuracy"}
     assert set(tuned.card["test"]) == {"f1", "accuracy"}
     again = load(tmp_path / "run", backbone=t5)
-    assert again.predict([{"sentence1": "a", "sentence2": "b"}]) == tuned.predict([{"sentence1": "a", "sentence2": "b"}])
-    mixed = tune_config(settings(data, "glue/mrpc+spot_sources/squad"), tmp_path / "mixed", backbone=t5)
+    assert again.predict([{"sentence1": "a", "sentence2": "b"}]) == tuned.predict(
+        [{"sentence1": "a", "sentence2": "b"}]
+    )
+    mixed = tune_config(
+        settings(data, "glue/mrpc+spot_sources/squad"), tmp_path / "mixed", backbone=t5
+    )
     assert {"mean", "glue/mrpc:f1", "spot_sources/squad:em"} <= set(mixed.card["metrics"])
     free = tune_config(settings(data, "spot_sources/squad"), tmp_path / "free", backbone=t5)
     assert free.card["scoring"] == "generate"
-    assert len(load(tmp_path / "free", backbone=t5).predict([{"question": "who?", "context": "Al."}])) == 1
+    assert (
+        len(load(tmp_path / "free", backbone=t5).predict([{"question": "who?", "context": "Al."}]))
+        == 1
+    )
     with pytest.raises(UserError, match="asks for free text"):
         tune_config(settings(data, "spot_sources/squad"), None, backbone=random_model("bert"))
 
 
 def test_regression_on_an_encoder(tmp_path: Path) -> None:
-    scored = [{"sentence1": f"a {i}", "sentence2": f"b {i}", "label": (i % 26) / 5} for i in range(52)]
+    scored = [
+        {"sentence1": f"a {i}", "sentence2": f"b {i}", "label": (i % 26) / 5} for i in range(52)
+    ]
     rows(tmp_path / "data/glue/stsb/train.jsonl", scored)
     rows(tmp_path / "data/glue/stsb/validation.jsonl", scored[:20])
-    tuned = tune_config(settings(tmp_path / "data", "glue/stsb"), None, backbone=random_model("minilm"))
+    tuned = tune_config(
+        settings(tmp_path / "data", "glue/stsb"), None, backbone=random_model("minilm")
+    )
     assert set(tuned.card["metrics"]) == {"pearson_corrcoef", "spearman_corrcoef"}
     assert tuned.prompt.head is not None
     assert len(tuned.prompt.head.bias) == 26
 
 
 def test_raw_text_is_a_task(t5: Backbone, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("\n\n".join(f"document {i} " + "word " * (i + 3) for i in range(40)))
+    (tmp_path / "text.txt").write_text(
+        "\n\n".join(f"document {i} " + "word " * (i + 3) for i in range(40))
+    )
     config = run_config(
         {"preset": "prompt-tuning", "prompt": {"length": 4}, "tuning": {"steps": 2, "batch_size": 4, "max_length": 96},
          "task": {"task": "prefix-lm", "train": str(tmp_path / "text.txt")}}
@@ -207,29 +289,88 @@ def test_raw_text_is_a_task(t5: Backbone, tmp_path: Path) -> None:
 
 def test_another_domain(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """QQP's words are read as MRPC's; SQuAD's prompt answers MRQA's questions."""
-    short = ["--steps", "2", "--batch-size", "4", "--prompt.length", "4", "--preset", "prompt-tuning", "--device", "cpu", "--quiet"]
+    short = [
+        "--steps",
+        "2",
+        "--batch-size",
+        "4",
+        "--prompt.length",
+        "4",
+        "--preset",
+        "prompt-tuning",
+        "--device",
+        "cpu",
+        "--quiet",
+    ]
     for task, other in (("glue/qqp", "glue/mrpc"), ("spot_sources/squad", "mrqa_ood/duorc")):
         folder = str(tmp_path / task.replace("/", "-"))
-        assert main(["tune", "--task", task, "--data-dir", str(data), "--output", folder, *short]) == 0
+        assert (
+            main(["tune", "--task", task, "--data-dir", str(data), "--output", folder, *short]) == 0
+        )
         capsys.readouterr()
-        assert main(["evaluate", folder, "--task", other, "--quiet", "--json", "--scoring", "generate"]) == 0
+        assert (
+            main(
+                ["evaluate", folder, "--task", other, "--quiet", "--json", "--scoring", "generate"]
+            )
+            == 0
+        )
         result = json.loads(capsys.readouterr().out)
         assert result["task"] == other
-        assert set(result["metrics"]) == ({"f1", "accuracy"} if other == "glue/mrpc" else {"f1", "em"})
-    assert main(["evaluate", str(tmp_path / "glue-qqp"), "--task", "glue/mrpc", "--quiet", "--json", "--scoring", "labels"]) == 0
-    assert json.loads(capsys.readouterr().out)["invalid"] == 0, "every answer is one of MRPC's words"
-    assert main(["evaluate", str(tmp_path / "glue-qqp"), "--task", "spot_sources/squad", "--quiet"]) == 2
+        assert set(result["metrics"]) == (
+            {"f1", "accuracy"} if other == "glue/mrpc" else {"f1", "em"}
+        )
+    assert (
+        main(
+            [
+                "evaluate",
+                str(tmp_path / "glue-qqp"),
+                "--task",
+                "glue/mrpc",
+                "--quiet",
+                "--json",
+                "--scoring",
+                "labels",
+            ]
+        )
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)["invalid"] == 0, (
+        "every answer is one of MRPC's words"
+    )
+    assert (
+        main(["evaluate", str(tmp_path / "glue-qqp"), "--task", "spot_sources/squad", "--quiet"])
+        == 2
+    )
     assert "name a task with as many" in capsys.readouterr().err
 
 
-def test_a_written_prompt_goes_along_to_another_domain(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_written_prompt_goes_along_to_another_domain(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from softprompts.tuning import Predictor
 
     folder, seen = str(tmp_path / "run"), list[str]()
-    design = ["--preset", "prompt-design", "--instruction", "Are they alike?", "--device", "cpu", "--quiet", "--scoring", "labels"]
-    assert main(["tune", "--task", "glue/qqp", "--data-dir", str(data), "--output", folder, *design]) == 0
+    design = [
+        "--preset",
+        "prompt-design",
+        "--instruction",
+        "Are they alike?",
+        "--device",
+        "cpu",
+        "--quiet",
+        "--scoring",
+        "labels",
+    ]
+    assert (
+        main(["tune", "--task", "glue/qqp", "--data-dir", str(data), "--output", folder, *design])
+        == 0
+    )
     answer = Predictor.__call__
-    monkeypatch.setattr(Predictor, "__call__", lambda self, texts, tick: seen.extend(texts) or answer(self, texts, tick))
+    monkeypatch.setattr(
+        Predictor,
+        "__call__",
+        lambda self, texts, tick: seen.extend(texts) or answer(self, texts, tick),
+    )
     assert main(["evaluate", folder, "--task", "glue/mrpc", "--quiet"]) == 0
     assert seen[0] == "Are they alike? mrpc sentence1: a 0 sentence2: b 0"
 
@@ -242,21 +383,48 @@ def test_the_tasks_command(data: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert len(listed["benchmarks"]["superglue"]) == len(listed["benchmarks"]["glue"]) == 8
     assert main(["tasks", "show", "glue/mrpc", *home]) == 0
     assert "mrpc sentence1: a 0" in capsys.readouterr().out
-    assert main(["tasks", "export", "glue/mrpc", "--split", "validation", "--no-task-word", *home]) == 0
+    assert (
+        main(["tasks", "export", "glue/mrpc", "--split", "validation", "--no-task-word", *home])
+        == 0
+    )
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[1] == {"input": "sentence1: a 1 sentence2: b 1", "target": "equivalent"}
-    (tmp_path / "gold.jsonl").write_text("".join(json.dumps({"prediction": line["target"]}) + "\n" for line in lines))
+    (tmp_path / "gold.jsonl").write_text(
+        "".join(json.dumps({"prediction": line["target"]}) + "\n" for line in lines)
+    )
     (tmp_path / "gold.txt").write_text("".join(line["target"] + "\n" for line in lines))
     for file in ("gold.jsonl", "gold.txt"):
-        assert main(["tasks", "score", "glue/mrpc", "--predictions", str(tmp_path / file), *home]) == 0
+        assert (
+            main(["tasks", "score", "glue/mrpc", "--predictions", str(tmp_path / file), *home]) == 0
+        )
         assert json.loads(capsys.readouterr().out) == {"f1": 100.0, "accuracy": 100.0}
     (tmp_path / "few.txt").write_text("equivalent\n")
     (tmp_path / "bad.jsonl").write_text('{"answer": "x"}\n')
     for argv, why in (
-        (["score", "glue/mrpc", "--predictions", str(tmp_path / "few.txt"), *home], "holds 1 predictions, and glue/mrpc has 10"),
-        (["score", "glue/mrpc", "--predictions", str(tmp_path / "bad.jsonl"), *home], 'holds no "prediction"'),
-        (["score", "superglue/rte", "--split", "test", "--predictions", str(tmp_path / "few.txt"), *home], "has no labels in test"),
-        (["export", "glue/mrpc", "--split", "dev", *home], "has no split 'dev'; it has train, validation"),
+        (
+            ["score", "glue/mrpc", "--predictions", str(tmp_path / "few.txt"), *home],
+            "holds 1 predictions, and glue/mrpc has 10",
+        ),
+        (
+            ["score", "glue/mrpc", "--predictions", str(tmp_path / "bad.jsonl"), *home],
+            'holds no "prediction"',
+        ),
+        (
+            [
+                "score",
+                "superglue/rte",
+                "--split",
+                "test",
+                "--predictions",
+                str(tmp_path / "few.txt"),
+                *home,
+            ],
+            "has no labels in test",
+        ),
+        (
+            ["export", "glue/mrpc", "--split", "dev", *home],
+            "has no split 'dev'; it has train, validation",
+        ),
         (["export", "superglue/boolq", *home], "holds no superglue/boolq; leave --data-dir"),
         (["export", "glue/mrpc", "--data-dir", str(tmp_path / "nowhere")], "does not exist"),
         (["export", "glue/nothing", *home], "There is no task 'glue/nothing'"),
@@ -277,7 +445,9 @@ def test_rows_that_are_not_at_hand_are_told_where_to_put(
     assert main(["tune", "--task", "superglue/rte", "--output", str(tmp_path / "r")]) == 2
     told = capsys.readouterr().err
     assert told.startswith("softprompts: The rows of superglue/rte are not at hand: ")
-    assert told.endswith("; put them in DIR/superglue/rte and give --data-dir DIR (or set SOFTPROMPTS_DATA).\n")
+    assert told.endswith(
+        "; put them in DIR/superglue/rte and give --data-dir DIR (or set SOFTPROMPTS_DATA).\n"
+    )
     assert told.count("\n") == 1
 
 
@@ -285,25 +455,51 @@ def test_a_broken_copy_is_one_sentence(data: Path, capsys: pytest.CaptureFixture
     for text, why in (
         ("", "has no rows"),
         ('{"sentence1": "a", "label": 1}\n', "has no column 'sentence2'"),
-        ('{"sentence1": "a", "sentence2": "b", "label": "maybe"}\n', "the label 'maybe' is none of"),
+        (
+            '{"sentence1": "a", "sentence2": "b", "label": "maybe"}\n',
+            "the label 'maybe' is none of",
+        ),
         ('{"sentence1": "a", "sentence2": "b"}\n', "have no labels"),
         ("{", "is no JSON"),
     ):
         (data / "glue/mrpc/train.jsonl").write_text(text)
-        assert main(["tune", "--task", "glue/mrpc", "--data-dir", str(data), "--output", str(data / "out")]) == 2
+        assert (
+            main(
+                [
+                    "tune",
+                    "--task",
+                    "glue/mrpc",
+                    "--data-dir",
+                    str(data),
+                    "--output",
+                    str(data / "out"),
+                ]
+            )
+            == 2
+        )
         assert why in capsys.readouterr().err
     assert not (data / "out").exists()
 
 
 @pytest.mark.parametrize("cap", [1, 2, 3])
-def test_a_cap_below_the_rows_that_are_no_examples_still_finds_those_that_are(tmp_path: Path, cap: int) -> None:
+def test_a_cap_below_the_rows_that_are_no_examples_still_finds_those_that_are(
+    tmp_path: Path, cap: int
+) -> None:
     """WSC learns from rows whose referent is right alone, and a few rows may have none."""
     home = tmp_path / "superglue" / "wsc"
     home.mkdir(parents=True)
-    row = {"text": "Ann told Eve that she won", "span1_text": "Ann", "span2_text": "she", "span1_index": 0, "span2_index": 4}
+    row = {
+        "text": "Ann told Eve that she won",
+        "span1_text": "Ann",
+        "span2_text": "she",
+        "span1_index": 0,
+        "span2_index": 4,
+    }
     for split in ("train", "validation"):
         rows = [{**row, "idx": number, "label": int(number >= 38)} for number in range(40)]
         (home / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for seed in range(5):
-        task = load_task(TaskConfig(task="superglue/wsc", cap=cap, split_seed=seed, data_dir=str(tmp_path)))
+        task = load_task(
+            TaskConfig(task="superglue/wsc", cap=cap, split_seed=seed, data_dir=str(tmp_path))
+        )
         assert len(task.train) == min(cap, 2)

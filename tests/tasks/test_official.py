@@ -18,13 +18,20 @@ from softprompts.tasks.task import named_split
 
 from ..conftest import DATA, golden
 
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the data folder is not there; SOFTPROMPTS_DATA would name it")
+needs_data = pytest.mark.skipif(
+    not DATA.is_dir(), reason="the data folder is not there; SOFTPROMPTS_DATA would name it"
+)
 OFFICIAL = DATA.parent / "golden" / "text_to_text.json"
 METRIC_CASES = golden("metrics")
 
 
-def made(name: str, split: str = "validation", task_word: bool = True, **values: Any) -> list[tuple[str, str]]:
-    return [(e.input, e.target) for e in definition(name).examples(Row(values, "here:1"), split, task_word)]
+def made(
+    name: str, split: str = "validation", task_word: bool = True, **values: Any
+) -> list[tuple[str, str]]:
+    return [
+        (e.input, e.target)
+        for e in definition(name).examples(Row(values, "here:1"), split, task_word)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -94,48 +101,102 @@ def test_a_row_becomes_its_pair(name: str, row: dict[str, Any], text: str, targe
 
 def test_multirc_is_one_example_for_each_answer() -> None:
     answers = [{"text": "<b>A</b> cat", "label": 1, "idx": 0}, {"text": "dog<br>", "idx": 1}]
-    passage = {"text": "x<br>y</br> <B>w</B>", "questions": [{"question": "Who?", "answers": answers, "idx": 7}]}
+    passage = {
+        "text": "x<br>y</br> <B>w</B>",
+        "questions": [{"question": "Who?", "answers": answers, "idx": 7}],
+    }
     first, second = made("superglue/multirc", passage=passage, idx=0)
     assert first == ("multirc question: Who? answer: A cat paragraph: x y</br> <B>w</B>", "True")
     assert second == ("multirc question: Who? answer: dog  paragraph: x y</br> <B>w</B>", "<unk>")
-    flat = made("superglue/multirc", paragraph="p", question="q", answer="a", label=0, idx={"question": 3, "answer": 1})
+    flat = made(
+        "superglue/multirc",
+        paragraph="p",
+        question="q",
+        answer="a",
+        label=0,
+        idx={"question": 3, "answer": 1},
+    )
     assert flat == [("multirc question: q answer: a paragraph: p", "False")]
 
 
 def test_record_is_one_example_for_each_answer_with_sorted_entities() -> None:
     text = "Bob met Al.\n@highlight\nAl left\n@highlight\nend"
     entities = [{"start": 8, "end": 9}, {"start": 0, "end": 2}, {"start": 8, "end": 9}]
-    qas = [{"query": "Who? @placeholder", "answers": [{"text": "Bob"}, {"text": "Al"}, {"text": "Bob"}], "idx": 1}]
+    qas = [
+        {
+            "query": "Who? @placeholder",
+            "answers": [{"text": "Bob"}, {"text": "Al"}, {"text": "Bob"}],
+            "idx": 1,
+        }
+    ]
     found = made("superglue/record", passage={"text": text, "entities": entities}, qas=qas, idx=0)
     expected = "record query: Who? @placeholder entities: Al, Bob passage: Bob met Al. Al left. end"
     assert found == [(expected, "Al"), (expected, "Bob")]
-    flat = made("superglue/record", passage="p", query="q", entities=["b", "a"], answers=["z"], idx={"passage": 1, "query": 2})
+    flat = made(
+        "superglue/record",
+        passage="p",
+        query="q",
+        entities=["b", "a"],
+        answers=["z"],
+        idx={"passage": 1, "query": 2},
+    )
     assert flat == [("record query: q entities: a, b passage: p", "z")]
 
 
 def test_wsc_marks_the_pronoun_and_trains_on_what_is_true() -> None:
     target = {"span1_text": "The cat.", "span1_index": 2, "span2_text": "it", "span2_index": 5}
     row = {"text": "I fed the cat because it cried.", "target": target, "label": False}
-    assert made("superglue/wsc", "validation", **row) == [("wsc: I fed the cat because *it* cried.", "the cat")]
+    assert made("superglue/wsc", "validation", **row) == [
+        ("wsc: I fed the cat because *it* cried.", "the cat")
+    ]
     assert made("superglue/wsc", "train", **row) == []
-    assert made("superglue/wsc", "train", **{**row, "label": True}) == [("wsc: I fed the cat because *it* cried.", "the cat")]
-    assert made("superglue/wsc", "validation", task_word=False, **row)[0][0] == "I fed the cat because *it* cried."
+    assert made("superglue/wsc", "train", **{**row, "label": True}) == [
+        ("wsc: I fed the cat because *it* cried.", "the cat")
+    ]
+    assert (
+        made("superglue/wsc", "validation", task_word=False, **row)[0][0]
+        == "I fed the cat because *it* cried."
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "row", "why"),
     [
         ("superglue/boolq", {"passage": "p", "label": 1}, "here:1 has no column 'question'"),
-        ("superglue/boolq", {"passage": "p", "question": ["q"], "label": 1}, "holds a list, not a text"),
-        ("superglue/cb", {"premise": "p", "hypothesis": "h", "label": "maybe"}, "the label 'maybe' is none of"),
+        (
+            "superglue/boolq",
+            {"passage": "p", "question": ["q"], "label": 1},
+            "holds a list, not a text",
+        ),
+        (
+            "superglue/cb",
+            {"premise": "p", "hypothesis": "h", "label": "maybe"},
+            "the label 'maybe' is none of",
+        ),
         ("superglue/cb", {"premise": "p", "hypothesis": "h", "label": 3}, "the label 3 is none of"),
-        ("glue/stsb", {"sentence1": "a", "sentence2": "b", "label": 7}, "the score 7 is no number from 0 to 5"),
-        ("glue/stsb", {"sentence1": "a", "sentence2": "b", "label": "nan"}, "is no number from 0 to 5"),
+        (
+            "glue/stsb",
+            {"sentence1": "a", "sentence2": "b", "label": 7},
+            "the score 7 is no number from 0 to 5",
+        ),
+        (
+            "glue/stsb",
+            {"sentence1": "a", "sentence2": "b", "label": "nan"},
+            "is no number from 0 to 5",
+        ),
         ("superglue/multirc", {"passage": {"text": "p"}}, "is no MultiRC row"),
         ("superglue/record", {"passage": {"text": "p"}, "idx": 0}, "is no ReCoRD row"),
         ("superglue/wsc", {"text": "t", "target": {"span1_text": "x"}}, "is no WSC row"),
-        ("spot_sources/squad", {"question": "q", "context": "c", "answers": []}, "holds no answers"),
-        ("spot_sources/hellaswag", {"context": "c", "endings": ["a"], "label": 0}, "must hold 4 texts"),
+        (
+            "spot_sources/squad",
+            {"question": "q", "context": "c", "answers": []},
+            "holds no answers",
+        ),
+        (
+            "spot_sources/hellaswag",
+            {"context": "c", "endings": ["a"], "label": 0},
+            "must hold 4 texts",
+        ),
     ],
 )
 def test_a_bad_row_is_one_sentence(name: str, row: dict[str, Any], why: str) -> None:
@@ -163,19 +224,48 @@ def test_every_benchmark_names_tasks_and_short_names_work() -> None:
 
 @pytest.mark.skipif(not OFFICIAL.is_file(), reason="the official rows are not there")
 @pytest.mark.parametrize(
-    "name", ["boolq", "cb", "copa", "rte", "wic", "multirc", "record", "wsc", "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli"]
+    "name",
+    [
+        "boolq",
+        "cb",
+        "copa",
+        "rte",
+        "wic",
+        "multirc",
+        "record",
+        "wsc",
+        "cola",
+        "sst2",
+        "mrpc",
+        "stsb",
+        "qqp",
+        "mnli",
+        "qnli",
+    ],
 )
 def test_official_rows(name: str) -> None:
-    group = "superglue" if name in ("boolq", "cb", "copa", "rte", "wic", "multirc", "record", "wsc") else "glue"
+    group = (
+        "superglue"
+        if name in ("boolq", "cb", "copa", "rte", "wic", "multirc", "record", "wsc")
+        else "glue"
+    )
     task = json.loads(OFFICIAL.read_text())["tasks"][name]
-    cases = [case for key, found in task.items() if isinstance(found, list) for case in found if isinstance(case, dict) and "raw" in case]
+    cases = [
+        case
+        for key, found in task.items()
+        if isinstance(found, list)
+        for case in found
+        if isinstance(case, dict) and "raw" in case
+    ]
     cases += [task["unlabelled_case"]] if "unlabelled_case" in task else []
     assert cases
     for case in cases:
         found = made(f"{group}/{name}", case.get("split", "validation"), **case["raw"])
         texts = [output["inputs"] for output in case["outputs"]]
         texts = [texts[0] if text == "(same as the first)" else text for text in texts]
-        assert found == list(zip(texts, [output["targets"] for output in case["outputs"]], strict=True))
+        assert found == list(
+            zip(texts, [output["targets"] for output in case["outputs"]], strict=True)
+        )
     for value, word in task.get("rounding_table", []):
         assert made("glue/stsb", sentence1="a", sentence2="b", label=value)[0][1] == word
 
@@ -186,10 +276,18 @@ def test_whole_splits_are_the_official_ones(key: str) -> None:
     name, _, split = key.rpartition("/")
     expected = golden("text_to_text_hashes")["splits"][key]
     squad = name == "spot_sources/squad"  # T5 gives SQuAD no word of its own
-    for task_word, digest in ((not squad, expected["sha256"]), *(() if squad else ((False, expected["sha256_without_task_word"]),))):
+    for task_word, digest in (
+        (not squad, expected["sha256"]),
+        *(() if squad else ((False, expected["sha256_without_task_word"]),)),
+    ):
         examples = named_split(definition(name), split, str(DATA), task_word)
         assert len(examples) == expected["rows"]
-        assert hashlib.sha256("".join(f"{e.input}\t{e.target}\n" for e in examples).encode()).hexdigest() == digest
+        assert (
+            hashlib.sha256(
+                "".join(f"{e.input}\t{e.target}\n" for e in examples).encode()
+            ).hexdigest()
+            == digest
+        )
 
 
 @needs_data
@@ -203,10 +301,17 @@ def test_every_local_task_loads_and_scores_gold_at_100() -> None:
                 continue  # a test split without labels
             gold = ["something else" if e.facts.get("label") == 0 else e.target for e in examples]
             found = score(task.metrics, examples, gold, task.labels)
-            assert all(value == pytest.approx(100.0) for value in found.values()), f"{name} {split}: {found}"
+            assert all(value == pytest.approx(100.0) for value in found.values()), (
+                f"{name} {split}: {found}"
+            )
 
 
-def check(case: dict[str, Any], examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]) -> None:
+def check(
+    case: dict[str, Any],
+    examples: Sequence[Example],
+    predictions: Sequence[str],
+    labels: Sequence[str],
+) -> None:
     for name, expected in case["values"].items():
         wanted = math.nan if isinstance(expected, dict) else expected
         found = METRICS[name](examples, predictions, labels)
@@ -215,10 +320,19 @@ def check(case: dict[str, Any], examples: Sequence[Example], predictions: Sequen
 
 @pytest.mark.parametrize("task", METRIC_CASES["accuracy"]["tasks"])
 def test_official_accuracy(task: str) -> None:
-    group, name = ("superglue", task.split("_")[2]) if task.startswith("super") else ("glue", task.split("_")[1])
+    group, name = (
+        ("superglue", task.split("_")[2])
+        if task.startswith("super")
+        else ("glue", task.split("_")[1])
+    )
     for case in METRIC_CASES["accuracy"]["tasks"][task]:
         labels = definition(f"{group}/{name}").labels
-        check(case, [Example("", target) for target in case["target_texts"]], case["prediction_texts"], labels)
+        check(
+            case,
+            [Example("", target) for target in case["target_texts"]],
+            case["prediction_texts"],
+            labels,
+        )
 
 
 @pytest.mark.parametrize(
@@ -233,7 +347,12 @@ def test_official_accuracy(task: str) -> None:
 )
 def test_official_label_metrics(key: str, task: str) -> None:
     for case in METRIC_CASES[key]["cases"]:
-        check(case, [Example("", target) for target in case["target_texts"]], case["prediction_texts"], definition(task).labels)
+        check(
+            case,
+            [Example("", target) for target in case["target_texts"]],
+            case["prediction_texts"],
+            definition(task).labels,
+        )
 
 
 def test_official_question_metrics() -> None:
@@ -246,17 +365,33 @@ def test_official_question_metrics() -> None:
             ("False", "True"),
         )
     for case in METRIC_CASES["record"]["cases"]:
-        facts = [{"answers": e["answers"], "group": (e["idx/passage"], e["idx/query"])} for e in case["examples"]]
-        check(case, [Example("", *pair) for pair in zip(case["target_texts"], facts, strict=True)], case["prediction_texts"], ())
+        facts = [
+            {"answers": e["answers"], "group": (e["idx/passage"], e["idx/query"])}
+            for e in case["examples"]
+        ]
+        check(
+            case,
+            [Example("", *pair) for pair in zip(case["target_texts"], facts, strict=True)],
+            case["prediction_texts"],
+            (),
+        )
     for case in METRIC_CASES["squad"]["cases"]:
-        check(case, [Example("", answers[0], {"answers": answers}) for answers in case["targets"]], case["predictions"], ())
+        check(
+            case,
+            [Example("", answers[0], {"answers": answers}) for answers in case["targets"]],
+            case["predictions"],
+            (),
+        )
 
 
 def test_official_wsc() -> None:
     for case in METRIC_CASES["wsc"]["matching"]:
         assert wsc_match(case["prediction"], case["referent"]) == case["value"], case
     for case in METRIC_CASES["wsc"]["accuracy_cases"]:
-        examples = [Example("", referent, {"label": label}) for referent, label in zip(case["referents"], case["labels"], strict=True)]
+        examples = [
+            Example("", referent, {"label": label})
+            for referent, label in zip(case["referents"], case["labels"], strict=True)
+        ]
         check(case, examples, case["predictions_texts"], ())
 
 
@@ -265,6 +400,10 @@ def test_bleu_and_rouge_come_from_their_libraries() -> None:
     pytest.importorskip("rouge_score", reason="rouge-score is not installed")
     examples = [Example("", "the cat sat on the mat"), Example("", "a dog ran far away today")]
     gold = [e.target for e in examples]
-    assert score(("bleu", "rouge1", "rougeL"), examples, gold, ()) == pytest.approx({"bleu": 100.0, "rouge1": 100.0, "rougeL": 100.0})
-    assert METRICS["rouge1"](examples, ["the cat", ""], ()) == pytest.approx(100 * (2 * 1 * (2 / 6) / (1 + 2 / 6)) / 2)
+    assert score(("bleu", "rouge1", "rougeL"), examples, gold, ()) == pytest.approx(
+        {"bleu": 100.0, "rouge1": 100.0, "rougeL": 100.0}
+    )
+    assert METRICS["rouge1"](examples, ["the cat", ""], ()) == pytest.approx(
+        100 * (2 * 1 * (2 / 6) / (1 + 2 / 6)) / 2
+    )
     assert METRICS["bleu"](examples, ["nothing alike", "here"], ()) < 5

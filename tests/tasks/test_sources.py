@@ -17,7 +17,9 @@ ROWS = [{"text": "good, very", "label": "yes"}, {"text": 'a "quoted" one', "labe
 
 def write(path: Path) -> Path:
     if path.suffix == ".csv":
-        path.write_text('text,label\n"good, very",yes\n"a ""quoted"" one",no\n', encoding="utf-8-sig")
+        path.write_text(
+            'text,label\n"good, very",yes\n"a ""quoted"" one",no\n', encoding="utf-8-sig"
+        )
     elif path.suffix == ".tsv":
         path.write_text('text\tlabel\ngood, very\tyes\n"a ""quoted"" one"\tno\n')
     elif path.suffix == ".jsonl":
@@ -40,7 +42,9 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t"])
-def test_a_csv_file_of_another_delimiter_is_read_by_its_header(tmp_path: Path, delimiter: str) -> None:
+def test_a_csv_file_of_another_delimiter_is_read_by_its_header(
+    tmp_path: Path, delimiter: str
+) -> None:
     path = tmp_path / "a.csv"
     text = f'text{delimiter}label\ngood, very{delimiter}yes\n"a ""quoted"" one"{delimiter}no\n'
     path.write_text(text, encoding="utf-8-sig")
@@ -50,7 +54,10 @@ def test_a_csv_file_of_another_delimiter_is_read_by_its_header(tmp_path: Path, d
     path.write_text(f'"text, all of it"{delimiter}label\ngood, very{delimiter}yes\n')
     assert read_rows(str(path))[0].values == {"text, all of it": "good, very", "label": "yes"}
     path.write_text(f"text{delimiter}label\nx{delimiter}y{delimiter}z\n")
-    with pytest.raises(UserError, match=re.escape(f"has 3 cells, but the header has 2; quote cells that hold {delimiter!r}.")):
+    with pytest.raises(
+        UserError,
+        match=re.escape(f"has 3 cells, but the header has 2; quote cells that hold {delimiter!r}."),
+    ):
         read_rows(str(path))
 
 
@@ -71,9 +78,13 @@ def test_a_row_is_named_by_its_first_line_even_after_line_breaks_in_cells(tmp_pa
 def test_a_dataset_folder_is_read_with_its_class_names(tmp_path: Path) -> None:
     import datasets
 
-    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
+    )
     made = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=features)
-    datasets.DatasetDict({"train": made, "validation": made.select([0])}).save_to_disk(str(tmp_path / "d"))
+    datasets.DatasetDict({"train": made, "validation": made.select([0])}).save_to_disk(
+        str(tmp_path / "d")
+    )
     assert [row.values["label"] for row in read_rows(str(tmp_path / "d"))] == ["yes", "no"]
     held = read_split(str(tmp_path / "d"), "validation")
     assert held is not None
@@ -81,7 +92,9 @@ def test_a_dataset_folder_is_read_with_its_class_names(tmp_path: Path) -> None:
     assert read_split(str(tmp_path / "d"), "test") is None
     made.save_to_disk(str(tmp_path / "single"))
     assert len(read_rows(str(tmp_path / "single"))) == 2
-    assert read_split(str(tmp_path / "single"), "validation") is None, "a dataset without splits is all training rows"
+    assert read_split(str(tmp_path / "single"), "validation") is None, (
+        "a dataset without splits is all training rows"
+    )
     with pytest.raises(UserError, match="no split 'test'"):
         read_rows(str(tmp_path / "d"), "test")
 

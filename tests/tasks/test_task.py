@@ -27,10 +27,18 @@ def pairs(tmp_path: Path) -> str:
 
 
 def test_a_template_and_label_words(pairs: str) -> None:
-    config = TaskConfig(train=pairs, template="premise: {a} hypothesis: {b}", label="y", labels={"0": "no", "1": "yes"})
+    config = TaskConfig(
+        train=pairs,
+        template="premise: {a} hypothesis: {b}",
+        label="y",
+        labels={"0": "no", "1": "yes"},
+    )
     task = load_task(config)
     assert task.labels == ["no", "yes"]
-    assert Example("premise: premise 3 hypothesis: claim 3", "yes") in [*task.train, *task.validation]
+    assert Example("premise: premise 3 hypothesis: claim 3", "yes") in [
+        *task.train,
+        *task.validation,
+    ]
     assert (len(task.train), len(task.validation)) == (36, 4)
     assert task.name == "pairs.jsonl:y"
 
@@ -57,17 +65,25 @@ def test_a_validation_file_is_used_as_it_is(toy_csv: Path, tmp_path: Path) -> No
     assert len(task.train) == 24
 
 
-@pytest.mark.parametrize(("labels", "counted"), [(None, "positive"), ({"positive": "yes", "negative": "no"}, "no")])
-def test_f1_counts_the_second_class(toy_csv: Path, labels: dict[str, str] | None, counted: str) -> None:
+@pytest.mark.parametrize(
+    ("labels", "counted"), [(None, "positive"), ({"positive": "yes", "negative": "no"}, "no")]
+)
+def test_f1_counts_the_second_class(
+    toy_csv: Path, labels: dict[str, str] | None, counted: str
+) -> None:
     """Of --labels the one named second; without them, in alphabetical order."""
-    task = load_task(TaskConfig(train=str(toy_csv), text="review", label="mood", labels=labels, metric="f1"))
+    task = load_task(
+        TaskConfig(train=str(toy_csv), text="review", label="mood", labels=labels, metric="f1")
+    )
     assert task.score([counted] * 2)["f1"] == pytest.approx(66.6667)
     assert task.score([word for word in task.labels if word != counted] * 2)["f1"] == 0
 
 
 def test_shots_are_per_class_and_seeded(toy_csv: Path) -> None:
     def shots(seed: int) -> list[Example]:
-        return load_task(TaskConfig(train=str(toy_csv), text="review", label="mood", shots=3, split_seed=seed)).train
+        return load_task(
+            TaskConfig(train=str(toy_csv), text="review", label="mood", shots=3, split_seed=seed)
+        ).train
 
     assert Counter(e.target for e in shots(0)) == {"positive": 3, "negative": 3}
     assert shots(0) == shots(0) != shots(1)
@@ -85,7 +101,9 @@ def test_a_split_is_stratified_and_loses_nothing(labels: list[str], seed: int) -
     train, held = stratified_split(examples, 0.1, seed)
     assert sorted([*train, *held]) == sorted(examples)
     for label, many in counts.items():
-        assert sum(e.target == label for e in held) == (max(1, round(0.1 * many)) if many > 1 else 0)
+        assert sum(e.target == label for e in held) == (
+            max(1, round(0.1 * many)) if many > 1 else 0
+        )
     assert stratified_split(examples, 0.1, seed) == (train, held)
 
 
@@ -100,7 +118,11 @@ def test_few_shot_keeps_the_order(shots: int) -> None:
 @pytest.mark.parametrize(
     ("rows", "settings_", "why"),
     [
-        ([{"t": "a", "y": "x"}, {"t": "b", "y": ""}], {}, r"d.jsonl:2: the column 'y' is empty.*--skip-bad-rows"),
+        (
+            [{"t": "a", "y": "x"}, {"t": "b", "y": ""}],
+            {},
+            r"d.jsonl:2: the column 'y' is empty.*--skip-bad-rows",
+        ),
         ([{"t": "a", "y": "x"}, {"t": None, "y": "z"}], {}, r"d.jsonl:2: the column 't' is empty"),
         ([{"t": "a", "y": float("nan")}], {}, r"d.jsonl:1: the column 'y' is empty"),
         ([{"t": "a", "y": ["x"]}], {}, "holds a list"),
@@ -112,13 +134,37 @@ def test_few_shot_keeps_the_order(shots: int) -> None:
             {"labels": {"x": "yes"}},
             r"the label 'w' is none of x. Mend it, give it a word with --labels, or leave such rows out with --skip-bad-rows.$",
         ),
-        ([{"t": "a", "y": "x"}] * 9, {"text": "T"}, r"d.jsonl has no column 'T'; its columns are t, y: name one with --text.$"),
-        ([{"t": "a", "y": "x"}] * 9, {"label": "Y"}, r"d.jsonl has no column 'Y'; its columns are t, y: name one with --label.$"),
-        ([{"t": "a", "y": "x"}] * 9, {"text": None, "template": "{t} {u}"}, r"no column 'u'; .*: name one with --template.$"),
-        ([{"t": "a", "y": "x"}] * 9, {"text": "T", "skip_bad_rows": True}, "no column 'T'; .*: name one with --text.$"),
-        ([{"t": "a", "y": "x"}], {"label": None}, "No label column is named; choose one with --label from t, y"),
+        (
+            [{"t": "a", "y": "x"}] * 9,
+            {"text": "T"},
+            r"d.jsonl has no column 'T'; its columns are t, y: name one with --text.$",
+        ),
+        (
+            [{"t": "a", "y": "x"}] * 9,
+            {"label": "Y"},
+            r"d.jsonl has no column 'Y'; its columns are t, y: name one with --label.$",
+        ),
+        (
+            [{"t": "a", "y": "x"}] * 9,
+            {"text": None, "template": "{t} {u}"},
+            r"no column 'u'; .*: name one with --template.$",
+        ),
+        (
+            [{"t": "a", "y": "x"}] * 9,
+            {"text": "T", "skip_bad_rows": True},
+            "no column 'T'; .*: name one with --text.$",
+        ),
+        (
+            [{"t": "a", "y": "x"}],
+            {"label": None},
+            "No label column is named; choose one with --label from t, y",
+        ),
         ([{"t": "a", "y": "x"}], {"text": None}, "either --text COLUMN or --template"),
-        ([{"t": "a", "y": "x"}], {"text": None, "template": "no columns"}, "must name columns in braces"),
+        (
+            [{"t": "a", "y": "x"}],
+            {"text": None, "template": "no columns"},
+            "must name columns in braces",
+        ),
         ([{"t": "a", "y": "x"}], {"text": None, "template": "{t"}, "must name columns"),
         ([{"t": "a", "y": "x"}], {"text": None, "template": "{t!r}"}, "has no column 't!r'"),
         ([{"t": "a", "y": "NaN"}], {}, "the column 'y' is empty"),
@@ -130,12 +176,19 @@ def test_few_shot_keeps_the_order(shots: int) -> None:
 def test_bad_rows_and_settings_are_one_sentence(
     tmp_path: Path, rows: list[dict[str, object]], settings_: dict[str, object], why: str
 ) -> None:
-    settings: dict[str, object] = {"train": write(tmp_path / "d.jsonl", rows), "text": "t", "label": "y", **settings_}
+    settings: dict[str, object] = {
+        "train": write(tmp_path / "d.jsonl", rows),
+        "text": "t",
+        "label": "y",
+        **settings_,
+    }
     with pytest.raises(UserError, match=why):
         load_task(TaskConfig(**settings))  # type: ignore[arg-type]
 
 
-def test_a_validation_file_with_other_columns_is_one_sentence(toy_csv: Path, tmp_path: Path) -> None:
+def test_a_validation_file_with_other_columns_is_one_sentence(
+    toy_csv: Path, tmp_path: Path
+) -> None:
     held = write(tmp_path / "v.jsonl", [{"text": "fine", "mood": "positive"}])
     why = r"v.jsonl has no column 'review'; its columns are text, mood: rename one as in .*reviews.csv.$"
     with pytest.raises(UserError, match=why):
@@ -149,7 +202,9 @@ def test_bad_rows_can_be_skipped(tmp_path: Path) -> None:
     assert len(task.train) + len(task.validation) == 20
 
 
-@pytest.mark.parametrize("name", ["helpdesk/../../secret", "helpdesk", "nope", "../helpdesk/intent"])
+@pytest.mark.parametrize(
+    "name", ["helpdesk/../../secret", "helpdesk", "nope", "../helpdesk/intent"]
+)
 def test_an_unknown_task_is_one_sentence(name: str) -> None:
     with pytest.raises(UserError, match="There is no task"):
         load_task(TaskConfig(task=name))
@@ -160,7 +215,9 @@ def test_real_sst2_reads_as_it_is() -> None:
         pytest.skip(f"no data folder at {DATA}")
     folder = DATA / "glue" / "sst2"
     files = {name: str(folder / f"{name}.jsonl.gz") for name in ("train", "validation")}
-    config = TaskConfig(**files, text="sentence", label="label", labels={"0": "negative", "1": "positive"})
+    config = TaskConfig(
+        **files, text="sentence", label="label", labels={"0": "negative", "1": "positive"}
+    )
     task = load_task(config)
     assert len(task.validation) == 872
     assert task.majority()["accuracy"] == pytest.approx(50.9, abs=0.1)

@@ -1,79 +1,34 @@
-"""A study small enough to run in a test, and one that was run."""
+"""A library of four prompts on a tiny random model."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from softprompts.choice import from_mapping
-from softprompts.transfer.cells import CELLS, RESULT
-from softprompts.transfer.study import Cell, Study, plan
-from softprompts.transfer.study_command import main
+from softprompts.backbone import Backbone
+from softprompts.config.products import run_configs
+from softprompts.library.library import Library
+from softprompts.tuning.api import tune_cohort
 
-from ..models import random_t5
-
-SHORT = {"preset": "prompt-tuning", "prompt": {"length": 3}, "batch_size": 4, "max_length": 24, "cap": 16, "cap_validation": 12}
-QUICK = {**SHORT, "lr": 0.1, "evaluate_every": 2, "checkpoint_every": 1, "embed_at": 2, "scoring": "labels"}
-GRID: dict[str, Any] = {
-    "name": "trial",
-    "sources": ["helpdesk/intent", "helpdesk/area"],
-    "targets": ["helpdesk/urgency", "helpdesk/register"],
-    "seeds": [0, 1],
-    "settings": QUICK,
-    "source": {"steps": 4},
-    "target": {"steps": 2},
-    "retrieval": {"best": [1, 2], "average": [2], "mixture": [1]},
-    "cohort": 4,
-}
-
-
-FEW: dict[str, Any] = {"seeds": [0], "retrieval": {}}
-"""Changes that make it shorter."""
-
-
-def planned(**changes: Any) -> list[Cell]:
-    return plan(from_mapping(Study, {**GRID, **changes}))
-
-
-def results(folder: Path) -> dict[str, dict[str, Any]]:
-    return {str(path.parent.relative_to(folder / CELLS)): json.loads(path.read_text()) for path in (folder / CELLS).rglob(RESULT)}
-
-
-def scores(folder: Path) -> dict[str, float]:
-    return {name: told["score"] for name, told in results(folder).items()}
+from . import made
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A random T5 small enough to tune dozens of times, as a folder."""
-    folder, backbone = tmp_path_factory.mktemp("models") / "random-t5", random_t5()
-    backbone.model.save_pretrained(folder)
-    backbone.tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-Write = Callable[..., Path]
-
-
-@pytest.fixture
-def write(tmp_path: Path, model: str) -> Write:
-    """A study file with some entries changed."""
-
-    def written(name: str = "trial.yaml", **changes: Any) -> Path:
-        path = tmp_path / name
-        path.write_text(yaml.safe_dump({**GRID, "backbones": [model], **changes}))
-        return path
-
-    return written
+def loud() -> Backbone:
+    return made.model()
 
 
 @pytest.fixture(scope="session")
-def whole(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a study that ran from beginning to end, undisturbed."""
-    folder = tmp_path_factory.mktemp("whole")
-    (folder / "trial.yaml").write_text(yaml.safe_dump({**GRID, "backbones": [model]}))
-    assert main(["run", str(folder / "trial.yaml"), "--output", str(folder / "study"), "--device", "cpu"]) == 0
-    return folder / "study"
+def library(loud: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four prompts of helpdesk tasks on the tiny random model."""
+    runs, folder = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("library")
+    members = run_configs(
+        made.SETTINGS,
+        {
+            "task": {"task": [f"helpdesk/{name}" for name in made.SOURCES], **made.FEW},
+            "tuning": {"lr": 3},
+        },
+    )
+    tune_cohort(members, runs, backbone=loud)
+    for member, name in zip(members, made.SOURCES, strict=True):
+        Library(folder).add(runs / member.name, name)
+    return folder

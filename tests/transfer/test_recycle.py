@@ -14,17 +14,17 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 import softprompts
+from softprompts.artifacts.embedding import read_embedding, write_embedding
 from softprompts.backbone import Backbone, EncoderDecoder
-from softprompts.choice import Choice
-from softprompts.cli import main as cli
+from softprompts.cli.main import main as cli
+from softprompts.cli.recycle import main
+from softprompts.config.choice import Choice
 from softprompts.errors import UserError
 from softprompts.files import write_json
-from softprompts.library.embedding import read_embedding, write_embedding
 from softprompts.library.library import Library
 from softprompts.prompt import load_prompt
 from softprompts.prompt.prompt import Prompt, PromptConfig, plain, router_of
 from softprompts.transfer.recycle import Recycling, recycle, shared_words
-from softprompts.transfer.recycle_command import main
 from softprompts.tuning import Predictor
 
 from ..models import random_t5
@@ -61,17 +61,26 @@ def other_order(backbone: Backbone, kept: int) -> tuple[Any, list[int]]:
     state = json.loads(backbone.tokenizer.backend_tokenizer.to_str())
     pieces = state["model"]["vocab"]
     order = [*range(3), *reversed(range(3, len(pieces)))]
-    state["model"]["vocab"] = [[pieces[old][0] if old in usable or old < 3 else f"q{old}", pieces[old][1]] for old in order]
+    state["model"]["vocab"] = [
+        [pieces[old][0] if old in usable or old < 3 else f"q{old}", pieces[old][1]] for old in order
+    ]
     state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < 3]
     made = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(state)), eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)),
+        eos_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
     )
     return made, order
 
 
 def mixture(vectors: Tensor) -> Prompt:
     router = torch.randn(len(vectors), vectors.shape[2], generator=torch.Generator().manual_seed(3))
-    return plain(vectors, router, PromptConfig(count=len(vectors), length=vectors.shape[1], route=Choice("top1")))
+    return plain(
+        vectors,
+        router,
+        PromptConfig(count=len(vectors), length=vectors.shape[1], route=Choice("top1")),
+    )
 
 
 def some(count: int, hidden: int) -> Tensor:
@@ -86,7 +95,11 @@ def test_least_squares_is_exact_where_the_space_is_rotated_and_scaled(t5: Backbo
 
 
 def test_a_model_that_computes_the_same_answers_the_same(t5: Backbone) -> None:
-    other, labels, texts = same_in_other_coordinates(t5), ["negative", "positive"], ["what a lovely film", "never again"]
+    other, labels, texts = (
+        same_in_other_coordinates(t5),
+        ["negative", "positive"],
+        ["what a lovely film", "never again"],
+    )
     for prompt in (plain(some(1, t5.hidden)), mixture(some(3, t5.hidden))):
         asked = Predictor(t5, prompt, labels).probabilities(texts)
         told = Predictor(other, recycle(prompt, t5, other), labels).probabilities(texts)
@@ -111,14 +124,21 @@ def test_words_that_only_one_vocabulary_has_are_left_out(t5: Backbone) -> None:
     noise = torch.randn(table.shape, generator=torch.Generator().manual_seed(4))
     shared = set(t5.common_pieces(400).tolist())
     for new, old in enumerate(order):
-        table.data[new] = (t5.vectors(torch.tensor(old)) if old in shared else 50 * noise[new]) @ rotation(t5.hidden)
+        table.data[new] = (
+            t5.vectors(torch.tensor(old)) if old in shared else 50 * noise[new]
+        ) @ rotation(t5.hidden)
     other = EncoderDecoder(model, tokenizer, "other")
     pairs = shared_words(t5, other)
     assert pairs[:, 0].tolist() == t5.common_pieces(400).tolist()
     assert [order[new] for new in pairs[:, 1].tolist()] == pairs[:, 0].tolist()
     prompt = plain(some(1, t5.hidden))
-    assert torch.allclose(recycle(prompt, t5, other).table, prompt.table @ rotation(t5.hidden), atol=1e-3)
-    with pytest.raises(UserError, match=r"share 20 words that are used, and a linear map needs 32; use --method words"):
+    assert torch.allclose(
+        recycle(prompt, t5, other).table, prompt.table @ rotation(t5.hidden), atol=1e-3
+    )
+    with pytest.raises(
+        UserError,
+        match=r"share 20 words that are used, and a linear map needs 32; use --method words",
+    ):
         recycle(prompt, t5, other, Recycling(words=20))
 
 
@@ -136,11 +156,16 @@ def test_a_vector_near_a_word_becomes_that_word(t5: Backbone) -> None:
 def test_marks_of_a_words_beginning_are_told_apart(t5: Backbone) -> None:
     """BERT's `##ing` is T5's `ing` and its `great` T5's `▁great`; GPT-2 writes `Ġgreat`."""
     marks = {
-        "bert": Tokenizer(models.WordPiece({"[UNK]": 0, "great": 1, "##ing": 2, "ing": 3}, unk_token="[UNK]")),
+        "bert": Tokenizer(
+            models.WordPiece({"[UNK]": 0, "great": 1, "##ing": 2, "ing": 3}, unk_token="[UNK]")
+        ),
         "gpt2": Tokenizer(models.BPE({"Ġgreat": 1, "ing": 2, "great": 3}, [])),
     }
     for made in marks.values():
-        other: Any = SimpleNamespace(tokenizer=PreTrainedTokenizerFast(tokenizer_object=made), common_pieces=lambda _: torch.arange(1, 4))
+        other: Any = SimpleNamespace(
+            tokenizer=PreTrainedTokenizerFast(tokenizer_object=made),
+            common_pieces=lambda _: torch.arange(1, 4),
+        )
         pairs = shared_words(t5, other).tolist()
         spelled = [(t5.tokenizer.convert_ids_to_tokens(ours), theirs) for ours, theirs in pairs]
         assert {("▁great", 1), ("ing", 2)} <= set(spelled)
@@ -149,11 +174,15 @@ def test_marks_of_a_words_beginning_are_told_apart(t5: Backbone) -> None:
 
 def test_what_cannot_be_mapped_is_told(t5: Backbone) -> None:
     other = turned(t5)
-    with pytest.raises(UserError, match="There is no method 'sideways'; choose one of least-squares, words"):
+    with pytest.raises(
+        UserError, match="There is no method 'sideways'; choose one of least-squares, words"
+    ):
         recycle(plain(some(1, t5.hidden)), t5, other, "sideways")
     with pytest.raises(UserError, match="router cannot be told in words"):
         recycle(mixture(some(2, t5.hidden)), t5, other, "words")
-    headed = plain(some(1, t5.hidden), like=PromptConfig(head=Choice("linear")), head=(2, t5.hidden))
+    headed = plain(
+        some(1, t5.hidden), like=PromptConfig(head=Choice("linear")), head=(2, t5.hidden)
+    )
     with pytest.raises(UserError, match="linear head"):
         recycle(headed, t5, other)
     with pytest.raises(UserError, match="no vectors"):
@@ -196,7 +225,9 @@ def test_the_command_writes_a_prompt_that_can_be_used_and_tuned_on(
     assert torch.allclose(started.prompt.table, used.prompt.table, atol=1e-4)
 
 
-def test_the_command_tells_bad_input_and_leaves_folders_alone(toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_tells_bad_input_and_leaves_folders_alone(
+    toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = saved(tmp_path, toy_csv, random_t5(vocab_size=16100))
     new, old, out = (str(tmp_path / name) for name in ("new", "old", "out"))
 
@@ -205,10 +236,17 @@ def test_the_command_tells_bad_input_and_leaves_folders_alone(toy_csv: Path, tmp
             main([*argv, "--device", "cpu"])
         return str(told.value)
 
-    assert "There is no prompt at" in refused(str(tmp_path / "none"), "--model", new, "--output", out)
-    assert "name that one with --from-model" in refused(str(run), "--model", new, "--from-model", new, "--output", out)
+    assert "There is no prompt at" in refused(
+        str(tmp_path / "none"), "--model", new, "--output", out
+    )
+    assert "name that one with --from-model" in refused(
+        str(run), "--model", new, "--from-model", new, "--output", out
+    )
     stale = json.loads((run / "prompt.json").read_text())
-    write_json(shutil.copytree(run, tmp_path / "stale") / "prompt.json", stale | {"backbone": stale["backbone"] | {"fingerprint": "abc"}})
+    write_json(
+        shutil.copytree(run, tmp_path / "stale") / "prompt.json",
+        stale | {"backbone": stale["backbone"] | {"fingerprint": "abc"}},
+    )
     told = refused(str(tmp_path / "stale"), "--model", new, "--output", out)
     assert f"was tuned on another version of {old}; name that one with --from-model" in told
     assert "already; use it as it is" in refused(str(run), "--model", old, "--output", out)
@@ -216,12 +254,45 @@ def test_the_command_tells_bad_input_and_leaves_folders_alone(toy_csv: Path, tmp
     assert "The output folder has no name" in refused(str(run), "--model", new, "--output", "")
     assert "positive --ridge" in refused(str(run), "--model", new, "--output", out, "--ridge", "0")
     assert not (tmp_path / "out").exists()
-    assert main([str(run), "--model", new, "--output", out, "--method", "words", "--nearest", "3", "--device", "cpu"]) == 0
+    assert (
+        main(
+            [
+                str(run),
+                "--model",
+                new,
+                "--output",
+                out,
+                "--method",
+                "words",
+                "--nearest",
+                "3",
+                "--device",
+                "cpu",
+            ]
+        )
+        == 0
+    )
     assert "already holds prompt.json" in refused(str(run), "--model", new, "--output", out)
     write_embedding(Path(out), torch.ones(1, 4, 32))
     library = Library(tmp_path / "library")
     library.add(run, "mine")
-    assert main(["mine", "--library", str(library.folder), "--model", new, "--output", out, "--overwrite", "--device", "cpu"]) == 0
+    assert (
+        main(
+            [
+                "mine",
+                "--library",
+                str(library.folder),
+                "--model",
+                new,
+                "--output",
+                out,
+                "--overwrite",
+                "--device",
+                "cpu",
+            ]
+        )
+        == 0
+    )
     assert read_embedding(Path(out)) is None, "another prompt's embedding does not stay"
     library.add(Path(out), "theirs")
     capsys.readouterr()

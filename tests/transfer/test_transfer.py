@@ -14,72 +14,35 @@ import pytest
 import torch
 
 import softprompts
-from softprompts.api import tune_cohort, tune_config
 from softprompts.backbone import Backbone
+from softprompts.cli.transfer import choice, main, outcome
 from softprompts.errors import UserError
-from softprompts.files import read_json, read_tensors, write_json, write_tensors
+from softprompts.files import read_json, write_json
 from softprompts.library.library import Library
 from softprompts.library.search import SIMILARITIES
 from softprompts.prompt import load_prompt
-from softprompts.transfer.command import choice, main, outcome
-from softprompts.transfer.sources import _counted
 from softprompts.transfer.strategies import shares
 from softprompts.transfer.transfer import Request, transfer
-from softprompts.tuning import RunConfig, run_config
-from softprompts.tuning.lists import run_configs
+from softprompts.tuning import run_config
+from softprompts.tuning.api import tune_config
 
-from ..models import random_t5
-
-SETTINGS: dict[str, Any] = {
-    "preset": "prompt-tuning",
-    "prompt": {"length": 3},
-    "tuning": {"steps": 4, "batch_size": 4, "evaluate_every": 2, "checkpoint_every": 1, "max_length": 32, "scoring": "labels"},
-}
-FEW = {"shots": 3, "cap_validation": 30}
-SOURCES = ("intent", "area", "register", "urgency")
-
-
-def target(task: str = "helpdesk/urgency", **layer: Any) -> RunConfig:
-    return run_config(SETTINGS, {"task": {"task": task, **FEW}}, layer)
-
-
-def model() -> Backbone:
-    """Weights so large that prompts tell in the scores, which those of the usual tiny model do not."""
-    return random_t5(initializer_factor=8.0)
-
-
-@pytest.fixture(scope="module")
-def t5() -> Backbone:
-    return model()
-
-
-@pytest.fixture(scope="module")
-def library(t5: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four prompts of helpdesk tasks on the tiny random model."""
-    runs, folder = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("library")
-    members = run_configs(SETTINGS, {"task": {"task": [f"helpdesk/{name}" for name in SOURCES], **FEW}, "tuning": {"lr": 3}})
-    tune_cohort(members, runs, backbone=t5)
-    for member, name in zip(members, SOURCES, strict=True):
-        Library(folder).add(runs / member.name, name)
-    return folder
+from .made import FEW, SETTINGS, SOURCES, target, vectors
 
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the runs that took a step, once for each step."""
     taken: list[str] = []
-    from softprompts.progress import CohortWatcher
+    from softprompts.cli.progress import CohortWatcher
 
     def stepped(self: CohortWatcher, run: Any) -> None:
         start = run.config.prompt.start
-        taken.append("+".join(Path(name).name for name in start.options.get("sources", ())) or "usual")
+        taken.append(
+            "+".join(Path(name).name for name in start.options.get("sources", ())) or "usual"
+        )
 
     monkeypatch.setattr(CohortWatcher, "stepped", stepped)
     return taken
-
-
-def vectors(folder: Path, name: str = "prompt") -> torch.Tensor:
-    return read_tensors(folder / f"{name}.safetensors")[0]["vectors"]
 
 
 # -- choosing, tuning, keeping -----------------------------------------------------------------------------------------------
@@ -87,36 +50,65 @@ def vectors(folder: Path, name: str = "prompt") -> torch.Tensor:
 
 @pytest.mark.parametrize("similarity", list(SIMILARITIES))
 def test_best_tunes_from_the_nearest_and_keeps_the_best(
-    similarity: str, library: Path, t5: Backbone, tmp_path: Path, steps: list[str]
+    similarity: str, library: Path, loud: Backbone, tmp_path: Path, steps: list[str]
 ) -> None:
-    record = transfer(Request(target(), library, k=2, similarity=similarity), tmp_path / "out", backbone=t5)
+    record = transfer(
+        Request(target(), library, k=2, similarity=similarity), tmp_path / "out", backbone=loud
+    )
     assert json.loads((tmp_path / "out" / "choice.json").read_text()) == record
     probe = vectors(tmp_path / "out/runs/probe", "embedding")[0]
-    near = {name: SIMILARITIES[similarity](probe, Library(library).entry(name).vectors()[0]) for name in SOURCES[:3]}
+    near = {
+        name: SIMILARITIES[similarity](probe, Library(library).entry(name).vectors()[0])
+        for name in SOURCES[:3]
+    }
     assert [row["name"] for row in record["ranked"]] == sorted(near, key=lambda name: -near[name])
-    assert {row["name"]: row["similarity"] for row in record["ranked"]} == pytest.approx(near, abs=1e-5)
+    assert {row["name"]: row["similarity"] for row in record["ranked"]} == pytest.approx(
+        near, abs=1e-5
+    )
     assert {row["step"] for row in record["ranked"]} == {4}
     assert record["chosen"] == [row["name"] for row in record["ranked"]][:2]
-    assert sorted(steps) == sorted(["usual", *record["chosen"]] * 4), "the probe, which is the baseline too, and two runs"
+    assert sorted(steps) == sorted(["usual", *record["chosen"]] * 4), (
+        "the probe, which is the baseline too, and two runs"
+    )
     best = max(record["results"], key=lambda result: result["score"])
-    assert record["kept"] == best["name"] == f"from-{record['runs'][record['results'].index(best)]['sources'][0]}"
-    torch.testing.assert_close(vectors(tmp_path / "out"), vectors(tmp_path / "out" / best["folder"]))
-    _, card = load_prompt(tmp_path / "out", t5)
+    assert (
+        record["kept"]
+        == best["name"]
+        == f"from-{record['runs'][record['results'].index(best)]['sources'][0]}"
+    )
+    torch.testing.assert_close(
+        vectors(tmp_path / "out"), vectors(tmp_path / "out" / best["folder"])
+    )
+    _, card = load_prompt(tmp_path / "out", loud)
     assert card["metrics"]["accuracy"] == best["score"]
-    assert card["config"]["prompt"]["start"]["sources"] == [str(library / record["kept"].removeprefix("from-"))]
+    assert card["config"]["prompt"]["start"]["sources"] == [
+        str(library / record["kept"].removeprefix("from-"))
+    ]
 
 
-def test_a_run_is_the_one_that_its_config_makes_alone(library: Path, t5: Backbone, tmp_path: Path) -> None:
-    transfer(Request(target(), library, k=2), tmp_path / "out", backbone=t5)
-    from softprompts.api import tune_config
-    from softprompts.tuning.config import read_yaml
+def test_a_run_is_the_one_that_its_config_makes_alone(
+    library: Path, loud: Backbone, tmp_path: Path
+) -> None:
+    transfer(Request(target(), library, k=2), tmp_path / "out", backbone=loud)
+    from softprompts.config.run import read_yaml
 
-    tune_config(run_config(read_yaml(tmp_path / "out/config.yaml")), tmp_path / "alone", backbone=t5)
-    torch.testing.assert_close(vectors(tmp_path / "alone"), vectors(tmp_path / "out"), rtol=1e-3, atol=1e-3)
+    tune_config(
+        run_config(read_yaml(tmp_path / "out/config.yaml")), tmp_path / "alone", backbone=loud
+    )
+    torch.testing.assert_close(
+        vectors(tmp_path / "alone"), vectors(tmp_path / "out"), rtol=1e-3, atol=1e-3
+    )
 
 
-def test_average_starts_from_the_weighted_mean(library: Path, t5: Backbone, tmp_path: Path, steps: list[str]) -> None:
-    record = transfer(Request(target(), library, "average", probe_steps=2), tmp_path / "out", baseline=True, backbone=t5)
+def test_average_starts_from_the_weighted_mean(
+    library: Path, loud: Backbone, tmp_path: Path, steps: list[str]
+) -> None:
+    record = transfer(
+        Request(target(), library, "average", probe_steps=2),
+        tmp_path / "out",
+        baseline=True,
+        backbone=loud,
+    )
     alpha = shares([row["similarity"] for row in record["ranked"]])
     assert record["weights"] == dict(zip(record["chosen"], alpha, strict=True))
     assert record["runs"][0]["start"]["weights"] == alpha
@@ -125,15 +117,28 @@ def test_average_starts_from_the_weighted_mean(library: Path, t5: Backbone, tmp_
     assert record["baseline"]["folder"] == "runs/baseline"
     own = read_json(tmp_path / "out/runs/baseline/prompt.json")["metrics"]["accuracy"]
     points = record["results"][0]["score"] - own
-    assert record["gain"] == {"points": pytest.approx(points, abs=1e-3), "error_reduction": pytest.approx(points / (100 - own), abs=1e-3)}
+    assert record["gain"] == {
+        "points": pytest.approx(points, abs=1e-3),
+        "error_reduction": pytest.approx(points / (100 - own), abs=1e-3),
+    }
 
 
-def test_mixture_learns_the_tasks_together_first(library: Path, t5: Backbone, tmp_path: Path) -> None:
-    record = transfer(Request(target(), library, "mixture", k=2, probe_steps=1, mixture_steps=3), tmp_path / "out", backbone=t5)
+def test_mixture_learns_the_tasks_together_first(
+    library: Path, loud: Backbone, tmp_path: Path
+) -> None:
+    record = transfer(
+        Request(target(), library, "mixture", k=2, probe_steps=1, mixture_steps=3),
+        tmp_path / "out",
+        backbone=loud,
+    )
     tasks = [row["task"] for row in record["ranked"][:2]]
     assert record["mixture"]["task"] == "+".join(["helpdesk/urgency", *tasks])
     mixed = read_json(tmp_path / "out/runs/mixture/prompt.json")
-    assert (mixed["task"]["name"], mixed["steps"], mixed["best_step"]) == (record["mixture"]["task"], 3, 3)
+    assert (mixed["task"]["name"], mixed["steps"], mixed["best_step"]) == (
+        record["mixture"]["task"],
+        3,
+        3,
+    )
     start = read_json(tmp_path / "out/prompt.json")["config"]["prompt"]["start"]
     assert start == {"kind": "prompt", "sources": [str(tmp_path / "out/runs/mixture")]}
     assert read_json(tmp_path / "out/prompt.json")["task"]["name"] == "helpdesk/urgency"
@@ -142,7 +147,12 @@ def test_mixture_learns_the_tasks_together_first(library: Path, t5: Backbone, tm
 
 @pytest.mark.parametrize("home", ["data", ""])
 def test_a_mixture_whose_rows_are_not_at_hand_is_refused_before_the_probe(
-    library: Path, t5: Backbone, tmp_path: Path, steps: list[str], monkeypatch: pytest.MonkeyPatch, home: str
+    library: Path,
+    loud: Backbone,
+    tmp_path: Path,
+    steps: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    home: str,
 ) -> None:
     monkeypatch.setenv("SOFTPROMPTS_DATA", home and str(tmp_path / home))
     own = tmp_path / "library"
@@ -152,151 +162,100 @@ def test_a_mixture_whose_rows_are_not_at_hand_is_refused_before_the_probe(
     write_json(own / "area/prompt.json", card)
     asked = Request(target(), own, "mixture", k=1)
     where = "are not in .*/data" if home else "the hub does not give here"
-    with pytest.raises(UserError, match=f"the rows of glue/rte, which {where}; name a folder .* with --data-dir, or take --strategy best"):
-        transfer(asked, tmp_path / "out", backbone=t5)
+    with pytest.raises(
+        UserError,
+        match=f"the rows of glue/rte, which {where}; name a folder .* with --data-dir, or take --strategy best",
+    ):
+        transfer(asked, tmp_path / "out", backbone=loud)
     assert steps == []
     assert not (tmp_path / "out").exists()
-    transfer(dataclasses.replace(asked, strategy="best"), tmp_path / "best", backbone=t5)
+    transfer(dataclasses.replace(asked, strategy="best"), tmp_path / "best", backbone=loud)
 
 
-def test_a_named_source_and_all_of_them_need_no_probe(library: Path, t5: Backbone, tmp_path: Path) -> None:
-    named = transfer(Request(target(), library, "named", source="area"), tmp_path / "named", baseline=True, backbone=t5)
-    every = transfer(Request(target(), library, "all"), tmp_path / "all", backbone=t5)
+def test_a_named_source_and_all_of_them_need_no_probe(
+    library: Path, loud: Backbone, tmp_path: Path
+) -> None:
+    named = transfer(
+        Request(target(), library, "named", source="area"),
+        tmp_path / "named",
+        baseline=True,
+        backbone=loud,
+    )
+    every = transfer(Request(target(), library, "all"), tmp_path / "all", backbone=loud)
     assert named["chosen"] == ["area"]
-    assert {path.name for path in (tmp_path / "named/runs").iterdir()} == {"from-area", "baseline", "cohort.csv"}
-    assert {result["name"] for result in every["results"]} == {"from-area", "from-intent", "from-register"}
+    assert {path.name for path in (tmp_path / "named/runs").iterdir()} == {
+        "from-area",
+        "baseline",
+        "cohort.csv",
+    }
+    assert {result["name"] for result in every["results"]} == {
+        "from-area",
+        "from-intent",
+        "from-register",
+    }
     scores = {result["name"]: result["score"] for result in every["results"]}
     assert scores[every["kept"]] == max(scores.values()) > min(scores.values())
     assert named["results"][0]["score"] == scores["from-area"]
-    torch.testing.assert_close(vectors(tmp_path / "all"), vectors(tmp_path / "all/runs" / every["kept"]))
-    own = transfer(Request(target(), library, "named", source="urgency"), tmp_path / "own", backbone=t5)
+    torch.testing.assert_close(
+        vectors(tmp_path / "all"), vectors(tmp_path / "all/runs" / every["kept"])
+    )
+    own = transfer(
+        Request(target(), library, "named", source="urgency"), tmp_path / "own", backbone=loud
+    )
     assert own["kept"] == "from-urgency", "what was named is taken, the target's own task too"
 
 
-def test_the_targets_own_task_is_left_out_unless_asked_for(library: Path, t5: Backbone, tmp_path: Path) -> None:
-    record = transfer(Request(target(), library, "all"), tmp_path / "without", backbone=t5)
-    assert [left["name"] for left in record["left_out"]] == ["urgency"]
-    assert "left out: urgency: it was tuned on the target's own task (--keep-same-task keeps it)" in choice(record)
-    kept = transfer(Request(target(), library, "all", keep_same_task=True), tmp_path / "with", backbone=t5)
-    assert (kept["left_out"], len(kept["results"])) == ([], 4)
-
-
-def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(library: Path, t5: Backbone, tmp_path: Path) -> None:
-    mixed = target(prompt={"count": 2, "route": "soft"})
-    runs = tmp_path / "runs"
-    four = run_configs({**SETTINGS, "prompt": {"length": 3, "count": 4, "route": "soft"}, "task": {"task": ["helpdesk/sentiment"], **FEW}})
-    tune_cohort(four, runs, backbone=t5)
-    other, newer = random_t5(d_model=40), random_t5(d_model=40)
-    other.name = "other-t5"
-    tune_cohort(run_configs(SETTINGS, {"task": {"task": ["helpdesk/area"], **FEW}}), runs, backbone=other)
-    tune_cohort(run_configs(SETTINGS, {"task": {"task": ["helpdesk/register"], **FEW}}), runs, backbone=newer)
-    own = tmp_path / "library"
-    Library(own).add(runs / "task=helpdesk-sentiment", "sentiment")
-    Library(own).add(runs / "task=helpdesk-area", "elsewhere")
-    Library(own).add(runs / "task=helpdesk-register", "renewed")
-    whys = ["elsewhere.* is of another backbone", "renewed.* was tuned on another version", "sentiment.* is a mixture of 4"]
-    with pytest.raises(UserError, match="can be a source for helpdesk/urgency: " + ".*; ".join(rf"1 \({why}" for why in whys)):
-        transfer(Request(mixed, own, "all"), tmp_path / "none", backbone=t5)
-    Library(own).add(library / "intent", "intent")
-    record = transfer(Request(mixed, own, "all"), tmp_path / "out", backbone=t5)
-    assert record["chosen"] == ["intent"]
-    whys = {left["name"]: left["why"] for left in record["left_out"]}
-    assert whys["sentiment"] == "it is a mixture of 4 prompts and cannot start 2"
-    assert "another backbone" in whys["elsewhere"]
-    assert whys["renewed"].startswith(f"it was tuned on another version of {t5.name}; map it with softprompts prompts recycle")
-    for name, said in (("sentiment", "cannot start 2"), ("elsewhere", "another model"), ("renewed", "another version of")):
-        with pytest.raises(UserError, match=said):
-            transfer(Request(mixed, own, "named", source=name), tmp_path / "none", backbone=t5)
-    assert not (tmp_path / "none").exists()
-
-
-@pytest.mark.parametrize(("strategy", "part"), [("best", "prompt"), ("best", "embedding"), ("all", "prompt")])
-def test_a_prompt_whose_vectors_are_damaged_is_left_out_and_the_next_is_taken(
-    library: Path, t5: Backbone, tmp_path: Path, strategy: Any, part: str
+def test_a_source_of_another_length_and_one_too_few_are_told(
+    library: Path, loud: Backbone, tmp_path: Path
 ) -> None:
-    own = tmp_path / "library"
-    shutil.copytree(library, own)
-    first = transfer(Request(target(), own, k=1), tmp_path / "before", backbone=t5)
-    damaged = own / first["chosen"][0] / f"{part}.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-8])
-    record = transfer(Request(target(), own, strategy, k=1), tmp_path / "after", backbone=t5)
-    left = {row["name"]: row["why"] for row in record["left_out"]}
-    assert "is damaged" in left[first["chosen"][0]]
-    assert set(record["chosen"]) == ({first["ranked"][1]["name"]} if strategy == "best" else set(SOURCES[:3]) - set(first["chosen"]))
-    assert first["chosen"][0] not in [row["name"] for row in record["ranked"]]
-    for name in SOURCES:
-        if name not in (damaged.parent.name, "urgency"):
-            shutil.rmtree(own / name)
-    with pytest.raises(UserError, match=r"No prompt of .* is damaged"):
-        transfer(Request(target(), own, k=1), tmp_path / "none", backbone=t5)
-    assert not (tmp_path / "none").exists(), "it is told before a probe is trained"
-
-
-@pytest.mark.parametrize("strategy", ["best", "average", "all"])
-@pytest.mark.parametrize("wrong", ["nan", "narrow"])
-def test_a_prompt_of_useless_numbers_is_told_before_a_probe_is_trained(
-    library: Path, t5: Backbone, tmp_path: Path, strategy: Any, wrong: str
-) -> None:
-    own = tmp_path / "library"
-    shutil.copytree(library, own)
-    for name in SOURCES[1:]:
-        shutil.rmtree(own / name)
-    held = vectors(own / SOURCES[0])
-    write_tensors(own / SOURCES[0] / "prompt.safetensors", {"vectors": held * torch.nan if wrong == "nan" else held[:, :, :7]})
-    with pytest.raises(UserError, match="numbers that are not finite" if wrong == "nan" else "does not fit its card"):
-        transfer(Request(target(), own, strategy, k=1), tmp_path / "none", backbone=t5)
-    assert not (tmp_path / "none").exists()
-
-
-def test_a_run_without_a_prompt_is_no_source(library: Path, t5: Backbone, tmp_path: Path) -> None:
-    design = tune_config(
-        run_config({"preset": "prompt-design"}, {"task": {"task": "helpdesk/intent", **FEW}}), tmp_path / "design", backbone=t5
-    )
-    assert design.prompt.config.length == 0
-    with pytest.raises(UserError, match="design has no prompt vectors: its model was tuned, or nothing was"):
-        transfer(Request(target(), library, "named", source=str(tmp_path / "design")), tmp_path / "none", backbone=t5)
-    own = tmp_path / "library"
-    shutil.copytree(library, own)
-    shutil.copytree(tmp_path / "design", own / "design")
-    for strategy in ("all", "best"):
-        record = transfer(Request(target(), own, strategy, k=1, probe_steps=1), tmp_path / strategy, backbone=t5)
-        assert "no prompt vectors" in {row["name"]: row["why"] for row in record["left_out"]}["design"]
-        assert "design" not in record["chosen"]
-
-
-def test_a_source_of_another_length_and_one_too_few_are_told(library: Path, t5: Backbone, tmp_path: Path) -> None:
     heard: list[str] = []
     request = Request(target(prompt={"length": 2}), library, k=9, probe_steps=1)
-    transfer(request, tmp_path / "out", backbone=t5, chosen=lambda record: heard.append(choice(record)))
+    transfer(
+        request, tmp_path / "out", backbone=loud, chosen=lambda record: heard.append(choice(record))
+    )
     assert "area has 3 tokens: its first 2 start the run" in heard[0]
     assert "from each of the 3 prompts (of 9 asked for) most similar to the probe" in heard[0]
     named = Request(target(prompt={"length": 5}), library, "named", "area")
-    transfer(named, tmp_path / "named", backbone=t5, chosen=lambda record: heard.append(choice(record)))
+    transfer(
+        named, tmp_path / "named", backbone=loud, chosen=lambda record: heard.append(choice(record))
+    )
     assert "area has 3 tokens: sampled vocabulary fills up to 5" in heard[1]
     transfer(
-        Request(target(seed=1), library, probe_steps=1), tmp_path / "seed", backbone=t5, chosen=lambda record: heard.append(choice(record))
+        Request(target(seed=1), library, probe_steps=1),
+        tmp_path / "seed",
+        backbone=loud,
+        chosen=lambda record: heard.append(choice(record)),
     )
     assert ["not all of the probe's seed" in told for told in heard] == [False, False, True]
 
 
-def test_transfer_in_python(library: Path, t5: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("softprompts.transfer.transfer.load_backbone", lambda *settings: t5)
+def test_transfer_in_python(
+    library: Path, loud: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("softprompts.transfer.transfer.load_backbone", lambda *settings: loud)
     settings = {**SETTINGS, **FEW, "library": library}
     tuned = softprompts.transfer_to("helpdesk/urgency", output=tmp_path / "best", k=1, **settings)
     record = read_json(tmp_path / "best/choice.json")
     assert tuned.folder == tmp_path / "best"
     assert tuned.metrics["accuracy"] == record["results"][0]["score"]
     assert tuned.predict(["The door will not lock."]) in ([word] for word in tuned.form.labels)
-    softprompts.transfer_to("helpdesk/urgency", output=tmp_path / "named", source="area", **settings)
+    softprompts.transfer_to(
+        "helpdesk/urgency", output=tmp_path / "named", source="area", **settings
+    )
     assert read_json(tmp_path / "named/choice.json")["chosen"] == ["area"]
     for wrong, sentence in (
         ({"seed": [0, 1]}, "seed is a list"),
-        ({"strategy": "luck"}, "There is no strategy 'luck'; choose one of best, average, mixture, named, all"),
+        (
+            {"strategy": "luck"},
+            "There is no strategy 'luck'; choose one of best, average, mixture, named, all",
+        ),
         ({"strategy": "all", "source": "area"}, "for no other"),
         ({"strategy": "named"}, "A source is named"),
     ):
         with pytest.raises(UserError, match=sentence):
-            softprompts.transfer_to("helpdesk/urgency", output=tmp_path / "none", **settings, **wrong)  # type: ignore[arg-type]
+            softprompts.transfer_to(
+                "helpdesk/urgency", output=tmp_path / "none", **settings, **wrong
+            )  # type: ignore[arg-type]
     assert not (tmp_path / "none").exists()
 
 
@@ -304,57 +263,83 @@ def test_transfer_in_python(library: Path, t5: Backbone, tmp_path: Path, monkeyp
 
 
 def test_a_finished_transfer_trains_nothing_and_a_baseline_can_be_added(
-    library: Path, t5: Backbone, tmp_path: Path, steps: list[str]
+    library: Path, loud: Backbone, tmp_path: Path, steps: list[str]
 ) -> None:
     request = Request(target(), library, k=1, probe_steps=1)
-    first = transfer(request, tmp_path / "out", backbone=t5)
+    first = transfer(request, tmp_path / "out", backbone=loud)
     assert first["gain"] is None
     steps.clear()
-    assert transfer(request, tmp_path / "out", backbone=t5) == first
+    assert transfer(request, tmp_path / "out", backbone=loud) == first
     assert steps == []
-    again = transfer(request, tmp_path / "out", baseline=True, backbone=t5)
+    again = transfer(request, tmp_path / "out", baseline=True, backbone=loud)
     assert steps == ["usual"] * 4
     assert again["baseline"]["score"] is not None
     assert again["results"] == first["results"]
 
 
-def test_other_settings_are_refused_and_overwrite_starts_anew(library: Path, t5: Backbone, tmp_path: Path, steps: list[str]) -> None:
+def test_other_settings_are_refused_and_overwrite_starts_anew(
+    library: Path, loud: Backbone, tmp_path: Path, steps: list[str]
+) -> None:
     request = Request(target(), library, k=1)
-    first = transfer(request, tmp_path / "out", backbone=t5)
+    first = transfer(request, tmp_path / "out", backbone=loud)
     before = (tmp_path / "out/choice.json").read_bytes()
-    other = Request(target(seed=1), library, "named", source="register" if first["chosen"] != ["register"] else "area")
+    other = Request(
+        target(seed=1),
+        library,
+        "named",
+        source="register" if first["chosen"] != ["register"] else "area",
+    )
     with pytest.raises(UserError, match="holds a transfer with other settings"):
-        transfer(other, tmp_path / "out", backbone=t5)
+        transfer(other, tmp_path / "out", backbone=loud)
     with pytest.raises(UserError, match="there is no prompt nobody in the library"):
-        transfer(Request(target(), library, "named", source="nobody"), tmp_path / "out", overwrite=True, backbone=t5)
+        transfer(
+            Request(target(), library, "named", source="nobody"),
+            tmp_path / "out",
+            overwrite=True,
+            backbone=loud,
+        )
     assert (tmp_path / "out/choice.json").read_bytes() == before
     steps.clear()
-    assert transfer(request, tmp_path / "out", overwrite=True, backbone=t5) == first
+    assert transfer(request, tmp_path / "out", overwrite=True, backbone=loud) == first
     assert len(steps) == 4 + 4, "the probe, which is the baseline too, and the run"
     steps.clear()
-    transfer(other, tmp_path / "out", overwrite=True, backbone=t5)
+    transfer(other, tmp_path / "out", overwrite=True, backbone=loud)
     assert len(steps) == 4
-    assert {path.name for path in (tmp_path / "out/runs").iterdir()} == {f"from-{other.source}", "cohort.csv"}
+    assert {path.name for path in (tmp_path / "out/runs").iterdir()} == {
+        f"from-{other.source}",
+        "cohort.csv",
+    }
 
 
-def test_a_damaged_choice_is_told_and_can_be_started_anew(library: Path, t5: Backbone, tmp_path: Path) -> None:
+def test_a_damaged_choice_is_told_and_can_be_started_anew(
+    library: Path, loud: Backbone, tmp_path: Path
+) -> None:
     request, path = Request(target(), library, "named", "area"), tmp_path / "out/choice.json"
-    whole = transfer(request, tmp_path / "out", backbone=t5)
+    whole = transfer(request, tmp_path / "out", backbone=loud)
     path.write_text('{"request": ')
     with pytest.raises(UserError, match="is not one of ours, or damaged"):
-        transfer(request, tmp_path / "out", backbone=t5)
-    for damage in ({"runs": 5}, {"runs": []}, {"runs": [{"name": 1}]}, {"ranked": []}, {"chosen": None}):
+        transfer(request, tmp_path / "out", backbone=loud)
+    for damage in (
+        {"runs": 5},
+        {"runs": []},
+        {"runs": [{"name": 1}]},
+        {"ranked": []},
+        {"chosen": None},
+    ):
         path.write_text(json.dumps(whole | damage))
-        with pytest.raises(UserError, match="is damaged or of another version; start it anew with --overwrite"):
-            transfer(request, tmp_path / "out", backbone=t5)
-    assert transfer(request, tmp_path / "out", overwrite=True, backbone=t5) == whole
+        with pytest.raises(
+            UserError, match="is damaged or of another version; start it anew with --overwrite"
+        ):
+            transfer(request, tmp_path / "out", backbone=loud)
+    assert transfer(request, tmp_path / "out", overwrite=True, backbone=loud) == whole
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from softprompts import progress
-from tests.transfer.test_transfer import model, request
+from tests.transfer.made import model
+from tests.transfer.test_transfer import request
 from softprompts.transfer.transfer import transfer
 left = 6
 def stepped(self, run):
@@ -372,20 +357,29 @@ def request(library: Path) -> Request:
 
 
 def test_a_killed_transfer_goes_on_and_ends_as_if_nothing_had_happened(
-    library: Path, t5: Backbone, tmp_path: Path, steps: list[str]
+    library: Path, loud: Backbone, tmp_path: Path, steps: list[str]
 ) -> None:
     """Four steps of the probe and two of the run are taken when it is killed."""
     command = [sys.executable, "-c", KILLED, str(library), str(tmp_path / "out")]
-    killed = subprocess.run(command, capture_output=True, cwd=Path(__file__).parents[2], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    killed = subprocess.run(
+        command,
+        capture_output=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     begun = read_json(tmp_path / "out/choice.json")
     assert begun["chosen"]
     assert "results" not in begun
     assert not (tmp_path / "out/prompt.json").exists()
-    record = transfer(request(library), tmp_path / "out", backbone=t5)
-    assert set(steps) == set(record["chosen"]) == set(begun["chosen"]), "the probe was finished, and is not trained again"
-    assert 2 <= len(steps) <= 3, "a checkpoint after every step: at most the step at the kill is taken again"
-    whole = transfer(request(library), tmp_path / "whole", backbone=t5)
+    record = transfer(request(library), tmp_path / "out", backbone=loud)
+    assert set(steps) == set(record["chosen"]) == set(begun["chosen"]), (
+        "the probe was finished, and is not trained again"
+    )
+    assert 2 <= len(steps) <= 3, (
+        "a checkpoint after every step: at most the step at the kill is taken again"
+    )
+    whole = transfer(request(library), tmp_path / "whole", backbone=loud)
     assert whole == record
     torch.testing.assert_close(vectors(tmp_path / "out"), vectors(tmp_path / "whole"))
 
@@ -393,32 +387,64 @@ def test_a_killed_transfer_goes_on_and_ends_as_if_nothing_had_happened(
 # -- what is told ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_on_the_embedded_model(tmp_path: Path, library: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_on_the_embedded_model(
+    tmp_path: Path, library: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As a person would: prompts are tuned and added, then one is transferred."""
-    flags = ["--preset", "prompt-tuning", "--prompt.length", "2", "--steps", "2", "--batch-size", "2", "--max-length", "16"]
+    flags = [
+        "--preset",
+        "prompt-tuning",
+        "--prompt.length",
+        "2",
+        "--steps",
+        "2",
+        "--batch-size",
+        "2",
+        "--max-length",
+        "16",
+    ]
     flags += ["--scoring", "labels", "--shots", "1", "--cap-validation", "2", "--device", "cpu"]
-    from softprompts.cli import main as cli
+    from softprompts.cli.main import main as cli
 
-    assert cli(["tune", "--task", "helpdesk/register", *flags, "--output", str(tmp_path / "register")]) == 0
+    assert (
+        cli(["tune", "--task", "helpdesk/register", *flags, "--output", str(tmp_path / "register")])
+        == 0
+    )
     Library(tmp_path / "library").add(tmp_path / "register")
     Library(tmp_path / "library").add(library / "intent")
     capsys.readouterr()
-    command = ["--to", "helpdesk/urgency", "--library", str(tmp_path / "library"), *flags, "--output", str(tmp_path / "out")]
+    command = [
+        "--to",
+        "helpdesk/urgency",
+        "--library",
+        str(tmp_path / "library"),
+        *flags,
+        "--output",
+        str(tmp_path / "out"),
+    ]
     assert main([*command, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["chosen"] == ["register"]
     assert main(command) == 0
     told = capsys.readouterr().out
     assert "left out: intent: it is of another backbone than t5-tiny" in told
-    assert "against the baseline:" in told, "the probe had all the steps of a run, so it is the baseline"
+    assert "against the baseline:" in told, (
+        "the probe had all the steps of a run, so it is the baseline"
+    )
     assert told.splitlines()[-1] == f"the prompt and choice.json are in {tmp_path / 'out'}"
     assert cli(["predict", str(tmp_path / "out"), "Where is it?"]) == 0
 
 
-def test_the_choice_is_told_with_its_reasons(library: Path, t5: Backbone, tmp_path: Path) -> None:
+def test_the_choice_is_told_with_its_reasons(library: Path, loud: Backbone, tmp_path: Path) -> None:
     heard: list[str] = []
     request = Request(target(), library, "average", k=2, probe_steps=2)
-    record = transfer(request, tmp_path / "out", baseline=True, backbone=t5, chosen=lambda record: heard.append(choice(record)))
+    record = transfer(
+        request,
+        tmp_path / "out",
+        baseline=True,
+        backbone=loud,
+        chosen=lambda record: heard.append(choice(record)),
+    )
     (told,) = heard
     lines = told.splitlines()
     assert lines[0] == "a probe of 2 steps, compared by per_token_average_cosine"
@@ -427,17 +453,40 @@ def test_the_choice_is_told_with_its_reasons(library: Path, t5: Backbone, tmp_pa
     for line, row in zip(lines[3:6], record["ranked"], strict=True):
         assert line.split()[1:4] == [row["name"], row["task"], f"{row['similarity']:.4f}"]
         assert line.endswith("yes") == (row["name"] in record["chosen"])
-    assert lines[-1].startswith("average: one run starts from the mean of the 2 prompts most similar")
+    assert lines[-1].startswith(
+        "average: one run starts from the mean of the 2 prompts most similar"
+    )
     ended = outcome(record, tmp_path / "out")
     assert "baseline (the usual start)" in ended
     assert f"against the baseline: {record['gain']['points']:+.1f} points" in ended
 
 
 def test_a_run_that_fails_is_told_and_the_others_count() -> None:
-    good = {"name": "from-a", "folder": "runs/from-a", "metric": "accuracy", "score": 40.0, "majority": 30.0, "best_step": 4}
-    bad = dict.fromkeys(good) | {"name": "from-b", "failed": True, "stopped": "the loss was not finite"}
-    usual = good | {"name": "baseline", "folder": "runs/baseline", "score": 50.0, "failed": False, "stopped": None}
-    record = {"results": [good | {"failed": False, "stopped": None}, bad], "baseline": usual, "kept": "from-a"}
+    good = {
+        "name": "from-a",
+        "folder": "runs/from-a",
+        "metric": "accuracy",
+        "score": 40.0,
+        "majority": 30.0,
+        "best_step": 4,
+    }
+    bad = dict.fromkeys(good) | {
+        "name": "from-b",
+        "failed": True,
+        "stopped": "the loss was not finite",
+    }
+    usual = good | {
+        "name": "baseline",
+        "folder": "runs/baseline",
+        "score": 50.0,
+        "failed": False,
+        "stopped": None,
+    }
+    record = {
+        "results": [good | {"failed": False, "stopped": None}, bad],
+        "baseline": usual,
+        "kept": "from-a",
+    }
     told = outcome(record | {"gain": {"points": -10.0, "error_reduction": -0.2}}, Path("out"))
     assert "from-b failed: the loss was not finite" in told
     assert "kept: from-a, accuracy 40.0" in told
@@ -446,30 +495,50 @@ def test_a_run_that_fails_is_told_and_the_others_count() -> None:
 
 
 def test_where_every_run_fails_there_is_no_prompt_and_exit_code_1(
-    library: Path, t5: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    library: Path,
+    loud: Backbone,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("softprompts.transfer.transfer.load_backbone", lambda *settings: t5)
-    flags = ["--to", "helpdesk/urgency", "--from", "area", "--preset", "prompt-tuning", "--steps", "3", "--lr", "1e30", "--shots", "2"]
+    monkeypatch.setattr("softprompts.transfer.transfer.load_backbone", lambda *settings: loud)
+    flags = [
+        "--to",
+        "helpdesk/urgency",
+        "--from",
+        "area",
+        "--preset",
+        "prompt-tuning",
+        "--steps",
+        "3",
+        "--lr",
+        "1e30",
+        "--shots",
+        "2",
+    ]
     assert main([*flags, "--library", str(library), "--output", str(tmp_path / "out")]) == 1
     assert "No run from a source left a prompt; from-area: " in capsys.readouterr().err
     assert not (tmp_path / "out/prompt.json").exists()
 
 
-def test_many_reasons_are_counted_and_the_rare_are_summed_up() -> None:
-    whys = ["it is small"] * 5 + ["it is old"] * 2 + ["a/x is damaged", "a/y is damaged", "a/z is damaged"]
-    told = _counted([{"name": f"p{place}", "why": why} for place, why in enumerate(whys)])
-    assert told == (
-        "5 (p0, p1, p2 and 2 more), because each is small; 2 (p5, p6), because each is old; 1 (p7), because a/x is damaged; "
-        "2 more for other reasons"
-    )
-
-
 BAD = [
     (["--to", "helpdesk/nothing"], "There is no task 'helpdesk/nothing'"),
     (["--to", "helpdesk/urgency", "--library", "{tmp}/nowhere"], "There is no library at"),
-    (["--to", "helpdesk/urgency", "--library", "{tmp}/nowhere", "--from", "nobody"], "there is no library at"),
     (
-        ["--to", "helpdesk/urgency", "--preset", "prompt-tuning", "--prompt.length", "5", "--strategy", "average"],
+        ["--to", "helpdesk/urgency", "--library", "{tmp}/nowhere", "--from", "nobody"],
+        "there is no library at",
+    ),
+    (
+        [
+            "--to",
+            "helpdesk/urgency",
+            "--preset",
+            "prompt-tuning",
+            "--prompt.length",
+            "5",
+            "--strategy",
+            "average",
+        ],
         "can be a source for helpdesk/urgency: 3 (area, intent, register), because each has 3 tokens and the target 5, and only prompts "
         "of the target's length are averaged (set --prompt.length 3, or tune sources of 5); 1 (urgency), because it was tuned on the "
         "target's own task (--keep-same-task keeps it).",
@@ -480,22 +549,45 @@ BAD = [
     (["--to", "helpdesk/urgency", "--similarity", "euclid"], "There is no similarity 'euclid'"),
     (["--to", "helpdesk/urgency", "--all", "--from", "area"], "not allowed with argument"),
     (["--to", "helpdesk/urgency", "--seed", "0,1"], "seed is a list"),
-    (["--to", "helpdesk/urgency", "--task", "helpdesk/area"], "Both --to and --task name the target"),
-    (["--to", "helpdesk/urgency", "--preset", "model-tuning"], "Only a prompt can start from another prompt"),
-    (["--to", "helpdesk/urgency", "--preset", "prompt-tuning", "--prompt.length", "600"], "shorten the prompt"),
-    (["--train", "{tmp}/mine.csv", "--text", "a", "--label", "b", "--strategy", "mixture"], "A mixture joins tasks by their names"),
+    (
+        ["--to", "helpdesk/urgency", "--task", "helpdesk/area"],
+        "Both --to and --task name the target",
+    ),
+    (
+        ["--to", "helpdesk/urgency", "--preset", "model-tuning"],
+        "Only a prompt can start from another prompt",
+    ),
+    (
+        ["--to", "helpdesk/urgency", "--preset", "prompt-tuning", "--prompt.length", "600"],
+        "shorten the prompt",
+    ),
+    (
+        ["--train", "{tmp}/mine.csv", "--text", "a", "--label", "b", "--strategy", "mixture"],
+        "A mixture joins tasks by their names",
+    ),
     (["--library", "{library}"], "Nothing to learn is named"),
-    (["--to", "helpdesk/urgency", "--output", "x" * 300], "cannot be looked at (File name too long)"),
-    (["--to", "helpdesk/urgency", "--output", "{tmp}/taken"], "already holds a run of another command"),
+    (
+        ["--to", "helpdesk/urgency", "--output", "x" * 300],
+        "cannot be looked at (File name too long)",
+    ),
+    (
+        ["--to", "helpdesk/urgency", "--output", "{tmp}/taken"],
+        "already holds a run of another command",
+    ),
     (["--to", "helpdesk/urgency", "--output", "{tmp}/strange"], "is not one of ours"),
 ]
 
 
 @pytest.mark.parametrize(("argv", "sentence"), BAD, ids=[" ".join(argv) for argv, _ in BAD])
 def test_bad_input_is_one_sentence_and_nothing_is_written(
-    argv: list[str], sentence: str, library: Path, t5: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    argv: list[str],
+    sentence: str,
+    library: Path,
+    loud: Backbone,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("softprompts.transfer.transfer.load_backbone", lambda *settings: t5)
+    monkeypatch.setattr("softprompts.transfer.transfer.load_backbone", lambda *settings: loud)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/prompt.json").write_text("{}")
     (tmp_path / "strange").mkdir()
@@ -503,7 +595,18 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     before = sorted(tmp_path.rglob("*"))
     argv = [part.format(tmp=tmp_path, library=library) for part in argv]
     with pytest.raises(UserError) as told:
-        main(["--output", str(tmp_path / "out"), "--library", str(library), "--steps", "2", "--quiet", *argv])
+        main(
+            [
+                "--output",
+                str(tmp_path / "out"),
+                "--library",
+                str(library),
+                "--steps",
+                "2",
+                "--quiet",
+                *argv,
+            ]
+        )
     assert sentence in str(told.value)
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from softprompts.api import load, tune_config
 from softprompts.backbone import Backbone
 from softprompts.errors import UserError
 from softprompts.tasks import load_task
 from softprompts.tuning import run_config
+from softprompts.tuning.api import load, tune_config
 
 from ..models import random_model
 
@@ -20,7 +20,14 @@ pytestmark = pytest.mark.usefixtures("no_curves")
 
 def settings(toy_csv: Path, **more: Any) -> Any:
     task = {"train": str(toy_csv), "text": "review", "label": "mood"}
-    tuning = {"steps": 30, "batch_size": 8, "evaluate_every": 10, "checkpoint_every": 10, "max_length": 64, "lr": 0.003}
+    tuning = {
+        "steps": 30,
+        "batch_size": 8,
+        "evaluate_every": 10,
+        "checkpoint_every": 10,
+        "max_length": 64,
+        "lr": 0.003,
+    }
     return run_config({"preset": "model-tuning", "task": task, "tuning": tuning}, more)
 
 
@@ -31,7 +38,11 @@ def test_the_whole_model_learns_and_is_saved(kind: str, toy_csv: Path, tmp_path:
     weights = {name: value.clone() for name, value in backbone.model.named_parameters()}
     tuned = tune_config(settings(toy_csv), tmp_path / "run", backbone=backbone)
     assert tuned.card["trained_parameters"] >= sum(value.numel() for value in weights.values())
-    changed = [name for name, value in backbone.model.named_parameters() if not torch.equal(value, weights[name])]
+    changed = [
+        name
+        for name, value in backbone.model.named_parameters()
+        if not torch.equal(value, weights[name])
+    ]
     assert len(changed) > 0.8 * len(weights), "nearly all of it moved"
     assert tuned.backbone.fingerprint != before
     assert all(not value.requires_grad for value in backbone.model.parameters()), "settled again"
@@ -47,7 +58,9 @@ def test_the_whole_model_learns_and_is_saved(kind: str, toy_csv: Path, tmp_path:
 
 
 def test_model_tuning_learns_the_toy(toy_csv: Path) -> None:
-    tuned = tune_config(settings(toy_csv, tuning={"steps": 60}), None, backbone=random_model("minilm"))
+    tuned = tune_config(
+        settings(toy_csv, tuning={"steps": 60}), None, backbone=random_model("minilm")
+    )
     assert tuned.metrics["accuracy"] > tuned.card["majority"]["accuracy"]
 
 
@@ -55,7 +68,9 @@ def test_prompt_and_model_are_one_or_the_other(toy_csv: Path) -> None:
     with pytest.raises(UserError, match="the preset model-tuning sets both"):
         tune_config(settings(toy_csv, prompt={"length": 3}), None, backbone=random_model("t5"))
     with pytest.raises(UserError, match="the preset model-tuning sets both"):
-        tune_config(settings(toy_csv, tuning={"trains": "prompt"}), None, backbone=random_model("t5"))
+        tune_config(
+            settings(toy_csv, tuning={"trains": "prompt"}), None, backbone=random_model("t5")
+        )
     half = random_model("t5")
     half.model.to(torch.bfloat16)
     with pytest.raises(UserError, match="needs it whole and in fp32"):
@@ -64,16 +79,34 @@ def test_prompt_and_model_are_one_or_the_other(toy_csv: Path) -> None:
 
 def test_written_prompts_are_judged_without_learning(toy_csv: Path, tmp_path: Path) -> None:
     """Zero-shot and few-shot prompt design: the same loop with nothing to train."""
-    task = {"train": str(toy_csv), "text": "review", "label": "mood", "instruction": "Is the review positive or negative?"}
+    task = {
+        "train": str(toy_csv),
+        "text": "review",
+        "label": "mood",
+        "instruction": "Is the review positive or negative?",
+    }
     for shots in (0, 4):
-        config = run_config({"preset": "prompt-design", "task": {**task, "demonstrations": shots}, "tuning": {"scoring": "labels"}})
+        config = run_config(
+            {
+                "preset": "prompt-design",
+                "task": {**task, "demonstrations": shots},
+                "tuning": {"scoring": "labels"},
+            }
+        )
         made = load_task(config.task)
         text = made.validation[0].input
         assert text.startswith("Is the review positive or negative? ")
         assert text.count("answer: ") == shots
         if shots:
             assert text.endswith(" answer:")
-            assert sum(f"answer: {label}" in part for label in made.labels for part in text.split("\n\n")[:4]) == 4
+            assert (
+                sum(
+                    f"answer: {label}" in part
+                    for label in made.labels
+                    for part in text.split("\n\n")[:4]
+                )
+                == 4
+            )
         backbone = random_model("t5")
         before = backbone.fingerprint
         tuned = tune_config(config, tmp_path / str(shots), backbone=backbone)
@@ -87,17 +120,37 @@ def test_written_prompts_are_judged_without_learning(toy_csv: Path, tmp_path: Pa
 
 def test_an_instruction_that_leaves_no_room_for_the_text_is_refused(toy_csv: Path) -> None:
     task = {"train": str(toy_csv), "text": "review", "label": "mood"}
-    for more, fits in (({"instruction": "word " * 100}, False), ({"demonstrations": 20}, False), ({"instruction": "word"}, True)):
-        config = run_config({"preset": "prompt-design", "task": {**task, **more}, "tuning": {"scoring": "labels", "max_length": 40}})
-        told = nullcontext() if fits else pytest.raises(UserError, match="leave no room for the text")
+    for more, fits in (
+        ({"instruction": "word " * 100}, False),
+        ({"demonstrations": 20}, False),
+        ({"instruction": "word"}, True),
+    ):
+        config = run_config(
+            {
+                "preset": "prompt-design",
+                "task": {**task, **more},
+                "tuning": {"scoring": "labels", "max_length": 40},
+            }
+        )
+        told = (
+            nullcontext() if fits else pytest.raises(UserError, match="leave no room for the text")
+        )
         with told:
             tune_config(config, None, backbone=random_model("t5"))
 
 
 def test_the_embedded_model_answers_an_instruction(tiny: Backbone, tmp_path: Path) -> None:
     rows = [("A wonderful, moving film.", "positive"), ("A dull, stupid film.", "negative")] * 10
-    (tmp_path / "films.csv").write_text("text,mood\n" + "".join(f'"{text}",{mood}\n' for text, mood in rows))
+    (tmp_path / "films.csv").write_text(
+        "text,mood\n" + "".join(f'"{text}",{mood}\n' for text, mood in rows)
+    )
     task = {"train": str(tmp_path / "films.csv"), "text": "text", "label": "mood"}
     words = "Classify the sentiment of the review as positive or negative."
-    config = run_config({"preset": "prompt-design", "task": {**task, "instruction": words}, "tuning": {"scoring": "labels"}})
+    config = run_config(
+        {
+            "preset": "prompt-design",
+            "task": {**task, "instruction": words},
+            "tuning": {"scoring": "labels"},
+        }
+    )
     assert tune_config(config, None, backbone=tiny).metrics["accuracy"] == 100.0

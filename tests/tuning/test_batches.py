@@ -6,21 +6,31 @@ from hypothesis import strategies as st
 from softprompts.tuning.batches import Batches, by_length
 
 
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=200), st.integers(1, 40), st.integers(0, 9))
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=200), st.integers(1, 40), st.integers(0, 9)
+)
 def test_every_row_once_an_epoch(lengths: list[int], size: int, seed: int) -> None:
     batches = Batches(lengths, size, seed)
     for epoch in (0, 1):
-        seen = [row for place in range(batches.per_epoch) for row in batches[epoch * batches.per_epoch + place]]
+        seen = [
+            row
+            for place in range(batches.per_epoch)
+            for row in batches[epoch * batches.per_epoch + place]
+        ]
         assert sorted(seen) == list(range(len(lengths)))
     later = Batches(lengths, size, seed)
-    assert later[batches.per_epoch + 0] == batches[batches.per_epoch], "a fresh one can start anywhere"
+    assert later[batches.per_epoch + 0] == batches[batches.per_epoch], (
+        "a fresh one can start anywhere"
+    )
 
 
 def test_seeds_and_epochs_differ_and_little_is_padding() -> None:
     lengths = [(7 * i) % 100 + 1 for i in range(800)]
     batches = Batches(lengths, 16, 0)
     assert batches[0] != Batches(lengths, 16, 1)[0] != batches[batches.per_epoch]
-    padded = sum(len(rows) * max(lengths[row] for row in rows) for rows in (batches[i] for i in range(50)))
+    padded = sum(
+        len(rows) * max(lengths[row] for row in rows) for rows in (batches[i] for i in range(50))
+    )
     assert padded < 1.1 * sum(lengths)
 
 

@@ -17,10 +17,25 @@ from ..models import random_model
 
 MIXED: list[dict[str, Any]] = [
     {"preset": "prompt-tuning", "prompt": {"length": 1}, "seed": 0},
-    {"preset": "prompt-tuning", "prompt": {"length": 20}, "seed": 1, "tuning": {"lr": 0.1, "clip": 0.5}},
-    {"preset": "prompt-tuning", "prompt": {"length": 100}, "seed": 2, "tuning": {"schedule": "constant", "optimizer": "adafactor"}},
+    {
+        "preset": "prompt-tuning",
+        "prompt": {"length": 20},
+        "seed": 1,
+        "tuning": {"lr": 0.1, "clip": 0.5},
+    },
+    {
+        "preset": "prompt-tuning",
+        "prompt": {"length": 100},
+        "seed": 2,
+        "tuning": {"schedule": "constant", "optimizer": "adafactor"},
+    },
     {"preset": "residual", "prompt": {"length": 5}, "seed": 3, "tuning": {"batch_size": 3}},
-    {"preset": "smop", "prompt": {"length": 2, "count": 3}, "seed": 4, "tuning": {"accumulate": 2, "batch_size": 4}},
+    {
+        "preset": "smop",
+        "prompt": {"length": 2, "count": 3},
+        "seed": 4,
+        "tuning": {"accumulate": 2, "batch_size": 4},
+    },
     {"preset": "mixture", "prompt": {"length": 4}, "seed": 5, "tuning": {"z_loss": 1e-3}},
     {"preset": "p-tuning", "prompt": {"length": 3}, "seed": 6, "tuning": {"steps": 3}},
     {"preset": "prompt-tuning", "prompt": {"length": 6, "place": "suffix"}, "seed": 7},
@@ -32,26 +47,53 @@ def make(csv: Path, backbone: Backbone, *settings: dict[str, Any], **tuning: Any
     runs = []
     for own in settings:
         task = {"train": str(csv), "text": "review", "label": "mood"}
-        base = {"task": task, "tuning": {"steps": 4, "batch_size": 8, "max_length": 128, "evaluate_every": 2, **tuning}}
+        base = {
+            "task": task,
+            "tuning": {
+                "steps": 4,
+                "batch_size": 8,
+                "max_length": 128,
+                "evaluate_every": 2,
+                **tuning,
+            },
+        }
         config = run_config(base, own)
         runs.append(Run(config, load_task(config.task), backbone))
     return runs
 
 
 def same(one: Run, other: Run, tolerance: float = 1e-4) -> None:
-    assert (one.step, one.stopped, len(one.history)) == (other.step, other.stopped, len(other.history))
+    assert (one.step, one.stopped, len(one.history)) == (
+        other.step,
+        other.stopped,
+        len(other.history),
+    )
     for mine, theirs in zip(one.history, other.history, strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=tolerance)
         assert mine[one.metric] == theirs[one.metric]
     if one.failed:
         return
-    for name, value in one.state().items():  # by length: Adam makes whole steps of gradients that are zero but for rounding
+    for (
+        name,
+        value,
+    ) in (
+        one.state().items()
+    ):  # by length: Adam makes whole steps of gradients that are zero but for rounding
         distance = (value - other.state()[name]).norm() / other.state()[name].norm().clamp(min=1e-6)
         assert float(distance) < 10 * tolerance, name
 
 
-def compare(csv: Path, backbone: Backbone, settings: list[dict[str, Any]], tolerance: float = 1e-4, **tuning: Any) -> list[Run]:
-    together, alone = make(csv, backbone, *settings, **tuning), make(csv, backbone, *settings, **tuning)
+def compare(
+    csv: Path,
+    backbone: Backbone,
+    settings: list[dict[str, Any]],
+    tolerance: float = 1e-4,
+    **tuning: Any,
+) -> list[Run]:
+    together, alone = (
+        make(csv, backbone, *settings, **tuning),
+        make(csv, backbone, *settings, **tuning),
+    )
     Cohort(together, [None] * len(together)).train()
     for run in alone:
         Cohort([run], [None]).train()
@@ -79,7 +121,9 @@ def test_each_run_is_the_run_alone_on_a_gpu_with_dropout(kind: str, toy_csv: Pat
     compare(toy_csv, backbone, MIXED, tolerance=1e-3, dropout=0.1)
 
 
-def test_one_pass_reads_the_rows_of_all(t5: Backbone, toy_csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_pass_reads_the_rows_of_all(
+    t5: Backbone, toy_csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes: list[int] = []
     real = type(t5).gradients
 
@@ -96,7 +140,11 @@ def test_one_pass_reads_the_rows_of_all(t5: Backbone, toy_csv: Path, monkeypatch
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
 def test_a_ruined_run_stops_and_touches_nobody(kind: str, toy_csv: Path) -> None:
     settings = [
-        {"preset": "prompt-tuning", "prompt": {"length": 4}, "tuning": {"lr": lr, "schedule": "constant", "steps": 30}}
+        {
+            "preset": "prompt-tuning",
+            "prompt": {"length": 4},
+            "tuning": {"lr": lr, "schedule": "constant", "steps": 30},
+        }
         for lr in (0.1, 1e30, 0.2)
     ]
     backbone = random_model(kind)
@@ -111,8 +159,12 @@ def test_a_ruined_run_stops_and_touches_nobody(kind: str, toy_csv: Path) -> None
         assert all(bool(value.isfinite().all()) for value in run.state().values())
 
 
-def test_numbers_that_are_none_touch_nobody_from_the_first_step(t5: Backbone, toy_csv: Path) -> None:
-    settings = [{"preset": "prompt-tuning", "prompt": {"length": 4}, "seed": seed} for seed in range(3)]
+def test_numbers_that_are_none_touch_nobody_from_the_first_step(
+    t5: Backbone, toy_csv: Path
+) -> None:
+    settings = [
+        {"preset": "prompt-tuning", "prompt": {"length": 4}, "seed": seed} for seed in range(3)
+    ]
     runs, alone = make(toy_csv, t5, *settings, steps=20), make(toy_csv, t5, *settings, steps=20)
     with torch.no_grad():
         runs[1].prompt.table[0, 0, 0] = float("nan")
@@ -134,7 +186,9 @@ def test_a_run_that_loses_patience_leaves(toy_csv: Path, t5: Backbone) -> None:
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "minilm"])
-def test_what_does_not_fit_is_split_and_nothing_is_lost(kind: str, toy_csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_split_and_nothing_is_lost(
+    kind: str, toy_csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backbone = random_model(kind)
     settings = MIXED[:5]
     together, alone = make(toy_csv, backbone, *settings), make(toy_csv, backbone, *settings)
@@ -164,7 +218,9 @@ def test_what_does_not_fit_is_split_and_nothing_is_lost(kind: str, toy_csv: Path
     assert len(seen) < 4 * first, "what did not fit is remembered"
 
 
-def test_rows_that_cannot_be_embedded_together_are_taken_in_parts(t5: Backbone, toy_csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_cannot_be_embedded_together_are_taken_in_parts(
+    t5: Backbone, toy_csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     together, alone = make(toy_csv, t5, *MIXED[:5]), make(toy_csv, t5, *MIXED[:5])
     most = max(run.config.tuning.batch_size for run in together)
     real, refused = type(t5).embed_rows, []
@@ -184,7 +240,9 @@ def test_rows_that_cannot_be_embedded_together_are_taken_in_parts(t5: Backbone, 
         same(one, other)
 
 
-def test_a_row_that_never_fits_is_told_in_a_sentence(t5: Backbone, toy_csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_never_fits_is_told_in_a_sentence(
+    t5: Backbone, toy_csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(*_: Any) -> Any:
         raise torch.OutOfMemoryError("out of memory")
 
@@ -205,7 +263,9 @@ def test_recomputed_activations_give_the_same_on_a_gpu_with_dropout(toy_csv: Pat
 
 
 def check_recomputed(csv: Path, backbone: Backbone, dropout: float, tolerance: float) -> None:
-    (kept,), (again,) = (make(csv, backbone, MIXED[5], recompute=flag, dropout=dropout) for flag in (False, True))
+    (kept,), (again,) = (
+        make(csv, backbone, MIXED[5], recompute=flag, dropout=dropout) for flag in (False, True)
+    )
     for run in (kept, again):
         Cohort([run], [None]).train()
     same(kept, again, tolerance)
@@ -219,10 +279,16 @@ def test_counted_dropout_drops_its_share_and_no_pattern() -> None:
         assert float(kept.mean()) == pytest.approx(1 - rate, abs=0.005)
         for side in (0, 1, 2):
             means = kept.mean(dim=[other for other in range(3) if other != side])
-            assert float(means.std()) < 3 * (rate * (1 - rate) / (kept.numel() / kept.shape[side])) ** 0.5
+            assert (
+                float(means.std())
+                < 3 * (rate * (1 - rate) / (kept.numel() / kept.shape[side])) ** 0.5
+            )
         centred = kept - kept.mean()
         for shift in ((0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 1, -1), (1, -1, 0)):
-            assert abs(float((centred * centred.roll(shift, (0, 1, 2))).mean())) < 0.01 * rate * (1 - rate) * 3
+            assert (
+                abs(float((centred * centred.roll(shift, (0, 1, 2))).mean()))
+                < 0.01 * rate * (1 - rate) * 3
+            )
 
 
 def test_the_groups_of_a_padded_family_waste_little(toy_csv: Path) -> None:
@@ -230,10 +296,15 @@ def test_the_groups_of_a_padded_family_waste_little(toy_csv: Path) -> None:
     text = runs[0].backbone.embed_rows([[5] * size for size in (3, 4, 90, 95)])
     rows = [lesson._Row(runs[0], index, [1], 1.0, 0) for index in range(4)]
     together = lesson._groups(rows, torch.zeros(4, 1, 32), text, lesson.Room())
-    assert [[row.place for row in group] for group in together] == [[0, 1, 2, 3]], "too few tokens to split"
+    assert [[row.place for row in group] for group in together] == [[0, 1, 2, 3]], (
+        "too few tokens to split"
+    )
     limited = lesson._groups(rows, torch.zeros(4, 1, 32), text, lesson.Room(100))
     assert sorted(row.place for group in limited for row in group) == [0, 1, 2, 3]
-    assert all(len(group) * max(int(text.sizes[row.place]) + 1 for row in group) <= 100 for group in limited)  # type: ignore[index]
+    assert all(
+        len(group) * max(int(text.sizes[row.place]) + 1 for row in group) <= 100
+        for group in limited
+    )  # type: ignore[index]
 
 
 def test_whole_models_are_tuned_one_at_a_time(toy_csv: Path) -> None:
@@ -254,7 +325,9 @@ def test_a_model_that_was_tuned_is_read_anew(toy_csv: Path) -> None:
     run.restore_best()
     text = backbone.embed_rows([[5, 6, 7, 1], [8, 1]])
     plain = Backbone.gradients(backbone, vectors, text, *asked[2:])
-    torch.testing.assert_close(backbone.gradients(vectors, text, *asked[2:])[0], plain[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        backbone.gradients(vectors, text, *asked[2:])[0], plain[0], rtol=1e-5, atol=1e-5
+    )
 
 
 def test_one_run_that_is_due_is_judged_in_smaller_batches_when_memory_is_short(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from softprompts.backbone import Backbone
-from softprompts.choice import Choice
+from softprompts.config.choice import Choice
 from softprompts.prompt import Material, Prompt, PromptConfig, build
 from softprompts.tuning.evaluate import Bank, Predictor, answer_all
 
@@ -19,9 +19,14 @@ TEXTS = [text for text, _ in TOY]
 
 def made(backbone: Backbone, seed: int, labels: Sequence[str] = (), **choices: Any) -> Prompt:
     """A random prompt with numbers of its own, ready for use; `route` and `shape` as their names."""
-    named = {name: Choice(value) if name in ("route", "shape") else value for name, value in choices.items()}
+    named = {
+        name: Choice(value) if name in ("route", "shape") else value
+        for name, value in choices.items()
+    }
     config = PromptConfig(start=Choice("normal"), **named)
-    prompt = build(config, Material(backbone, list(labels), None, backbone.features), seed, backbone.unit).eval()
+    prompt = build(
+        config, Material(backbone, list(labels), None, backbone.features), seed, backbone.unit
+    ).eval()
     prompt.table.data.normal_(0, 3, generator=torch.Generator().manual_seed(seed))
     return prompt
 
@@ -32,9 +37,18 @@ def predictors(backbone: Backbone) -> list[Predictor]:
     head = {"head": Choice("linear")} if backbone.best_head(two) == "linear" else {}
     after = "after-bos" if backbone.surround[0] else "prefix"
 
-    def predictor(seed: int, labels: list[str], scoring: str, longest: int | None = None, **choices: Any) -> Predictor:
+    def predictor(
+        seed: int, labels: list[str], scoring: str, longest: int | None = None, **choices: Any
+    ) -> Predictor:
         prompt = made(backbone, seed, labels or two, **head | choices)
-        return Predictor(backbone, prompt, labels, scoring if backbone.generates else "labels", 64, answer_length=longest)
+        return Predictor(
+            backbone,
+            prompt,
+            labels,
+            scoring if backbone.generates else "labels",
+            64,
+            answer_length=longest,
+        )
 
     some = [
         predictor(1, two, "labels", length=3),
@@ -48,10 +62,16 @@ def predictors(backbone: Backbone) -> list[Predictor]:
         predictor(9, two, "generate", longest=7, length=3, count=2, route="stochastic"),
     ]
     if backbone.generates:
-        some += [predictor(10, [], "generate", longest=5, length=2, place=after), predictor(11, [], "generate", longest=3, length=2)]
+        some += [
+            predictor(10, [], "generate", longest=5, length=2, place=after),
+            predictor(11, [], "generate", longest=3, length=2),
+        ]
     if head:
         first = {"head": Choice("linear", {"pool": "first"})}
-        some += [predictor(12, three, "labels", length=3, **first), predictor(13, two, "labels", length=3, place=after, **first)]
+        some += [
+            predictor(12, three, "labels", length=3, **first),
+            predictor(13, two, "labels", length=3, place=after, **first),
+        ]
     return some
 
 
@@ -60,8 +80,13 @@ def plainly(predictor: Predictor, row: Sequence[int]) -> str:
     if predictor.scoring == "labels":
         scores = scored(predictor, row)
         return max(scores, key=lambda label: scores[label])
-    backbone, text = predictor.backbone, predictor.backbone.embed_rows([row], predictor.prompt.config.place)
-    written = backbone.decode(backbone.generate(predictor.prompt(text.embeds, text.mask), text, predictor.answer_length))[0]
+    backbone, text = (
+        predictor.backbone,
+        predictor.backbone.embed_rows([row], predictor.prompt.config.place),
+    )
+    written = backbone.decode(
+        backbone.generate(predictor.prompt(text.embeds, text.mask), text, predictor.answer_length)
+    )[0]
     return predictor.spelled.get(written, written)
 
 
@@ -70,7 +95,10 @@ def scored(predictor: Predictor, row: Sequence[int]) -> dict[str, float]:
     """The share of each label in the same way."""
     text = predictor.backbone.embed_rows([row], predictor.prompt.config.place)
     vectors = predictor.prompt(text.embeds, text.mask)
-    losses = [predictor.backbone.losses(vectors, text, [candidate]).nll for candidate in predictor.candidates]
+    losses = [
+        predictor.backbone.losses(vectors, text, [candidate]).nll
+        for candidate in predictor.candidates
+    ]
     return dict(zip(predictor.labels, (-torch.cat(losses)).softmax(0).tolist(), strict=True))
 
 
@@ -78,7 +106,10 @@ def scored(predictor: Predictor, row: Sequence[int]) -> dict[str, float]:
 def test_mixed_batches_answer_as_each_prompt_alone(kind: str) -> None:
     backbone = random_model(kind)
     jobs = [
-        (predictor, predictor.backbone.tokenise(TEXTS[number % 3 : number % 3 + 5], predictor.budget))
+        (
+            predictor,
+            predictor.backbone.tokenise(TEXTS[number % 3 : number % 3 + 5], predictor.budget),
+        )
         for number, predictor in enumerate(predictors(backbone))
     ]
     ticks: list[int] = []
@@ -88,7 +119,12 @@ def test_mixed_batches_answer_as_each_prompt_alone(kind: str) -> None:
     assert sum(ticks) == sum(len(rows) for _, rows in jobs)
     assert max(ticks) == 16 or not backbone.generates
     bank = Bank([predictor for predictor, _ in jobs])
-    asked = [(number, row) for number, (predictor, rows) in enumerate(jobs) if predictor.labels for row in rows[:2]]
+    asked = [
+        (number, row)
+        for number, (predictor, rows) in enumerate(jobs)
+        if predictor.labels
+        for row in rows[:2]
+    ]
     for (number, row), shares in zip(asked, bank.probabilities(asked, batch_size=16), strict=True):
         assert shares == pytest.approx(scored(bank.predictors[number], row), rel=1e-4, abs=1e-5)
 
@@ -103,10 +139,14 @@ def test_many_tasks_of_one_row_are_one_batch(kind: str) -> None:
     bank = Bank([Predictor(backbone, prompt, labels, "labels", 64) for prompt in prompts])
     asked = bank.tokenised([(number, TEXTS[number % len(TEXTS)]) for number in range(64)])
     first = bank.answers(asked)
-    block = next(name for name, part in backbone.model.named_modules() if part is backbone.blocks()[0])
+    block = next(
+        name for name, part in backbone.model.named_modules() if part is backbone.blocks()[0]
+    )
     with calls(backbone, lambda name: name == block) as seen:
         assert bank.answers(asked) == first
-    assert len(seen) == (2 if kind in CAUSALS else 1), "the texts; and where the model itself writes on, the candidates"
+    assert len(seen) == (2 if kind in CAUSALS else 1), (
+        "the texts; and where the model itself writes on, the candidates"
+    )
     if kind in CAUSALS:
         assert seen[0][1] == max(len(row) for _, row in asked), "no column of a prompt is read"
 
@@ -116,28 +156,39 @@ def test_a_text_without_a_word_is_answered_too(kind: str) -> None:
     """There is nothing after the prompt to read, so the prompt is read."""
     backbone = random_model(kind)
     place = "after-bos" if backbone.surround[0] else "prefix"
-    predictor = Predictor(backbone, made(backbone, 1, length=4, place=place), [], max_length=64, answer_length=4)
+    predictor = Predictor(
+        backbone, made(backbone, 1, length=4, place=place), [], max_length=64, answer_length=4
+    )
     rows = backbone.tokenise(["", "never again"], 20)
     assert len(rows[0]) == backbone.surround[0]
     vectors = predictor.prompt.fold().table.detach()
-    alone = [backbone.decode(backbone.generate(vectors, backbone.embed_rows([row], place), 4))[0] for row in rows]
+    alone = [
+        backbone.decode(backbone.generate(vectors, backbone.embed_rows([row], place), 4))[0]
+        for row in rows
+    ]
     assert predictor.answers(rows) == alone
 
 
 def test_rows_longer_than_a_window_are_read_with_their_prompts() -> None:
     backbone = random_model("gemma2")
-    predictor = Predictor(backbone, made(backbone, 1, length=4), ["positive", "negative"], "labels", 64)
+    predictor = Predictor(
+        backbone, made(backbone, 1, length=4), ["positive", "negative"], "labels", 64
+    )
     rows = backbone.tokenise([TEXTS[0], " ".join(TEXTS)], predictor.budget)
     with calls(backbone, lambda name: name == "model.layers.0") as seen:
         told = predictor.answers(rows)
     assert told == [plainly(predictor, row) for row in rows]
     longest = predictor.answer_length - 1
-    assert sorted(columns for _, columns in seen) == sorted([4, len(rows[0]), longest, 4 + len(rows[1]), longest]), "a short row is not"
+    assert sorted(columns for _, columns in seen) == sorted(
+        [4, len(rows[0]), longest, 4 + len(rows[1]), longest]
+    ), "a short row is not"
 
 
 def test_a_prompt_is_read_once_by_its_predictor() -> None:
     backbone = random_model("gpt2")
-    predictor = Predictor(backbone, made(backbone, 1, length=50), ["positive", "negative"], "labels", 100)
+    predictor = Predictor(
+        backbone, made(backbone, 1, length=50), ["positive", "negative"], "labels", 100
+    )
     rows = predictor.backbone.tokenise(TEXTS, predictor.budget)
     with calls(backbone, lambda name: name == "transformer.h.0") as seen:
         for _ in range(2):
@@ -149,7 +200,12 @@ def test_a_prompt_is_read_once_by_its_predictor() -> None:
 def test_jobs_on_other_models_and_without_rows_come_out_right() -> None:
     one, other = random_model("t5"), random_model("gpt2")
     jobs = [
-        (Predictor(backbone, made(backbone, 1, length=2), ["positive", "negative"], max_length=64), backbone.tokenise(texts, 40))
+        (
+            Predictor(
+                backbone, made(backbone, 1, length=2), ["positive", "negative"], max_length=64
+            ),
+            backbone.tokenise(texts, 40),
+        )
         for backbone, texts in ((one, TEXTS[:2]), (other, TEXTS), (one, []), (one, TEXTS[2:]))
     ]
     assert answer_all(jobs) == [predictor.answers(rows) for predictor, rows in jobs]

@@ -12,8 +12,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from transformers import masking_utils
 
-from softprompts.backbone import Backbone, EncoderDecoder, kernels, load_backbone
-from softprompts.backbone.layout import lay_wide
+from softprompts.backbone import Backbone, EncoderDecoder, load_backbone
+from softprompts.backbone.speed import kernels
+from softprompts.backbone.speed.layout import lay_wide
 from softprompts.tuning import Cohort, Run
 from softprompts.tuning.optim import make_optimizer
 from softprompts.tuning.run import CHECK_EVERY
@@ -28,7 +29,9 @@ UNSEEN = 3
 
 
 def lasting(csv: Path, backbone: Backbone, **tuning: Any) -> list[Run]:
-    runs = make(csv, backbone, *LASTING, steps=2 * CHECK_EVERY, evaluate_every=2 * CHECK_EVERY, **tuning)
+    runs = make(
+        csv, backbone, *LASTING, steps=2 * CHECK_EVERY, evaluate_every=2 * CHECK_EVERY, **tuning
+    )
     for run in runs:
         run.step = CHECK_EVERY - 1 - UNSEEN
     return runs
@@ -48,7 +51,9 @@ def check_reads_nothing(runs: Sequence[Run]) -> None:
     assert {run.step for run in runs} == {CHECK_EVERY}
 
 
-def test_a_step_reads_no_number_from_the_device(toy_csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_reads_no_number_from_the_device(
+    toy_csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """t5-tiny over rows laid end to end. What the CPU made for itself, such as lengths and counts of steps, it may read."""
     monkeypatch.setattr(EncoderDecoder, "packs", True)
     check_reads_nothing(lasting(toy_csv, load_backbone(dtype="fp32", device="cpu")))
@@ -56,7 +61,9 @@ def test_a_step_reads_no_number_from_the_device(toy_csv: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("kind", ["t5", "bart", "gpt2", "llama", "bert", "deberta", "minilm"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_nor_does_a_step_over_padded_rows(kind: str, dropout: float, toy_csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_does_a_step_over_padded_rows(
+    kind: str, dropout: float, toy_csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing of ours does: transformers asks whether a mask masks anything, and is answered here without a look."""
     for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
         monkeypatch.setattr(masking_utils, name, lambda *_: False)
@@ -68,14 +75,20 @@ def test_nor_does_a_step_over_padded_rows(kind: str, dropout: float, toy_csv: Pa
 def test_nor_does_the_layout_of_recorded_steps(place: Any, given: list[int] | None) -> None:
     backbone = random_model("t5")
     backbone.model.to("meta")
-    text = backbone.embed_rows([[5, 6, 7, 1], [8, 1], [9] * 60], place)._replace(given=None if given is None else torch.tensor(given))
+    text = backbone.embed_rows([[5, 6, 7, 1], [8, 1], [9] * 60], place)._replace(
+        given=None if given is None else torch.tensor(given)
+    )
     assert lay_wide(text, 20, 128).order.is_meta
 
 
 @gpu
-@pytest.mark.filterwarnings("ignore")  # a GPU's compiler warns of much; waiting is an error, no warning
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # a GPU's compiler warns of much; waiting is an error, no warning
 @pytest.mark.parametrize("recorded", [False, True], ids=["layer by layer", "recorded"])
-def test_a_step_does_not_wait_for_a_gpu(recorded: bool, toy_csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_does_not_wait_for_a_gpu(
+    recorded: bool, toy_csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same runs twice, because layers are compiled and steps recorded the first time; the second time waiting is an error."""
     if recorded and kernels.triton is None:
         pytest.skip("recorded steps need Triton")
@@ -100,11 +113,15 @@ class Products(TorchFunctionMode):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self.matrices = {_storage(weight): name for name, weight in model.named_parameters() if weight.dim() > 1}
+        self.matrices = {
+            _storage(weight): name for name, weight in model.named_parameters() if weight.dim() > 1
+        }
         self.used: set[str] = set()
         self.besides: list[tuple[Any, torch.Size]] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         given = [part for part in tree_leaves((args, kwargs or {})) if isinstance(part, Tensor)]
         if not any(_storage(part) in self.matrices for part in given):
             return func(*args, **(kwargs or {}))
@@ -126,7 +143,9 @@ def _storage(tensor: Tensor) -> int:
 
 @pytest.mark.parametrize("kind", ["t5", "bart", "gpt2", "llama", "bert"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_nothing_is_stored_for_a_frozen_weights_gradient(kind: str, dropout: float, toy_csv: Path) -> None:
+def test_nothing_is_stored_for_a_frozen_weights_gradient(
+    kind: str, dropout: float, toy_csv: Path
+) -> None:
     """A product with a matrix stores the matrix for its input's gradient and its input for the matrix's: here only the former."""
     backbone = random_model(kind)
     runs = make(toy_csv, backbone, *MIXED, dropout=dropout)
@@ -134,5 +153,7 @@ def test_nothing_is_stored_for_a_frozen_weights_gradient(kind: str, dropout: flo
         Cohort(runs, [None] * len(runs)).step()
     assert products.besides == []
     for block in backbone.blocks()[1::2]:  # the last of each stack of two
-        assert {products.matrices[_storage(weight)] for weight in block.parameters() if weight.dim() > 1} <= products.used
+        assert {
+            products.matrices[_storage(weight)] for weight in block.parameters() if weight.dim() > 1
+        } <= products.used
     assert all(weight.grad is None for weight in backbone.model.parameters())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from softprompts.backbone import Backbone
-from softprompts.choice import Choice
+from softprompts.config.choice import Choice
 from softprompts.prompt import Material, PromptConfig, build
 from softprompts.tuning import TuningConfig
 from softprompts.tuning.optim import Adafactor, AdamW, learning_rate, make_optimizer, step_all
@@ -25,10 +25,14 @@ def test_adafactor_matches_t5x_step_by_step(case: str) -> None:
         parameter.grad = torch.tensor(gradient)
         optimizer.step()
         torch.testing.assert_close(parameter.data, torch.tensor(after), rtol=2e-5, atol=2e-6)
-    torch.testing.assert_close(optimizer.state[parameter]["v"], torch.tensor(expected["final_v"]), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(
+        optimizer.state[parameter]["v"], torch.tensor(expected["final_v"]), rtol=1e-5, atol=1e-7
+    )
 
 
-def by_the_formula(parameter: torch.Tensor, gradients: list[torch.Tensor], start: int) -> torch.Tensor:
+def by_the_formula(
+    parameter: torch.Tensor, gradients: list[torch.Tensor], start: int
+) -> torch.Tensor:
     """Adafactor's paper written out in float64 for one matrix, factored when both sides reach 128."""
     rows = torch.zeros(parameter.shape[0], 1, dtype=torch.float64)
     columns = torch.zeros(1, parameter.shape[1], dtype=torch.float64)
@@ -47,17 +51,25 @@ def by_the_formula(parameter: torch.Tensor, gradients: list[torch.Tensor], start
 
 
 @pytest.mark.parametrize("size", [(150, 768), (768, 150), (100, 768), (127, 128), (128, 128)])
-def test_the_second_moment_is_factored_only_where_both_sides_reach_128(size: tuple[int, int]) -> None:
+def test_the_second_moment_is_factored_only_where_both_sides_reach_128(
+    size: tuple[int, int],
+) -> None:
     rng = torch.Generator().manual_seed(0)
     begin = torch.randn(size, generator=rng, dtype=torch.float64)
-    gradients = [torch.randn(size, generator=rng, dtype=torch.float64) * torch.rand(size[0], 1, generator=rng) for _ in range(6)]
+    gradients = [
+        torch.randn(size, generator=rng, dtype=torch.float64)
+        * torch.rand(size[0], 1, generator=rng)
+        for _ in range(6)
+    ]
     parameter = torch.nn.Parameter(begin.float()[None])  # [K, P, H] with K = 1, as a prompt's table
     optimizer = Adafactor([parameter], lr=0.3)
     for gradient in gradients:
         parameter.grad = gradient.float()[None]
         optimizer.step()
     assert ("v_row" in optimizer.state[parameter]) == (min(size) >= 128)
-    torch.testing.assert_close(parameter.data[0].double(), by_the_formula(begin, gradients, 0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        parameter.data[0].double(), by_the_formula(begin, gradients, 0), rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("size", [(4, 150, 768), (150, 5, 768)])
@@ -100,16 +112,30 @@ def test_from_step_1_100_000_every_step_is_clipped() -> None:
 )
 def test_schedules(settings: dict[str, Any], expected: list[float]) -> None:
     config = TuningConfig(**settings)
-    assert [learning_rate(config, step, 4) for step in range(4)] == pytest.approx(expected, abs=1e-5)
+    assert [learning_rate(config, step, 4) for step in range(4)] == pytest.approx(
+        expected, abs=1e-5
+    )
 
 
 def test_table_shape_and_router_have_their_own_rates(t5: Backbone) -> None:
-    prompt = build(PromptConfig(4, 2, Choice("normal"), Choice("residual", {"bottleneck": 4}), Choice("top1")), Material(t5), 0)
-    rates = [group["lr"] for group in make_optimizer(prompt.groups(), TuningConfig(lr=0.3, shape_lr=0.01, route_lr=0.002)).param_groups]
+    prompt = build(
+        PromptConfig(4, 2, Choice("normal"), Choice("residual", {"bottleneck": 4}), Choice("top1")),
+        Material(t5),
+        0,
+    )
+    rates = [
+        group["lr"]
+        for group in make_optimizer(
+            prompt.groups(), TuningConfig(lr=0.3, shape_lr=0.01, route_lr=0.002)
+        ).param_groups
+    ]
     assert rates == [0.3, 0.01, 0.002]
     rates = [
         group["lr"]
-        for group in make_optimizer(prompt.groups(), TuningConfig(lr=0.3, shape_lr=None, route_lr=None, optimizer="adafactor")).param_groups
+        for group in make_optimizer(
+            prompt.groups(),
+            TuningConfig(lr=0.3, shape_lr=None, route_lr=None, optimizer="adafactor"),
+        ).param_groups
     ]
     assert rates == [0.3, 0.3, 0.3]
 
@@ -118,18 +144,31 @@ def test_adamw_is_torchs_for_many_runs_at_once() -> None:
     """To the bit, with rates that change, a run that joined later, one with another kind of optimiser, and a parameter without gradient."""
     torch.manual_seed(0)
     starts = [torch.randn(5, 3), torch.randn(2, 4, 8), torch.randn(7)]
-    settings = [{"lr": 0.3, "weight_decay": 1e-2}, {"lr": 1e-3, "weight_decay": 0.0}, {"lr": 0.05, "betas": (0.8, 0.99), "eps": 1e-6}]
+    settings = [
+        {"lr": 0.3, "weight_decay": 1e-2},
+        {"lr": 1e-3, "weight_decay": 0.0},
+        {"lr": 0.05, "betas": (0.8, 0.99), "eps": 1e-6},
+    ]
     ours = [torch.nn.Parameter(start.clone()) for start in starts]
     theirs = [torch.nn.Parameter(start.clone()) for start in starts]
     left, factored = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3, 2))
-    mine: list[torch.optim.Optimizer] = [AdamW([parameter], **own) for parameter, own in zip(ours, settings, strict=True)]
+    mine: list[torch.optim.Optimizer] = [
+        AdamW([parameter], **own) for parameter, own in zip(ours, settings, strict=True)
+    ]
     mine[0].add_param_group({"params": [left]})
-    peers = [torch.optim.AdamW([parameter], **own) for parameter, own in zip(theirs, settings, strict=True)]
+    peers = [
+        torch.optim.AdamW([parameter], **own)
+        for parameter, own in zip(theirs, settings, strict=True)
+    ]
     for step in range(6):
         active = [0, 1, 2] if step >= 2 else [0, 1]
         for number in active:
-            ours[number].grad = theirs[number].grad = torch.randn_like(starts[number]) * 10.0 ** (step - 3)
-            mine[number].param_groups[0]["lr"] = peers[number].param_groups[0]["lr"] = settings[number]["lr"] / (step + 1)
+            ours[number].grad = theirs[number].grad = torch.randn_like(starts[number]) * 10.0 ** (
+                step - 3
+            )
+            mine[number].param_groups[0]["lr"] = peers[number].param_groups[0]["lr"] = settings[
+                number
+            ]["lr"] / (step + 1)
             peers[number].step()
         factored.grad = torch.randn(3, 2)
         step_all([*(mine[number] for number in active), Adafactor([factored])])
@@ -137,6 +176,8 @@ def test_adamw_is_torchs_for_many_runs_at_once() -> None:
     assert torch.equal(left, torch.ones(2))
     assert not torch.equal(factored, torch.ones(3, 2))
     for own, peer in zip(mine, peers, strict=True):
-        (state,), (like,) = ([*optimizer.state_dict()["state"].values()] for optimizer in (own, peer))
+        (state,), (like,) = (
+            [*optimizer.state_dict()["state"].values()] for optimizer in (own, peer)
+        )
         assert state.keys() == like.keys()
         assert all(torch.equal(state[name], like[name]) for name in like)

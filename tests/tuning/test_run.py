@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from softprompts import files
-from softprompts.api import tune_config
 from softprompts.backbone import Backbone, load_backbone
-from softprompts.cli import main
+from softprompts.cli.main import main
 from softprompts.errors import UserError
+from softprompts.files import atomic as files
 from softprompts.files import read_tensors, write_tensors
 from softprompts.tasks import TaskConfig, load_task
 from softprompts.tuning import PRESETS, Cohort, Run, RunConfig, RunFailedError, run_config
+from softprompts.tuning.api import tune_config
 from softprompts.tuning.evaluate import spellings
 from softprompts.tuning.lesson import Lesson, Room, learn
 
@@ -30,10 +30,25 @@ pytestmark = pytest.mark.usefixtures("no_curves")
 
 
 def config(toy: Path, preset: str = "prompt-tuning", seed: int = 0, **tuning: Any) -> RunConfig:
-    settings = {"steps": 12, "batch_size": 6, "evaluate_every": 4, "checkpoint_every": 4, "lr": 0.1, **tuning}
+    settings = {
+        "steps": 12,
+        "batch_size": 6,
+        "evaluate_every": 4,
+        "checkpoint_every": 4,
+        "lr": 0.1,
+        **tuning,
+    }
     task = {"train": str(toy), "text": "review", "label": "mood"}
     length = 0 if preset == "model-tuning" else 4
-    return run_config({"preset": preset, "task": task, "tuning": settings, "seed": seed, "prompt": {"length": length}})
+    return run_config(
+        {
+            "preset": preset,
+            "task": task,
+            "tuning": settings,
+            "seed": seed,
+            "prompt": {"length": length},
+        }
+    )
 
 
 class Watch:
@@ -63,9 +78,17 @@ def model_for(preset: str) -> Backbone:
 
 @pytest.mark.parametrize("preset", LEARNING)
 @pytest.mark.parametrize(
-    "settings", [{}, {"dropout": 0.1, "accumulate": 2, "clip": 1.0, "z_loss": 1e-4}, {"optimizer": "adafactor"}], ids=str
+    "settings",
+    [
+        {},
+        {"dropout": 0.1, "accumulate": 2, "clip": 1.0, "z_loss": 1e-4},
+        {"optimizer": "adafactor"},
+    ],
+    ids=str,
 )
-def test_an_interrupted_run_goes_on_bit_for_bit(toy_csv: Path, tmp_path: Path, preset: str, settings: dict[str, Any]) -> None:
+def test_an_interrupted_run_goes_on_bit_for_bit(
+    toy_csv: Path, tmp_path: Path, preset: str, settings: dict[str, Any]
+) -> None:
     wanted = config(toy_csv, preset, **settings)
     whole = tune_config(wanted, tmp_path / "whole", backbone=model_for(preset))
     for stop in (Watch(7), Watch(8, "evaluation"), Watch(12, "evaluation")):
@@ -73,14 +96,18 @@ def test_an_interrupted_run_goes_on_bit_for_bit(toy_csv: Path, tmp_path: Path, p
             tune_config(wanted, tmp_path / "parts", watcher=stop, backbone=model_for(preset))
     last = Watch()
     parts = tune_config(wanted, tmp_path / "parts", watcher=last, backbone=model_for(preset))
-    assert last.steps == [9, 10, 11, 12], "it goes on from the checkpoint of step 8, not from the start"
+    assert last.steps == [9, 10, 11, 12], (
+        "it goes on from the checkpoint of step 8, not from the start"
+    )
     assert (whole.cost or {})["from_step"] == 0
     assert (parts.cost or {})["from_step"] == 8
     for name in ("checkpoint.safetensors", "prompt.safetensors"):
         one, other = (read_tensors(tmp_path / place / name)[0] for place in ("whole", "parts"))
         assert one.keys() == other.keys()
         assert all(torch.equal(one[key], other[key]) for key in one), name
-    assert (tmp_path / "whole" / "metrics.jsonl").read_bytes() == (tmp_path / "parts" / "metrics.jsonl").read_bytes()
+    assert (tmp_path / "whole" / "metrics.jsonl").read_bytes() == (
+        tmp_path / "parts" / "metrics.jsonl"
+    ).read_bytes()
     assert whole.card == parts.card
 
 
@@ -99,7 +126,9 @@ def test_data_that_changed_since_is_noticed(t5: Backbone, toy_csv: Path, tmp_pat
         tune_config(config(toy_csv), tmp_path / "r", backbone=t5)
 
 
-def test_ruined_parameters_never_reach_a_checkpoint(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
+def test_ruined_parameters_never_reach_a_checkpoint(
+    t5: Backbone, toy_csv: Path, tmp_path: Path
+) -> None:
     class Ruin(Watch):
         def stepped(self, run: Run) -> None:
             if run.step == 7:
@@ -124,8 +153,20 @@ def test_accumulation_equals_one_large_batch(t5: Backbone, toy_csv: Path) -> Non
         tokens = sum(len(many.targets[row]) for row in rows)
         for part in range(4):
             own = rows[part * 6 : part * 6 + 6]
-            learn([Lesson(many, [many.inputs[row] for row in own], [many.targets[row] for row in own], tokens)], Room())
-        for group, like in zip(many.optimizer.param_groups, one.optimizer.param_groups, strict=True):
+            learn(
+                [
+                    Lesson(
+                        many,
+                        [many.inputs[row] for row in own],
+                        [many.targets[row] for row in own],
+                        tokens,
+                    )
+                ],
+                Room(),
+            )
+        for group, like in zip(
+            many.optimizer.param_groups, one.optimizer.param_groups, strict=True
+        ):
             from softprompts.tuning.optim import learning_rate
 
             group["lr"] = learning_rate(many.config.tuning, step, 3) * like["base_lr"]
@@ -135,9 +176,14 @@ def test_accumulation_equals_one_large_batch(t5: Backbone, toy_csv: Path) -> Non
     torch.testing.assert_close(many.prompt.table, one.prompt.table, rtol=1e-4, atol=1e-5)
 
 
-def test_a_run_that_goes_nan_is_stopped_and_leaves_the_others_alone(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
+def test_a_run_that_goes_nan_is_stopped_and_leaves_the_others_alone(
+    t5: Backbone, toy_csv: Path, tmp_path: Path
+) -> None:
     task = load_task(config(toy_csv).task)
-    good, bad = Run(config(toy_csv, seed=1), task, t5), Run(config(toy_csv, lr=1e30, schedule="constant", warmup=0), task, t5)
+    good, bad = (
+        Run(config(toy_csv, seed=1), task, t5),
+        Run(config(toy_csv, lr=1e30, schedule="constant", warmup=0), task, t5),
+    )
     Cohort([good, bad], [None, tmp_path]).train()
     assert good.stopped is None
     assert good.step == 12
@@ -145,7 +191,9 @@ def test_a_run_that_goes_nan_is_stopped_and_leaves_the_others_alone(t5: Backbone
     assert bad.stopped is not None
     assert "lower --lr (now 1e+30)" in bad.stopped
     assert not (tmp_path / "checkpoint.safetensors").exists(), "ruined numbers are not saved"
-    with pytest.raises(RunFailedError, match="Nothing was learned that could be kept: the loss was not finite"):
+    with pytest.raises(
+        RunFailedError, match="Nothing was learned that could be kept: the loss was not finite"
+    ):
         bad.restore_best()
 
 
@@ -160,12 +208,21 @@ def test_an_exploding_loss_is_stopped(t5: Backbone, toy_csv: Path) -> None:
     assert "exploded to 500.0" in run.stopped
 
 
-def test_patience_stops_and_the_best_prompt_is_kept(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
-    tuned = tune_config(config(toy_csv, steps=400, evaluate_every=1, patience=3, lr=1e-9), tmp_path, backbone=t5)
+def test_patience_stops_and_the_best_prompt_is_kept(
+    t5: Backbone, toy_csv: Path, tmp_path: Path
+) -> None:
+    tuned = tune_config(
+        config(toy_csv, steps=400, evaluate_every=1, patience=3, lr=1e-9), tmp_path, backbone=t5
+    )
     assert tuned.card["stopped"] == "no better accuracy in 3 evaluations"
     assert (tuned.card["steps"], tuned.card["best_step"]) == (4, 1)
     watch = Watch()
-    again = tune_config(config(toy_csv, steps=400, evaluate_every=1, patience=3, lr=1e-9), tmp_path, watcher=watch, backbone=t5)
+    again = tune_config(
+        config(toy_csv, steps=400, evaluate_every=1, patience=3, lr=1e-9),
+        tmp_path,
+        watcher=watch,
+        backbone=t5,
+    )
     assert again.card == tuned.card
     assert watch.steps == [], "a run that stopped is not run on"
 
@@ -175,7 +232,11 @@ def test_the_best_prompt_is_what_is_saved(t5: Backbone, toy_csv: Path) -> None:
     Cohort([run], [None]).train()
     run.restore_best()
     predictions = run.predictor().answers(run.held_out)
-    assert run.task.score(predictions)["accuracy"] == run.best_entry["accuracy"] == max(e["accuracy"] for e in run.history)
+    assert (
+        run.task.score(predictions)["accuracy"]
+        == run.best_entry["accuracy"]
+        == max(e["accuracy"] for e in run.history)
+    )
 
 
 def test_dropout_draws_from_the_runs_own_generator(t5: Backbone, toy_csv: Path) -> None:
@@ -192,7 +253,9 @@ def test_dropout_draws_from_the_runs_own_generator(t5: Backbone, toy_csv: Path) 
     assert not torch.equal(runs[0].prompt.table, quiet.prompt.table)
 
 
-def test_other_settings_in_the_same_folder_are_refused(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
+def test_other_settings_in_the_same_folder_are_refused(
+    t5: Backbone, toy_csv: Path, tmp_path: Path
+) -> None:
     tune_config(config(toy_csv), tmp_path, backbone=t5)
     with pytest.raises(UserError, match=r"other settings \(tuning.lr 0.1 where it says 0.2 now\)"):
         tune_config(config(toy_csv, lr=0.2), tmp_path, backbone=t5)
@@ -200,7 +263,9 @@ def test_other_settings_in_the_same_folder_are_refused(t5: Backbone, toy_csv: Pa
     assert replaced.card["config"]["tuning"]["lr"] == 0.2
 
 
-def test_a_truncated_checkpoint_is_one_sentence(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
+def test_a_truncated_checkpoint_is_one_sentence(
+    t5: Backbone, toy_csv: Path, tmp_path: Path
+) -> None:
     with pytest.raises(KeyboardInterrupt):
         tune_config(config(toy_csv), tmp_path, watcher=Watch(7), backbone=t5)
     path = tmp_path / "checkpoint.safetensors"
@@ -209,7 +274,9 @@ def test_a_truncated_checkpoint_is_one_sentence(t5: Backbone, toy_csv: Path, tmp
         tune_config(config(toy_csv), tmp_path, backbone=t5)
 
 
-def test_a_prompt_longer_than_the_budget_is_one_sentence(t5: Backbone, bart: Backbone, toy_csv: Path) -> None:
+def test_a_prompt_longer_than_the_budget_is_one_sentence(
+    t5: Backbone, bart: Backbone, toy_csv: Path
+) -> None:
     task = load_task(config(toy_csv).task)
     with pytest.raises(UserError, match="leaves 1 tokens"):
         Run(config(toy_csv, max_length=5), task, t5)
@@ -235,10 +302,14 @@ def test_kill_9_loses_at_most_the_steps_since_the_last_checkpoint(
 ) -> None:
     """A real process, killed at a moment of no one's choosing; the same command then finishes as if nothing had happened."""
     parts, whole = tmp_path / "parts", undisturbed[1]
-    command = [sys.executable, "-m", "softprompts.cli", *undisturbed[0], str(parts)]
+    command = [sys.executable, "-m", "softprompts.cli.main", *undisturbed[0], str(parts)]
     victim = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.time() + 60
-    while not (parts / "checkpoint.safetensors").exists() and victim.poll() is None and time.time() < deadline:
+    while (
+        not (parts / "checkpoint.safetensors").exists()
+        and victim.poll() is None
+        and time.time() < deadline
+    ):
         time.sleep(0.01)
     time.sleep(moment * 0.2)
     victim.send_signal(signal.SIGKILL)
@@ -248,9 +319,13 @@ def test_kill_9_loses_at_most_the_steps_since_the_last_checkpoint(
     left = parts / f".checkpoint.{files._mark()}-999999999.safetensors"
     left.write_bytes(b"what a write that was killed leaves")
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    one, other = (read_tensors(folder / "prompt.safetensors")[0]["vectors"] for folder in (parts, whole))
+    one, other = (
+        read_tensors(folder / "prompt.safetensors")[0]["vectors"] for folder in (parts, whole)
+    )
     assert torch.equal(one, other)
-    assert json.loads((parts / "prompt.json").read_text()) == json.loads((whole / "prompt.json").read_text())
+    assert json.loads((parts / "prompt.json").read_text()) == json.loads(
+        (whole / "prompt.json").read_text()
+    )
     assert not left.exists()
 
 
@@ -279,14 +354,22 @@ def test_a_bf16_backbone_keeps_a_float32_prompt_and_learns(toy_csv: Path) -> Non
 
 def test_a_label_the_model_cannot_write_is_one_sentence(t5: Backbone, tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
-    path.write_text("".join(json.dumps({"review": f"t{i}", "mood": "𓂀" if i % 2 else "bad"}) + "\n" for i in range(20)))
+    path.write_text(
+        "".join(
+            json.dumps({"review": f"t{i}", "mood": "𓂀" if i % 2 else "bad"}) + "\n"
+            for i in range(20)
+        )
+    )
     with pytest.raises(UserError, match=r"cannot write the label '𓂀'.*--labels 𓂀=WORD"):
         Run(config(path), load_task(config(path).task), t5)
 
 
 def test_labels_are_matched_as_the_tokenizer_spells_them(t5: Backbone) -> None:
     ids = t5.tokenise_targets(["two  words", "other"])
-    assert spellings(t5, ["two  words", "other"], ids) == {"two words": "two  words", "other": "other"}
+    assert spellings(t5, ["two  words", "other"], ids) == {
+        "two words": "two  words",
+        "other": "other",
+    }
     with pytest.raises(UserError, match="alike"):
         spellings(t5, ["two  words", "two words"], t5.tokenise_targets(["two  words", "two words"]))
 
@@ -311,7 +394,11 @@ def test_two_threads_give_the_same_run_twice(toy_csv: Path, preset: str) -> None
     try:
         tables = []
         for _ in range(2):
-            run = Run(config(toy_csv, preset, batch_size=22), load_task(config(toy_csv).task), model_for(preset))
+            run = Run(
+                config(toy_csv, preset, batch_size=22),
+                load_task(config(toy_csv).task),
+                model_for(preset),
+            )
             Cohort([run], [None]).train()
             tables.append(run.prompt.table.detach().clone())
     finally:
@@ -319,10 +406,14 @@ def test_two_threads_give_the_same_run_twice(toy_csv: Path, preset: str) -> None
     assert torch.equal(*tables)
 
 
-def test_a_resumed_run_needs_its_source_no_more(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_needs_its_source_no_more(
+    t5: Backbone, toy_csv: Path, tmp_path: Path
+) -> None:
     source = tune_config(config(toy_csv), tmp_path / "source", backbone=t5)
     assert source.folder is not None
-    started = {"prompt": {"length": 4, "start": {"kind": "prompt", "sources": [str(source.folder)]}}}
+    started = {
+        "prompt": {"length": 4, "start": {"kind": "prompt", "sources": [str(source.folder)]}}
+    }
     wanted = run_config(config(toy_csv).plain(), started)
     with pytest.raises(KeyboardInterrupt):
         tune_config(wanted, tmp_path / "target", watcher=Watch(7), backbone=t5)
@@ -330,8 +421,12 @@ def test_a_resumed_run_needs_its_source_no_more(t5: Backbone, toy_csv: Path, tmp
     assert tune_config(wanted, tmp_path / "target", backbone=t5).card["steps"] == 12
 
 
-@pytest.mark.parametrize("change", [{"step": -5}, {"step": "x"}, {"history": 5}, {"first": None, "step": 99}], ids=str)
-def test_an_edited_checkpoint_is_one_sentence(t5: Backbone, toy_csv: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change", [{"step": -5}, {"step": "x"}, {"history": 5}, {"first": None, "step": 99}], ids=str
+)
+def test_an_edited_checkpoint_is_one_sentence(
+    t5: Backbone, toy_csv: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
     with pytest.raises(KeyboardInterrupt):
         tune_config(config(toy_csv), tmp_path, watcher=Watch(7), backbone=t5)
     tensors, note = read_tensors(tmp_path / "checkpoint.safetensors")

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import softprompts
-from softprompts.api import tune_config
 from softprompts.backbone import Backbone
 from softprompts.errors import UserError
 from softprompts.prompt.prompt import plain
 from softprompts.tasks import load_task
 from softprompts.tuning import Run, run_config
+from softprompts.tuning.api import tune_config
 from softprompts.tuning.evaluate import FREE_LENGTH, Predictor
 
 TEXTS = ["what a lovely film", "never again"]
@@ -32,22 +32,30 @@ def test_it_is_learned(toy_csv: Path, tiny: Backbone) -> None:
     config = run_config(settings(toy_csv))
     run = Run(config, load_task(config.task), tiny)
     first = tiny.tokenizer.convert_tokens_to_ids("<extra_id_0>")
-    assert {tuple(ids) for ids in run.targets} == {(first, *ids) for ids in tiny.tokenise_targets(LABELS)}
+    assert {tuple(ids) for ids in run.targets} == {
+        (first, *ids) for ids in tiny.tokenise_targets(LABELS)
+    }
 
 
 def test_labels_are_scored_behind_it(tiny: Backbone) -> None:
     vectors = tiny.vectors(torch.arange(100, 104))
-    told = Predictor(tiny, plain(vectors[None]), LABELS, "labels", sentinel=True).probabilities(TEXTS)
+    told = Predictor(tiny, plain(vectors[None]), LABELS, "labels", sentinel=True).probabilities(
+        TEXTS
+    )
     first = tiny.tokenizer.convert_tokens_to_ids("<extra_id_0>")
     text = tiny.embed_rows(tiny.tokenise(TEXTS, 40))
     asked = [[first, *ids] for ids in tiny.tokenise_targets(LABELS)]
     shares = tiny.scores(vectors.expand(2, -1, -1), text, asked).softmax(1)
-    assert [list(row.values()) for row in told] == [pytest.approx(row, rel=1e-4) for row in shares.tolist()]
+    assert [list(row.values()) for row in told] == [
+        pytest.approx(row, rel=1e-4) for row in shares.tolist()
+    ]
     without = Predictor(tiny, plain(vectors[None]), LABELS, "labels").probabilities(TEXTS)
     assert abs(without[0]["positive"] - told[0]["positive"]) > 1e-3
 
 
-def test_answers_come_without_it_and_a_saved_prompt_keeps_it(toy_csv: Path, tiny: Backbone, tmp_path: Path) -> None:
+def test_answers_come_without_it_and_a_saved_prompt_keeps_it(
+    toy_csv: Path, tiny: Backbone, tmp_path: Path
+) -> None:
     tuned = tune_config(run_config(settings(toy_csv, steps=60)), tmp_path / "run", backbone=tiny)
     assert tuned.metrics["accuracy"] >= 50.0
     answers = tuned.predict(TEXTS, "generate")
@@ -59,7 +67,10 @@ def test_answers_come_without_it_and_a_saved_prompt_keeps_it(toy_csv: Path, tiny
     predictor = loaded.predictor("generate")
     text = tiny.embed_rows(tiny.tokenise(TEXTS, 40))
     vectors = loaded.prompt(text.embeds, text.mask)
-    assert tiny.generate(vectors, text, predictor.answer_length)[:, 0].tolist() == [first, first]  # the model does write it
+    assert tiny.generate(vectors, text, predictor.answer_length)[:, 0].tolist() == [
+        first,
+        first,
+    ]  # the model does write it
 
 
 def test_a_free_answer_is_as_long_as_without_it(tiny: Backbone) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from softprompts.cli import main
+from softprompts.cli.main import main
 from softprompts.files import read_tensors
-from softprompts.lock import alone_in
+from softprompts.files.lock import alone_in
 from softprompts.tuning import Run
 from softprompts.tuning.checkpoint import save_checkpoint
 from softprompts.tuning.team import Team
@@ -71,11 +71,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(start: list[str], folder: Path, *options: str, module: str = "softprompts", check: bool = True) -> subprocess.CompletedProcess[str]:
+def run(
+    start: list[str], folder: Path, *options: str, module: str = "softprompts", check: bool = True
+) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    environment = {name: value for name, value in environment.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    environment = {
+        name: value
+        for name, value in environment.items()
+        if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    }
     done = subprocess.run(
-        [*start, module, *options, "--output", str(folder)], env=environment, capture_output=True, text=True, check=False, cwd=folder.parent
+        [*start, module, *options, "--output", str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder.parent,
     )
     assert not check or done.returncode == 0, done.stderr[-3000:]
     return done
@@ -87,9 +98,16 @@ def same(one: Path, other: Path) -> None:
     assert first.keys() == second.keys()
     for name in first:
         if name.startswith(("state/", "best/")):
-            torch.testing.assert_close(first[name], second[name], rtol=1e-3, atol=1e-3, msg=lambda m, name=name: f"{name}: {m}")
+            torch.testing.assert_close(
+                first[name],
+                second[name],
+                rtol=1e-3,
+                atol=1e-3,
+                msg=lambda m, name=name: f"{name}: {m}",
+            )
     histories: list[list[dict[str, Any]]] = [
-        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in (one, other)
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (one, other)
     ]
     for mine, theirs in zip(*histories, strict=True):
         assert mine["accuracy"] == theirs["accuracy"]
@@ -104,7 +122,18 @@ def alone(folder: Path, *options: str) -> None:
 @pytest.mark.slow
 def test_two_processes_learn_what_one_does(model: Path, toy_csv: Path, tmp_path: Path) -> None:
     """22 training rows in batches of 7: the last batch of an epoch has one row, so that one process has none. SMoP draws noise."""
-    settings = ["tune", "--model", str(model), "--train", str(toy_csv), "--preset", "smop", *SETTINGS, "--accumulate", "2"]
+    settings = [
+        "tune",
+        "--model",
+        str(model),
+        "--train",
+        str(toy_csv),
+        "--preset",
+        "smop",
+        *SETTINGS,
+        "--accumulate",
+        "2",
+    ]
     alone(tmp_path / "one", *settings)
     told = run(TWO, tmp_path / "two", *settings).stdout
     assert told.count("accuracy") == 1, "one process speaks"
@@ -112,14 +141,33 @@ def test_two_processes_learn_what_one_does(model: Path, toy_csv: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_sharded_backbone_learns_what_a_whole_one_does(model: Path, toy_csv: Path, tmp_path: Path) -> None:
-    settings = ["tune", "--model", str(model), "--train", str(toy_csv), "--preset", "prompt-tuning", *SETTINGS]
+def test_a_sharded_backbone_learns_what_a_whole_one_does(
+    model: Path, toy_csv: Path, tmp_path: Path
+) -> None:
+    settings = [
+        "tune",
+        "--model",
+        str(model),
+        "--train",
+        str(toy_csv),
+        "--preset",
+        "prompt-tuning",
+        *SETTINGS,
+    ]
     alone(tmp_path / "one", *settings)
     (tmp_path / "counting.py").write_text(COUNTING)
-    run(SHARDED[:-1], tmp_path / "two", str(tmp_path), *settings, module=str(tmp_path / "counting.py"))
+    run(
+        SHARDED[:-1],
+        tmp_path / "two",
+        str(tmp_path),
+        *settings,
+        module=str(tmp_path / "counting.py"),
+    )
     for rank in (0, 1):
         shards = json.loads((tmp_path / f"counts-{rank}").read_text())["shards"]
-        assert len(shards) == sum(1 for block in random_model("t5").blocks() for _ in block.parameters())
+        assert len(shards) == sum(
+            1 for block in random_model("t5").blocks() for _ in block.parameters()
+        )
         assert set(shards) == {0.5}, "every process holds half of every layer's weights"
     same(tmp_path / "one", tmp_path / "two")
     cards = [json.loads((tmp_path / name / "prompt.json").read_text()) for name in ("one", "two")]
@@ -127,27 +175,55 @@ def test_a_sharded_backbone_learns_what_a_whole_one_does(model: Path, toy_csv: P
 
 
 @pytest.mark.slow
-def test_rows_are_shared_out_and_files_written_once(model: Path, toy_csv: Path, tmp_path: Path) -> None:
-    settings = ["tune", "--model", str(model), "--train", str(toy_csv), "--preset", "residual", *SETTINGS, "--clip", "0.5"]
+def test_rows_are_shared_out_and_files_written_once(
+    model: Path, toy_csv: Path, tmp_path: Path
+) -> None:
+    settings = [
+        "tune",
+        "--model",
+        str(model),
+        "--train",
+        str(toy_csv),
+        "--preset",
+        "residual",
+        *SETTINGS,
+        "--clip",
+        "0.5",
+    ]
     alone(tmp_path / "one", *settings)
     (tmp_path / "counting.py").write_text(COUNTING)
     counted = [str(tmp_path), *settings, "--trackers", "tensorboard"]
-    told = run([*LAUNCH, "--multi_gpu"], tmp_path / "two", *counted, module=str(tmp_path / "counting.py")).stdout
+    told = run(
+        [*LAUNCH, "--multi_gpu"], tmp_path / "two", *counted, module=str(tmp_path / "counting.py")
+    ).stdout
     assert told.count("accuracy") == 1, "one process speaks"
     same(tmp_path / "one", tmp_path / "two")
     first, second = (json.loads((tmp_path / f"counts-{rank}").read_text()) for rank in (0, 1))
     assert first["written"] == [5, 10, "prompt"]
     assert second["written"] == []
-    assert first["evaluated"] + second["evaluated"] == 2 * 2, "two held-out rows, two evaluations, each row by one process"
+    assert first["evaluated"] + second["evaluated"] == 2 * 2, (
+        "two held-out rows, two evaluations, each row by one process"
+    )
     pairs = list(zip(first["read"], second["read"], strict=True))
-    assert set(pairs) <= {(4, 3), (1, 1)}, "seven rows as four and three; of a single row the second process's copy weighs nothing"
+    assert set(pairs) <= {(4, 3), (1, 1)}, (
+        "seven rows as four and three; of a single row the second process's copy weighs nothing"
+    )
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes(
     model: Path, toy_csv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = ["tune", "--model", str(model), "--train", str(toy_csv), "--preset", "prompt-tuning", *SETTINGS]
+    settings = [
+        "tune",
+        "--model",
+        str(model),
+        "--train",
+        str(toy_csv),
+        "--preset",
+        "prompt-tuning",
+        *SETTINGS,
+    ]
 
     def stop(run: Run, folder: Path) -> None:
         save_checkpoint(run, folder)

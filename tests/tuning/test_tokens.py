@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from softprompts import api
 from softprompts.backbone import Backbone
-from softprompts.choice import from_mapping
+from softprompts.config.choice import from_mapping
 from softprompts.files import read_tensors
 from softprompts.tasks import task
-from softprompts.tuning import RunConfig, tokens
+from softprompts.tuning import RunConfig, api, tokens
 from softprompts.tuning.run import Run
 
 TEXTS = [f"text {number} " + "and more " * (number % 7) for number in range(40)]
@@ -33,7 +32,9 @@ def made(t5: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[
     return calls
 
 
-def test_ids_come_from_memory_then_from_disk(t5: Backbone, made: list[list[str]], tmp_path: Path) -> None:
+def test_ids_come_from_memory_then_from_disk(
+    t5: Backbone, made: list[list[str]], tmp_path: Path
+) -> None:
     plain = tokens.whole(t5, TEXTS)
     assert plain == [t5.tokenizer(text)["input_ids"] for text in TEXTS]
     assert tokens.whole(t5, TEXTS) is plain
@@ -57,29 +58,44 @@ def test_a_cache_that_cannot_be_written_costs_time_not_the_run(
     assert made == [TEXTS]
 
 
-def test_memory_is_bounded(t5: Backbone, made: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded(
+    t5: Backbone, made: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     lists = [[f"{word} {text}" for text in TEXTS[:10]] for word in "abc"]
     one = sum(len(row) for row in tokens.whole(t5, lists[0]))
     monkeypatch.setattr(tokens, "KEPT", int(2.5 * one))
     for texts in (lists[1], lists[0], lists[2], lists[0], lists[1]):
         tokens.whole(t5, texts)
-    assert made == [lists[0], lists[1], lists[2], lists[1]], "the one that was not asked for longest goes"
+    assert made == [lists[0], lists[1], lists[2], lists[1]], (
+        "the one that was not asked for longest goes"
+    )
     monkeypatch.setattr(tokens, "KEPT", 1)
     tokens.whole(t5, lists[2])
     assert len(tokens._kept) == 1
 
 
-def test_a_mixture_reads_what_its_tasks_read(t5: Backbone, made: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mixture_reads_what_its_tasks_read(
+    t5: Backbone, made: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     read: list[str] = []
     own = task._own
     monkeypatch.setattr(task, "_own", lambda config: (read.append(config.task), own(config))[1])
-    names = ["helpdesk/intent", "helpdesk/urgency", "helpdesk/intent+helpdesk/urgency", "helpdesk/urgency+helpdesk/intent"]
-    configs = [from_mapping(RunConfig, {"task": {"task": name}, "prompt": {"length": 2}}) for name in names]
+    names = [
+        "helpdesk/intent",
+        "helpdesk/urgency",
+        "helpdesk/intent+helpdesk/urgency",
+        "helpdesk/urgency+helpdesk/intent",
+    ]
+    configs = [
+        from_mapping(RunConfig, {"task": {"task": name}, "prompt": {"length": 2}}) for name in names
+    ]
     tasks = api._load_tasks(configs)
     assert read == names[:2]
     alone = [Run(config, each, t5) for config, each in zip(configs[:2], tasks[:2], strict=True)]
     before = len(made)
-    both, turned = (Run(config, each, t5) for config, each in zip(configs[2:], tasks[2:], strict=True))
+    both, turned = (
+        Run(config, each, t5) for config, each in zip(configs[2:], tasks[2:], strict=True)
+    )
     assert len(made) == before
     assert both.inputs == alone[0].inputs + alone[1].inputs
     assert turned.held_out == alone[1].held_out + alone[0].held_out

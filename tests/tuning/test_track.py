@@ -4,21 +4,29 @@ from pathlib import Path
 
 import pytest
 
-from softprompts.api import tune_config
 from softprompts.backbone import Backbone
-from softprompts.cli import main
+from softprompts.cli.main import main
 from softprompts.errors import UserError
 from softprompts.tuning import run_config
+from softprompts.tuning.api import tune_config
 from softprompts.tuning.track import TRACKERS, check_trackers
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_gets_losses_scores_and_settings(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
+def test_tensorboard_gets_losses_scores_and_settings(
+    t5: Backbone, toy_csv: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     task = {"train": str(toy_csv), "text": "review", "label": "mood"}
-    config = run_config({"preset": "prompt-tuning", "task": task, "tuning": {"steps": 20, "batch_size": 4, "evaluate_every": 10}})
+    config = run_config(
+        {
+            "preset": "prompt-tuning",
+            "task": task,
+            "tuning": {"steps": 20, "batch_size": 4, "evaluate_every": 10},
+        }
+    )
     tuned = tune_config(config, tmp_path / "run", backbone=t5, trackers=["tensorboard"])
     logs = EventAccumulator(str(tmp_path / "run" / "trackers" / "softprompts")).Reload()
     scores = {event.step: event.value for event in logs.Scalars("validation/accuracy")}
@@ -30,21 +38,34 @@ def test_tensorboard_gets_losses_scores_and_settings(t5: Backbone, toy_csv: Path
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_run_that_starts_anew_starts_its_log_anew(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
+def test_a_run_that_starts_anew_starts_its_log_anew(
+    t5: Backbone, toy_csv: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     task = {"train": str(toy_csv), "text": "review", "label": "mood"}
-    config = run_config({"preset": "prompt-tuning", "task": task, "tuning": {"steps": 20, "batch_size": 4, "evaluate_every": 10}})
+    config = run_config(
+        {
+            "preset": "prompt-tuning",
+            "task": task,
+            "tuning": {"steps": 20, "batch_size": 4, "evaluate_every": 10},
+        }
+    )
     for _ in range(2):
         tune_config(config, tmp_path / "run", overwrite=True, backbone=t5, trackers=["tensorboard"])
     logs = EventAccumulator(str(tmp_path / "run" / "trackers" / "softprompts")).Reload()
     assert [event.step for event in logs.Scalars("train/loss")] == [10, 20]
 
 
-def test_unknown_and_missing_trackers_are_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_and_missing_trackers_are_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["tune", "--task", "helpdesk/intent", "--trackers", "abacus"]) == 2
-    assert "There is no tracker 'abacus'; choose among tensorboard, wandb, mlflow, trackio" in capsys.readouterr().err
+    assert (
+        "There is no tracker 'abacus'; choose among tensorboard, wandb, mlflow, trackio"
+        in capsys.readouterr().err
+    )
     import accelerate.tracking
 
     monkeypatch.setattr(accelerate.tracking, "get_available_trackers", list)

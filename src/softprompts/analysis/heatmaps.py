@@ -27,7 +27,9 @@ def check() -> None:
         import matplotlib.figure  # noqa: F401
         import scipy.cluster.hierarchy  # noqa: F401
     except ImportError:
-        raise UserError("The report's pictures need matplotlib and scipy; install them with pip install 'softprompts[plots]'.") from None
+        raise UserError(
+            "The report's pictures need matplotlib and scipy; install them with pip install 'softprompts[plots]'."
+        ) from None
 
 
 def save(figure: "Figure", folder: Path, name: str) -> list[str]:
@@ -36,12 +38,18 @@ def save(figure: "Figure", folder: Path, name: str) -> list[str]:
 
     png, svg = f"{name}.png", f"{name}.svg"
     write_atomically(folder / png, lambda place: figure.savefig(place, format="png", dpi=150))
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):  # text stays text, and the same numbers give the same file
-        write_atomically(folder / svg, lambda place: figure.savefig(place, format="svg", metadata={"Date": None}))
+    with rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": name}
+    ):  # text stays text, and the same numbers give the same file
+        write_atomically(
+            folder / svg, lambda place: figure.savefig(place, format="svg", metadata={"Date": None})
+        )
     return [png, svg]
 
 
-def error_reductions(values: Values, sources: Sequence[str], targets: Sequence[str], weak: Collection[str] = ()) -> "Figure":
+def error_reductions(
+    values: Values, sources: Sequence[str], targets: Sequence[str], weak: Collection[str] = ()
+) -> "Figure":
     """Relative error reduction in percent, sources x targets: blue is better than the baseline, red is worse, empty is not finished.
 
     Columns of weak targets are faded, for no verdict rests on them.
@@ -52,17 +60,34 @@ def error_reductions(values: Values, sources: Sequence[str], targets: Sequence[s
     # One cell that fell apart must not take the colour from all others, so the scale ends at most cells' size.
     limit = max(float(np.percentile(known, 90)), 1.0) if known.size else 1.0
     width, height = _inches(sources, targets)
-    figure = Figure(figsize=(max(width + 1.2, 5.5), height + (0.7 if weak else 0.4)), layout="constrained")
+    figure = Figure(
+        figsize=(max(width + 1.2, 5.5), height + (0.7 if weak else 0.4)), layout="constrained"
+    )
     axes = figure.add_subplot()
     labels = [name + WEAK if name in weak else name for name in targets]
     faded = [place for place, name in enumerate(targets) if name in weak]
     form = "{:z.0f}" if limit >= 10 else "{:z.1f}"
-    _cells(axes, values, sources, labels, ("RdBu", -limit, limit), form, "relative error reduction (%)", faded)
+    _cells(
+        axes,
+        values,
+        sources,
+        labels,
+        ("RdBu", -limit, limit),
+        form,
+        "relative error reduction (%)",
+        faded,
+    )
     axes.set(xlabel="target", ylabel="source")
-    figure.suptitle("Relative error reduction (%) against the target's baseline", fontsize=10, x=0.01, ha="left")
+    figure.suptitle(
+        "Relative error reduction (%) against the target's baseline", fontsize=10, x=0.01, ha="left"
+    )
     if weak:
         figure.supxlabel(
-            f"{WEAK} faded: baseline not over the majority class by two standard errors", fontsize=8, color="0.35", x=0.01, ha="left"
+            f"{WEAK} faded: baseline not over the majority class by two standard errors",
+            fontsize=8,
+            color="0.35",
+            x=0.01,
+            ha="left",
         )
     return figure
 
@@ -73,24 +98,49 @@ def clusters(values: Values, tasks: Sequence[str], title: str) -> "tuple[Figure,
     from scipy.cluster.hierarchy import dendrogram, linkage
     from scipy.spatial.distance import squareform
 
-    apart = np.array([[1 - value if value is not None and i != j else 0.0 for j, value in enumerate(row)] for i, row in enumerate(values)])
-    tree = linkage(squareform((apart + apart.T) / 2, checks=False), "average", optimal_ordering=True)
+    apart = np.array(
+        [
+            [1 - value if value is not None and i != j else 0.0 for j, value in enumerate(row)]
+            for i, row in enumerate(values)
+        ]
+    )
+    tree = linkage(
+        squareform((apart + apart.T) / 2, checks=False), "average", optimal_ordering=True
+    )
     leaves = dendrogram(tree, no_plot=True)
     order = leaves["leaves"]
     width, height = _inches(tasks, tasks)
     figure = Figure(figsize=(max(width + 2.2, 5.5), height + 0.4), layout="constrained")
     branches, axes = figure.subplots(1, 2, width_ratios=[1.3, width], sharey=True)
     _tree(branches, leaves["dcoord"], leaves["icoord"], tree[:, 2])
-    off = [value for i, row in enumerate(values) for j, value in enumerate(row) if value is not None and i != j]
+    off = [
+        value
+        for i, row in enumerate(values)
+        for j, value in enumerate(row)
+        if value is not None and i != j
+    ]
     names = [tasks[i] for i in order]
-    _cells(axes, [[values[i][j] for j in order] for i in order], names, names, ("cividis", min(off), max(off)), "{:z.2f}", "similarity")
+    _cells(
+        axes,
+        [[values[i][j] for j in order] for i in order],
+        names,
+        names,
+        ("cividis", min(off), max(off)),
+        "{:z.2f}",
+        "similarity",
+    )
     axes.yaxis.set_label_position("right")
     axes.tick_params(axis="y", labelleft=False, labelright=True)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     return figure, names
 
 
-def _tree(axes: "Axes", depths: Sequence[Sequence[float]], places: Sequence[Sequence[float]], merges: "np.ndarray[Any, Any]") -> None:
+def _tree(
+    axes: "Axes",
+    depths: Sequence[Sequence[float]],
+    places: Sequence[Sequence[float]],
+    merges: "np.ndarray[Any, Any]",
+) -> None:
     """The branches, from a bit below the smallest merge to the largest: an axis from 0 would press merges of like depth into one bar."""
     low, high = float(merges.min()), float(merges.max())
     margin = 0.1 * (high - low or high or 1.0)
@@ -105,11 +155,15 @@ def _tree(axes: "Axes", depths: Sequence[Sequence[float]], places: Sequence[Sequ
     axes.set_xlabel("1 - similarity", fontsize=8)
 
 
-def scatters(correlations: Sequence[Correlation], title: str, weak: Collection[str] = ()) -> "Figure":
+def scatters(
+    correlations: Sequence[Correlation], title: str, weak: Collection[str] = ()
+) -> "Figure":
     """A small picture per target: similarity of each source prompt against what starting from it gave, with r and p."""
     from matplotlib.figure import Figure
 
-    columns = min(6, max(1, math.ceil(math.sqrt(len(correlations) * 2.5))), max(1, len(correlations)))
+    columns = min(
+        6, max(1, math.ceil(math.sqrt(len(correlations) * 2.5))), max(1, len(correlations))
+    )
     rows = max(1, math.ceil(len(correlations) / columns))
     figure = Figure(figsize=(2.7 * columns + 0.4, 2.5 * rows + 0.6), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False).flatten()
@@ -124,7 +178,10 @@ def scatters(correlations: Sequence[Correlation], title: str, weak: Collection[s
 
 
 def _scatter(axes: "Axes", found: Correlation, weak: bool) -> None:
-    x, y = np.array([point.similarity for point in found.points]), np.array([point.reduction for point in found.points])
+    x, y = (
+        np.array([point.similarity for point in found.points]),
+        np.array([point.reduction for point in found.points]),
+    )
     colour = "0.55" if weak else "#0072B2"
     axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
     axes.scatter(x, y, s=12, color=colour, alpha=0.75, linewidths=0)
@@ -133,12 +190,22 @@ def _scatter(axes: "Axes", found: Correlation, weak: bool) -> None:
         slope, offset = np.polyfit(x, y, 1)
         ends = np.array([x.min(), x.max()])
         axes.plot(ends, slope * ends + offset, color="#D55E00", linewidth=1.2)
-        told = f"r = {found.pearson:.2f}, " + (f"p = {found.pearson_p:.3f}" if found.pearson_p >= 0.001 else "p < 0.001")
+        told = f"r = {found.pearson:.2f}, " + (
+            f"p = {found.pearson_p:.3f}" if found.pearson_p >= 0.001 else "p < 0.001"
+        )
     axes.set_title(f"{found.target}{WEAK + ' (too weak)' if weak else ''}\n{told}", fontsize=8)
     if len(y):
         best = int(y.argmax())
         side = "right" if x[best] > (x.min() + x.max()) / 2 else "left"
-        axes.annotate(found.points[best].source, (x[best], y[best]), (0, 4), textcoords="offset points", fontsize=6, ha=side, color="0.25")
+        axes.annotate(
+            found.points[best].source,
+            (x[best], y[best]),
+            (0, 4),
+            textcoords="offset points",
+            fontsize=6,
+            ha=side,
+            color="0.25",
+        )
     axes.tick_params(labelsize=7)
     axes.margins(0.08, 0.12)
     axes.spines[["top", "right"]].set_visible(False)
@@ -146,8 +213,12 @@ def _scatter(axes: "Axes", found: Correlation, weak: bool) -> None:
 
 def _inches(rows: Sequence[str], columns: Sequence[str]) -> tuple[float, float]:
     """Room for the cells and for the longest names beside and below them."""
-    beside, below = (max((len(name) for name in names), default=0) * 0.075 for names in (rows, columns))
-    return max(CELL * len(columns), 2.0) + beside + 0.5, max(CELL * 0.8 * len(rows), 1.5) + below + 0.5
+    beside, below = (
+        max((len(name) for name in names), default=0) * 0.075 for names in (rows, columns)
+    )
+    return max(CELL * len(columns), 2.0) + beside + 0.5, max(
+        CELL * 0.8 * len(rows), 1.5
+    ) + below + 0.5
 
 
 def _cells(
@@ -166,22 +237,37 @@ def _cells(
 
     name, low, high = colours
     scale, shades = Normalize(low, max(high, low + 1e-6), clip=True), colormaps[name]
-    numbers = np.array([[math.nan if value is None else value for value in row] for row in values], dtype=float).reshape(
-        len(rows), len(columns)
-    )
+    numbers = np.array(
+        [[math.nan if value is None else value for value in row] for row in values], dtype=float
+    ).reshape(len(rows), len(columns))
     extend = ("neither", "min", "max", "both")[
-        int(np.nanmin(numbers, initial=low) < low) + 2 * int(np.nanmax(numbers, initial=high) > high)
+        int(np.nanmin(numbers, initial=low) < low)
+        + 2 * int(np.nanmax(numbers, initial=high) > high)
     ]
-    mesh = axes.pcolormesh(np.ma.masked_invalid(numbers), cmap=name, norm=scale, edgecolors="white", linewidth=0.6)
+    mesh = axes.pcolormesh(
+        np.ma.masked_invalid(numbers), cmap=name, norm=scale, edgecolors="white", linewidth=0.6
+    )
     for (row, column), value in np.ndenumerate(numbers):
         if not math.isnan(value):
             red, green, blue, _ = shades(scale(value))
             dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
             colour = "0.25" if column in faded else "w" if dark else "k"
-            axes.text(column + 0.5, row + 0.5, form.format(value), ha="center", va="center", fontsize=7.5, color=colour)
+            axes.text(
+                column + 0.5,
+                row + 0.5,
+                form.format(value),
+                ha="center",
+                va="center",
+                fontsize=7.5,
+                color=colour,
+            )
     for column in faded:
-        axes.axvspan(column, column + 1, color="white", alpha=FADE, linewidth=0)  # over the colours, under the numbers
-    axes.patch.set(facecolor="0.97", edgecolor="0.8", hatch="////", linewidth=0)  # seen through the empty cells, not to be taken for a 0
+        axes.axvspan(
+            column, column + 1, color="white", alpha=FADE, linewidth=0
+        )  # over the colours, under the numbers
+    axes.patch.set(
+        facecolor="0.97", edgecolor="0.8", hatch="////", linewidth=0
+    )  # seen through the empty cells, not to be taken for a 0
     axes.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=90, fontsize=8)
     axes.set_yticks(np.arange(len(rows)) + 0.5, rows, fontsize=8)
     axes.tick_params(length=0)

@@ -44,16 +44,33 @@ def retrieval_table(
     single source is chosen by its mean over these targets, or over those of `chosen_by`.
     """
     ks = sorted({k for k in ks if k <= len(scores.sources) * len(scores.seeds)})
-    table = [_method(scores, "baseline", None, None, {target: scores.baseline(target) for target in targets})]
+    table = [
+        _method(
+            scores, "baseline", None, None, {target: scores.baseline(target) for target in targets}
+        )
+    ]
     for similarity in similarities:
         for k in ks:
             best = {target: best_of_top(scores, similarity, target, k) for target in targets}
             missing = sum(missing for _, missing in best.values())
-            table.append(_method(scores, "best of top-k", similarity.name, k, {name: seeds for name, (seeds, _) in best.items()}, missing))
+            table.append(
+                _method(
+                    scores,
+                    "best of top-k",
+                    similarity.name,
+                    k,
+                    {name: seeds for name, (seeds, _) in best.items()},
+                    missing,
+                )
+            )
     # What is the same for every seed of the target is told without a spread, as if of one seed.
     cells = {target: found for target in targets if (found := _others(scores, target))}
     for k in ks:
-        drawn = {target: {0: expected_best(found, k)} for target, found in cells.items() if len(found) >= k}
+        drawn = {
+            target: {0: expected_best(found, k)}
+            for target, found in cells.items()
+            if len(found) >= k
+        }
         table.append(_method(scores, "best of k at random", None, k, drawn))
     table += [_method(scores, *key, found) for key, found in _tuned(retrieval, targets).items()]
     table += _single(scores, targets, best_source(scores, chosen_by or targets))
@@ -64,13 +81,19 @@ def retrieval_table(
 
 def best_source(scores: Scores, targets: Sequence[str]) -> str | None:
     """The source that is best for all these targets: the largest mean change of their scores. One that lacks a target is not chosen."""
-    known = {target: task.score.mean for target in targets if (task := scores.targets[target]).score is not None}
+    known = {
+        target: task.score.mean
+        for target in targets
+        if (task := scores.targets[target]).score is not None
+    }
     means = {}
     for source in scores.sources:
         others = [target for target in known if target != source]
         cells = {target: cell for target in others if (cell := scores.cell(source, target))}
         if others and len(cells) == len(others):
-            means[source] = fmean(fmean(cell.values()) - known[target] for target, cell in cells.items())
+            means[source] = fmean(
+                fmean(cell.values()) - known[target] for target, cell in cells.items()
+            )
     return max(means, key=lambda source: (means[source], source), default=None)
 
 
@@ -83,7 +106,9 @@ def _single(scores: Scores, targets: Sequence[str], source: str | None) -> list[
     return [dataclasses.replace(row, source=source)]
 
 
-def _tuned(retrieval: Iterable[Record], targets: Sequence[str]) -> dict[tuple[str, str | None, int], dict[str, dict[int, float]]]:
+def _tuned(
+    retrieval: Iterable[Record], targets: Sequence[str]
+) -> dict[tuple[str, str | None, int], dict[str, dict[int, float]]]:
     """The scores of the tuned methods by target and seed."""
     found: dict[tuple[str, str | None, int], dict[str, dict[int, float]]] = {}
     for record in retrieval:
@@ -94,16 +119,22 @@ def _tuned(retrieval: Iterable[Record], targets: Sequence[str]) -> dict[tuple[st
     return found
 
 
-def best_of_top(scores: Scores, similarities: Similarities, target: str, k: int) -> tuple[Seeds, int]:
+def best_of_top(
+    scores: Scores, similarities: Similarities, target: str, k: int
+) -> tuple[Seeds, int]:
     """The best validation score among the k most similar source prompts, by seed of the target's embedding; and how many cells are missing.
 
     All seeds of all sources are ranked together (48 source prompts in the paper).
     """
-    prompts = [(source, seed) for source in scores.sources if source != target for seed in scores.seeds]
+    prompts = [
+        (source, seed) for source in scores.sources if source != target for seed in scores.seeds
+    ]
     found, missing = {}, 0
     for run in similarities.of(target):
         chosen = similarities.ranked(run, prompts)[:k]
-        reached = [cell[seed] for source, seed in chosen if seed in (cell := scores.cell(source, target))]
+        reached = [
+            cell[seed] for source, seed in chosen if seed in (cell := scores.cell(source, target))
+        ]
         missing += len(chosen) - len(reached)
         if reached:
             found[run[1]] = max(reached)
@@ -118,14 +149,26 @@ def expected_best(scores: Sequence[float], k: int) -> float:
 
 def _others(scores: Scores, target: str) -> list[float]:
     """The finished cells of a target, those of the target on itself left out."""
-    return [score for source in scores.sources if source != target for score in scores.cell(source, target).values()]
+    return [
+        score
+        for source in scores.sources
+        if source != target
+        for score in scores.cell(source, target).values()
+    ]
 
 
 def _prompts(scores: Scores, target: str) -> int:
     return len(scores.seeds) * sum(source != target for source in scores.sources)
 
 
-def _method(scores: Scores, method: str, similarity: str | None, k: int | None, found: Mapping[str, Seeds], missing: int = 0) -> Method:
+def _method(
+    scores: Scores,
+    method: str,
+    similarity: str | None,
+    k: int | None,
+    found: Mapping[str, Seeds],
+    missing: int = 0,
+) -> Method:
     """A row from the scores that a method reached by target and seed."""
     reached: dict[str, Seeds] = {}
     changes: dict[str, Seeds] = {}
@@ -136,8 +179,19 @@ def _method(scores: Scores, method: str, similarity: str | None, k: int | None, 
             reached[name] = seeds
             changes[name] = {seed: score - target.score.mean for seed, score in seeds.items()}
             if target.score.mean < 100:
-                reductions[name] = {seed: target.reduction(score) or 0.0 for seed, score in seeds.items()}
-    return Method(method, similarity, k, len(reached), _over(reached), _over(changes), _over(reductions), missing)
+                reductions[name] = {
+                    seed: target.reduction(score) or 0.0 for seed, score in seeds.items()
+                }
+    return Method(
+        method,
+        similarity,
+        k,
+        len(reached),
+        _over(reached),
+        _over(changes),
+        _over(reductions),
+        missing,
+    )
 
 
 def _over(found: Mapping[str, Seeds]) -> Spread | None:
@@ -146,4 +200,8 @@ def _over(found: Mapping[str, Seeds]) -> Spread | None:
         return None
     common = set.intersection(*(set(seeds) for seeds in found.values()))
     means = [fmean(seeds[seed] for seeds in found.values()) for seed in sorted(common)]
-    return Spread(fmean(fmean(seeds.values()) for seeds in found.values()), stdev(means) if len(means) > 1 else None, len(means))
+    return Spread(
+        fmean(fmean(seeds.values()) for seeds in found.values()),
+        stdev(means) if len(means) > 1 else None,
+        len(means),
+    )

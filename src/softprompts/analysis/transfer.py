@@ -96,7 +96,9 @@ class Cell:
     target: str
     score: Spread | None
     reduction: Spread | None
-    p: float | None  # of as large a difference from the baseline by chance (Welch's t, two-sided); None with one seed
+    p: (
+        float | None
+    )  # of as large a difference from the baseline by chance (Welch's t, two-sided); None with one seed
 
     @property
     def clear(self) -> bool:
@@ -112,17 +114,30 @@ class Scores:
         for record in records:
             key = (record["source"], record["target"], record["seed"])
             if key in told:
-                raise UserError(f"The cell of source {key[0]}, target {key[1]}, seed {key[2]} is told twice; keep one record of it.")
+                raise UserError(
+                    f"The cell of source {key[0]}, target {key[1]}, seed {key[2]} is told twice; keep one record of it."
+                )
             told[key] = finite(record["score"])
             if told[key] is not None:
-                judged = (key[0] if key[1] is None else None, key[1])  # every run of a target is judged on the same rows
-                facts.setdefault(judged, (float(record["majority"]), int(record["rows"]), record.get("metric")))
+                judged = (
+                    key[0] if key[1] is None else None,
+                    key[1],
+                )  # every run of a target is judged on the same rows
+                facts.setdefault(
+                    judged, (float(record["majority"]), int(record["rows"]), record.get("metric"))
+                )
         self.sources = list(dict.fromkeys(source for source, _, _ in told if source is not None))
         self.seeds = sorted({seed for _, _, seed in told})
         self._scores = {key: score for key, score in told.items() if score is not None}
         targets = dict.fromkeys(target for _, target, _ in told if target is not None)
-        self.targets = {name: Task(name, spread(self.baseline(name).values()), *facts.get((None, name), ())) for name in targets}
-        self.own = {name: Task(name, spread(self._seeds(name, None).values()), *facts.get((name, None), ())) for name in self.sources}
+        self.targets = {
+            name: Task(name, spread(self.baseline(name).values()), *facts.get((None, name), ()))
+            for name in targets
+        }
+        self.own = {
+            name: Task(name, spread(self._seeds(name, None).values()), *facts.get((name, None), ()))
+            for name in self.sources
+        }
 
     def baseline(self, target: str) -> Seeds:
         return self._seeds(None, target)
@@ -131,12 +146,20 @@ class Scores:
         return self._seeds(source, target)
 
     def _seeds(self, source: str | None, target: str | None) -> Seeds:
-        return {seed: self._scores[source, target, seed] for seed in self.seeds if (source, target, seed) in self._scores}
+        return {
+            seed: self._scores[source, target, seed]
+            for seed in self.seeds
+            if (source, target, seed) in self._scores
+        }
 
     def summary(self, source: str, target: str) -> Cell:
         """One cell of the heatmap: means over seeds."""
         task, scores = self.targets[target], self.cell(source, target)
-        reductions = [reduction for score in scores.values() if (reduction := task.reduction(score)) is not None]
+        reductions = [
+            reduction
+            for score in scores.values()
+            if (reduction := task.reduction(score)) is not None
+        ]
         score = spread(scores.values())
         return Cell(source, target, score, spread(reductions), _welch(score, task.score))
 
@@ -148,8 +171,16 @@ class Scores:
     def missing(self) -> dict[str, int]:
         """How many baselines and cells the study still lacks, of sources x targets x seeds; a task on itself is not expected."""
         baselines = sum(len(self.seeds) - len(self.baseline(target)) for target in self.targets)
-        pairs = [(source, target) for source in self.sources for target in self.targets if source != target]
-        return {"baselines": baselines, "cells": sum(len(self.seeds) - len(self.cell(*pair)) for pair in pairs)}
+        pairs = [
+            (source, target)
+            for source in self.sources
+            for target in self.targets
+            if source != target
+        ]
+        return {
+            "baselines": baselines,
+            "cells": sum(len(self.seeds) - len(self.cell(*pair)) for pair in pairs),
+        }
 
     @property
     def expected(self) -> int:
@@ -170,14 +201,22 @@ def _welch(one: Spread | None, other: Spread | None) -> float | None:
         return 1.0
     if one.std == other.std == 0:
         return None  # where no seed differs, nothing tells how much chance would
-    return float(_stats().ttest_ind_from_stats(one.mean, one.std, one.runs, other.mean, other.std, other.runs, equal_var=False).pvalue)
+    return float(
+        _stats()
+        .ttest_ind_from_stats(
+            one.mean, one.std, one.runs, other.mean, other.std, other.runs, equal_var=False
+        )
+        .pvalue
+    )
 
 
 def _stats() -> Any:
     try:
         from scipy import stats
     except ImportError:
-        raise UserError("Correlations and p values need scipy; install it with pip install 'softprompts[plots]'.") from None
+        raise UserError(
+            "Correlations and p values need scipy; install it with pip install 'softprompts[plots]'."
+        ) from None
     return stats
 
 
@@ -186,12 +225,19 @@ class Similarities:
 
     def __init__(self, embeddings: Iterable[Record], name: str) -> None:
         if name not in SIMILARITIES:
-            raise UserError(f"There is no similarity {name}; choose one of {', '.join(SIMILARITIES)}.")
+            raise UserError(
+                f"There is no similarity {name}; choose one of {', '.join(SIMILARITIES)}."
+            )
         vectors: dict[Run, Tensor] = {}
         for embedding in embeddings:
-            vectors.setdefault((embedding["task"], embedding["seed"]), embedding["vectors"].detach().double().flatten(0, -2))
+            vectors.setdefault(
+                (embedding["task"], embedding["seed"]),
+                embedding["vectors"].detach().double().flatten(0, -2),
+            )
         if len({tokens.shape[1] for tokens in vectors.values()}) > 1:
-            raise UserError("Task embeddings of different widths cannot be compared; report on one backbone at a time.")
+            raise UserError(
+                "Task embeddings of different widths cannot be compared; report on one backbone at a time."
+            )
         self.name = name
         self.tasks = list(dict.fromkeys(task for task, _ in vectors))
         self.runs = sorted(vectors, key=lambda run: (self.tasks.index(run[0]), run[1]))
@@ -199,7 +245,9 @@ class Similarities:
         self._between: dict[tuple[Run, Run], float] = {}
         for i, one in enumerate(self.runs):
             for other in self.runs[i:]:
-                self._between[one, other] = self._between[other, one] = similarity(vectors[one], vectors[other])
+                self._between[one, other] = self._between[other, one] = similarity(
+                    vectors[one], vectors[other]
+                )
 
     def of(self, task: str) -> list[Run]:
         return [run for run in self.runs if run[0] == task]
@@ -225,7 +273,10 @@ class Similarities:
         """The source prompts that have an embedding, the most similar to this run of the target first."""
         if target not in self.runs:
             return []
-        return sorted((prompt for prompt in prompts if prompt in self.runs), key=lambda prompt: (-self._between[prompt, target], prompt))
+        return sorted(
+            (prompt for prompt in prompts if prompt in self.runs),
+            key=lambda prompt: (-self._between[prompt, target], prompt),
+        )
 
 
 @dataclass(frozen=True)
@@ -261,22 +312,42 @@ def correlation(scores: Scores, similarities: Similarities, target: str) -> Corr
     points = []
     for source in scores.sources:
         for seed, score in scores.cell(source, target).items():
-            similarity, reduction = similarities.to_target((source, seed), target), scores.targets[target].reduction(score)
+            similarity, reduction = (
+                similarities.to_target((source, seed), target),
+                scores.targets[target].reduction(score),
+            )
             if source != target and similarity is not None and reduction is not None:
                 points.append(Point(source, seed, similarity, reduction))
-    every = _correlated([point.similarity for point in points], [point.reduction for point in points])
-    groups = [[point for point in points if point.source == source] for source in dict.fromkeys(point.source for point in points)]
-    means = [(fmean(point.similarity for point in group), fmean(point.reduction for point in group)) for group in groups]
-    of_sources = _correlated([similarity for similarity, _ in means], [reduction for _, reduction in means])
+    every = _correlated(
+        [point.similarity for point in points], [point.reduction for point in points]
+    )
+    groups = [
+        [point for point in points if point.source == source]
+        for source in dict.fromkeys(point.source for point in points)
+    ]
+    means = [
+        (fmean(point.similarity for point in group), fmean(point.reduction for point in group))
+        for group in groups
+    ]
+    of_sources = _correlated(
+        [similarity for similarity, _ in means], [reduction for _, reduction in means]
+    )
     return Correlation(target, tuple(points), *every, len(means), *of_sources[:2])
 
 
-def _correlated(x: Sequence[float], y: Sequence[float]) -> tuple[float | None, float | None, float | None, float | None]:
+def _correlated(
+    x: Sequence[float], y: Sequence[float]
+) -> tuple[float | None, float | None, float | None, float | None]:
     # Two points always lie on a line, and a constant correlates with nothing.
     if len(x) < 3 or _constant(x) or _constant(y):
         return None, None, None, None
     pearson, spearman = _stats().pearsonr(x, y), _stats().spearmanr(x, y)
-    return float(pearson.statistic), float(pearson.pvalue), float(spearman.statistic), float(spearman.pvalue)
+    return (
+        float(pearson.statistic),
+        float(pearson.pvalue),
+        float(spearman.statistic),
+        float(spearman.pvalue),
+    )
 
 
 def _constant(values: Sequence[float]) -> bool:

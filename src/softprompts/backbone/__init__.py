@@ -7,4 +7,14 @@ from .load import DEFAULT, examine, load_backbone
 from .masked import Masked
 from .rows import Losses, Text
 
-__all__ = ["DEFAULT", "Backbone", "Causal", "EncoderDecoder", "Losses", "Masked", "Text", "examine", "load_backbone"]
+__all__ = [
+    "DEFAULT",
+    "Backbone",
+    "Causal",
+    "EncoderDecoder",
+    "Losses",
+    "Masked",
+    "Text",
+    "examine",
+    "load_backbone",
+]

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import NewGELUActivation
 
-from ..devices import sent
 from ..errors import UserError
+from .device import sent
 from .dropout import Counted, recomputed
 from .memory import Memory
 from .rows import Candidates, Losses, Place, Text
@@ -42,7 +42,13 @@ class Head(Protocol):
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """The layers of a transformer, from the input on: what stands in lists that are in no other's."""
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    inner = {id(part) for stack in stacks for block in stack for part in block.modules() if part is not block}
+    inner = {
+        id(part)
+        for stack in stacks
+        for block in stack
+        for part in block.modules()
+        if part is not block
+    }
     return [block for stack in stacks if id(stack) not in inner for block in stack]
 
 
@@ -91,7 +97,9 @@ class Backbone(ABC):
             import resource
         except ImportError:
             return None
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+            2**30 if sys.platform == "darwin" else 2**20
+        )
 
     def forget(self) -> None:
         """Give back memory that was kept to save time."""
@@ -103,7 +111,9 @@ class Backbone(ABC):
         self.tokenizer = tokenizer
         self.name = name
         self.embedding: nn.Module = model.get_input_embeddings()
-        self.vocabulary, self.hidden = (int(side) for side in cast(Tensor, self.embedding.weight).shape)
+        self.vocabulary, self.hidden = (
+            int(side) for side in cast(Tensor, self.embedding.weight).shape
+        )
 
     # -- words ---------------------------------------------------------------------------------------------------------------
 
@@ -113,7 +123,10 @@ class Backbone(ABC):
 
     @property
     def dtype(self) -> str:
-        return next((name for name, dtype in DTYPES.items() if dtype == self.model.dtype), str(self.model.dtype))
+        return next(
+            (name for name, dtype in DTYPES.items() if dtype == self.model.dtype),
+            str(self.model.dtype),
+        )
 
     def vectors(self, ids: Tensor) -> Tensor:
         """Input embeddings in float32 on the CPU, as the model sees them (BART scales its own): [...] -> [..., H]."""
@@ -123,7 +136,9 @@ class Backbone(ABC):
     def common_pieces(self, population: int) -> Tensor:
         """Ids of the commonest usable pieces, by the rule of `vocabulary.py` [N]; all usable ones when `population` is 0."""
         if population not in self._pieces:
-            self._pieces[population] = torch.tensor(common_pieces(self.tokenizer, self.vocabulary, population))
+            self._pieces[population] = torch.tensor(
+                common_pieces(self.tokenizer, self.vocabulary, population)
+            )
         return self._pieces[population]
 
     @cached_property
@@ -146,16 +161,31 @@ class Backbone(ABC):
     def fingerprint(self) -> str:
         """What a prompt was tuned on: sizes, input embeddings and last block, hashed as bf16, so that the load dtype does not matter."""
         digest = hashlib.sha256(json.dumps(self.sizes(), sort_keys=True).encode())
-        parts = {"embeddings": cast(Tensor, self.embedding.weight), **dict(self.last_block().named_parameters())}
+        parts = {
+            "embeddings": cast(Tensor, self.embedding.weight),
+            **dict(self.last_block().named_parameters()),
+        }
         for name, tensor in sorted(parts.items()):
             digest.update(name.encode())
-            digest.update(tensor.detach().to(torch.bfloat16).contiguous().view(torch.uint8).cpu().numpy().tobytes())
+            digest.update(
+                tensor.detach()
+                .to(torch.bfloat16)
+                .contiguous()
+                .view(torch.uint8)
+                .cpu()
+                .numpy()
+                .tobytes()
+            )
         return digest.hexdigest()[:32]
 
     def sizes(self) -> dict[str, Any]:
         """The settings that make two models of one type differ; a family names them, because other keys come and go with versions."""
         config = self.model.config.to_dict()
-        return {key: config[key] for key in ("model_type", "vocab_size", *self.size_keys) if isinstance(config.get(key), (int, str))}
+        return {
+            key: config[key]
+            for key in ("model_type", "vocab_size", *self.size_keys)
+            if isinstance(config.get(key), (int, str))
+        }
 
     @property
     def features(self) -> int:
@@ -166,12 +196,18 @@ class Backbone(ABC):
 
     def whole(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text with its special tokens, however long."""
-        return [list(ids) for ids in self.tokenizer(list(texts), verbose=False)["input_ids"]] if texts else []
+        return (
+            [list(ids) for ids in self.tokenizer(list(texts), verbose=False)["input_ids"]]
+            if texts
+            else []
+        )
 
     def cut(self, row: Sequence[int], budget: int) -> list[int]:
         """A row cut to `budget` tokens; the tokens that close it stay."""
         if budget < 2:
-            raise UserError(f"The prompt leaves {max(budget, 0)} tokens for the text; raise --max-length or shorten the prompt.")
+            raise UserError(
+                f"The prompt leaves {max(budget, 0)} tokens for the text; raise --max-length or shorten the prompt."
+            )
         if len(row) <= budget:
             return row if isinstance(row, list) else list(row)  # runs on the same texts share them
         closing = self.surround[1]
@@ -231,7 +267,9 @@ class Backbone(ABC):
         if place == "prefix":
             return None
         opening, closing = self.surround
-        return torch.full_like(mask[:, 0], opening) if place == "after-bos" else mask.sum(1) - closing
+        return (
+            torch.full_like(mask[:, 0], opening) if place == "after-bos" else mask.sum(1) - closing
+        )
 
     @cached_property
     def surround(self) -> tuple[int, int]:
@@ -249,7 +287,9 @@ class Backbone(ABC):
     @property
     def pad(self) -> int:
         pad = getattr(self.tokenizer, "pad_token_id", None)
-        return int(pad if pad is not None else getattr(self.model.config, "pad_token_id", None) or 0)
+        return int(
+            pad if pad is not None else getattr(self.model.config, "pad_token_id", None) or 0
+        )
 
     @property
     def unknown(self) -> int | None:
@@ -259,9 +299,20 @@ class Backbone(ABC):
     @property
     def longest(self) -> int | None:
         """The most positions the model can take; None where there is no limit, as in T5, which knows only distances."""
-        config = self.model.config.get_text_config() if not self.model.config.is_encoder_decoder else self.model.config
+        config = (
+            self.model.config.get_text_config()
+            if not self.model.config.is_encoder_decoder
+            else self.model.config
+        )
         names = ("max_position_embeddings", "max_encoder_position_embeddings", "max_seq_len")
-        return next((getattr(config, name) for name in names if isinstance(getattr(config, name, None), int)), None)
+        return next(
+            (
+                getattr(config, name)
+                for name in names
+                if isinstance(getattr(config, name, None), int)
+            ),
+            None,
+        )
 
     @property
     def room(self) -> int:
@@ -271,7 +322,9 @@ class Backbone(ABC):
     def budget(self, prompt_length: int, max_length: int, target_length: int) -> int:
         """The tokens left for a text: `max_length` counts the prompt, and the target where it stands in the same sequence."""
         if self.longest is not None and max_length > self.longest:
-            raise UserError(f"{self.name} takes at most {self.longest} tokens; lower --max-length from {max_length}.")
+            raise UserError(
+                f"{self.name} takes at most {self.longest} tokens; lower --max-length from {max_length}."
+            )
         return max_length - prompt_length
 
     # -- answers -------------------------------------------------------------------------------------------------------------
@@ -283,14 +336,23 @@ class Backbone(ABC):
     def answering(self, head: Head | None, labels: Sequence[str]) -> "Backbone":
         """The same frozen model, answering by `head` where one is given."""
         if head is not None:
-            raise UserError(f"{self.name} answers in its own words; a linear head is for encoder-only models: leave --prompt.head out.")
+            raise UserError(
+                f"{self.name} answers in its own words; a linear head is for encoder-only models: leave --prompt.head out."
+            )
         return self
 
     @abstractmethod
     def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:
         """The loss of each row's target after [prompt; text]: prompt [B, P, H]."""
 
-    def gradients(self, vectors: Tensor, text: Text, targets: Sequence[Sequence[int]], weight: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    def gradients(
+        self,
+        vectors: Tensor,
+        text: Text,
+        targets: Sequence[Sequence[int]],
+        weight: Tensor,
+        z: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """Each row's summed negative log-likelihood [B], and the gradient of sum(weight * nll + z * squares) by the vectors [B, P, H].
 
         What else learns (a head, the model itself) gets its gradient too.
@@ -298,14 +360,18 @@ class Backbone(ABC):
         vectors = vectors.detach().requires_grad_()
         losses = self.losses(vectors, text, targets)
         (losses.nll * weight + losses.z * z).sum().backward()  # type: ignore[no-untyped-call]
-        return losses.nll.detach(), torch.zeros_like(vectors) if vectors.grad is None else vectors.grad
+        return losses.nll.detach(), torch.zeros_like(
+            vectors
+        ) if vectors.grad is None else vectors.grad
 
     @abstractmethod
     def scores(self, prompt: Tensor | Memory, text: Text, candidates: Candidates) -> Tensor:
         """Summed log-probability of every candidate target, with its end of sequence: [B, C]; -inf where a row has fewer."""
 
     @abstractmethod
-    def generate(self, prompt: Tensor | Memory, text: Text, max_new_tokens: int | Sequence[int]) -> Tensor:
+    def generate(
+        self, prompt: Tensor | Memory, text: Text, max_new_tokens: int | Sequence[int]
+    ) -> Tensor:
         """Greedy ids [B, N], through the key-value cache; a row ends at its own number of tokens, and pads follow."""
 
     def remember(self, vectors: Tensor, given: Tensor) -> Memory | None:
@@ -341,7 +407,10 @@ class Backbone(ABC):
     def ends(self) -> set[int]:
         """The ids that end a sequence: the tokenizer's and the model's."""
         own = getattr(self.model.generation_config, "eos_token_id", None)
-        ids = [getattr(self.tokenizer, "eos_token_id", None), *(own if isinstance(own, list) else [own])]
+        ids = [
+            getattr(self.tokenizer, "eos_token_id", None),
+            *(own if isinstance(own, list) else [own]),
+        ]
         return {int(index) for index in ids if index is not None}
 
     def decode(self, ids: Tensor) -> list[str]:
@@ -349,12 +418,16 @@ class Backbone(ABC):
         return [text.strip() for text in decoded]
 
     @contextmanager
-    def learning(self, rates: Tensor | None = None, seeds: Tensor | None = None, recompute: bool = False) -> Iterator[None]:
+    def learning(
+        self, rates: Tensor | None = None, seeds: Tensor | None = None, recompute: bool = False
+    ) -> Iterator[None]:
         """Inside: the model's own dropout, as the papers train, by the rows' `rates` and `seeds` [B]; `recompute` keeps no activations."""
         with ExitStack() as stack:
             counted = None
             if rates is not None and seeds is not None:
-                stack.enter_context(counted := Counted(sent(rates, self.device), sent(seeds, self.device)))
+                stack.enter_context(
+                    counted := Counted(sent(rates, self.device), sent(seeds, self.device))
+                )
                 stack.enter_context(self._dropping())
             if recompute:
                 stack.enter_context(recomputed(self.blocks(), counted))
@@ -364,7 +437,13 @@ class Backbone(ABC):
     def _dropping(self) -> Iterator[None]:
         """Inside, the model is in training, and every dropout in it is on; outside, none."""
         for module in self.model.modules():
-            for name in ("p", "dropout", "activation_dropout", "attention_dropout", "hidden_dropout"):
+            for name in (
+                "p",
+                "dropout",
+                "activation_dropout",
+                "attention_dropout",
+                "hidden_dropout",
+            ):
                 if isinstance(getattr(module, name, None), (int, float)):
                     setattr(module, name, 0.5)
             if hasattr(module, "layerdrop"):
@@ -400,6 +479,8 @@ def only(encoder: nn.Module, columns: Tensor) -> Iterator[Callable[[Tensor], Ten
 
     hook = encoder.register_forward_hook(keep)
     try:
-        yield lambda logits: logits if seen else pick(logits)  # some models (OPT) go around their encoder's own call
+        yield (
+            lambda logits: logits if seen else pick(logits)
+        )  # some models (OPT) go around their encoder's own call
     finally:
         hook.remove()

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..devices import sent
 from ..errors import UserError
 from .backbone import only
+from .device import sent
 from .memory import Memory, Reading
 from .rows import Losses, Text
 from .stepping import Steps
@@ -24,8 +24,33 @@ from .writer import Writer
 
 REMEMBERS = frozenset(
     (
-        *("gpt2", "gptj", "gpt_neox", "opt", "bloom", "xglm", "llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma"),
-        *("gemma2", "gemma3_text", "phi", "phi3", "smollm3", "olmo", "olmo2", "starcoder2", "stablelm", "cohere", "granite"),
+        *(
+            "gpt2",
+            "gptj",
+            "gpt_neox",
+            "opt",
+            "bloom",
+            "xglm",
+            "llama",
+            "mistral",
+            "mixtral",
+            "qwen2",
+            "qwen3",
+            "gemma",
+        ),
+        *(
+            "gemma2",
+            "gemma3_text",
+            "phi",
+            "phi3",
+            "smollm3",
+            "olmo",
+            "olmo2",
+            "starcoder2",
+            "stablelm",
+            "cohere",
+            "granite",
+        ),
     )
 )
 """Models that count positions as they are told. Others (MPT, GPT-Neo) count columns, and pads between a prompt and a text would count."""
@@ -54,14 +79,17 @@ class Causal(Writer):
     def fits(cls, config: Any) -> bool:
         from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-        if not config.is_encoder_decoder and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
+        if not config.is_encoder_decoder and "AutoModelForCausalLM" in (
+            getattr(config, "auto_map", None) or {}
+        ):
             return True
         if config.is_encoder_decoder or type(config) not in AutoModelForCausalLM._model_mapping:
             return False
         if type(config) not in AutoModelForMaskedLM._model_mapping:
             return True
         return any(
-            name.endswith("ForCausalLM") or name == "BertLMHeadModel" for name in config.architectures or []
+            name.endswith("ForCausalLM") or name == "BertLMHeadModel"
+            for name in config.architectures or []
         )  # BERT and its like can be both
 
     @classmethod
@@ -85,11 +113,22 @@ class Causal(Writer):
         with self.still():
             written = self.embedding(ids)
         embeds, whole = torch.cat([embeds, written], dim=1), torch.cat([mask, kept], dim=1)
-        order = whole.argsort(dim=1, descending=True, stable=True)  # pads to the end, all else in its order
-        embeds, whole = embeds.gather(1, order.unsqueeze(-1).expand_as(embeds)), whole.gather(1, order)
-        before = mask.sum(1, keepdim=True) - 1 + torch.arange(ids.shape[1], device=self.device)  # the columns that tell the target [B, N]
+        order = whole.argsort(
+            dim=1, descending=True, stable=True
+        )  # pads to the end, all else in its order
+        embeds, whole = (
+            embeds.gather(1, order.unsqueeze(-1).expand_as(embeds)),
+            whole.gather(1, order),
+        )
+        before = (
+            mask.sum(1, keepdim=True) - 1 + torch.arange(ids.shape[1], device=self.device)
+        )  # the columns that tell the target [B, N]
         with only(self.model.base_model, before.clamp(max=whole.shape[1] - 1)) as told:
-            asked = {"inputs_embeds": embeds, "attention_mask": whole, "position_ids": _positions(whole)}
+            asked = {
+                "inputs_embeds": embeds,
+                "attention_mask": whole,
+                "position_ids": _positions(whole),
+            }
             logits = self.model(**asked, use_cache=False).logits
         return Losses.of(told(logits), ids, kept)
 
@@ -105,13 +144,19 @@ class Causal(Writer):
     def _read(self, asked: dict[str, Any]) -> Reading:
         read = self.model(**asked, use_cache=True, logits_to_keep=1)
         if getattr(read, "past_key_values", None) is None:
-            raise UserError(f"{self.name} keeps no keys and values to go on from; take a model with attention all through.")
+            raise UserError(
+                f"{self.name} keeps no keys and values to go on from; take a model with attention all through."
+            )
         return Reading(read.logits[:, -1], read.past_key_values, asked["attention_mask"])
 
     def go_on(self, reading: Reading, tokens: Tensor) -> Tensor:
         reading.mask = torch.cat([reading.mask, torch.ones_like(tokens)], dim=1)
         positions = _positions(reading.mask)[:, -tokens.shape[1] :]
-        asked = {"attention_mask": reading.mask, "position_ids": positions, "past_key_values": reading.cache}
+        asked = {
+            "attention_mask": reading.mask,
+            "position_ids": positions,
+            "past_key_values": reading.cache,
+        }
         logits: Tensor = self.model(input_ids=tokens, use_cache=True, **asked).logits
         return logits
 
@@ -127,7 +172,9 @@ class Causal(Writer):
         if more >= LONG and (self.device.type == "cuda" if self.records is None else self.records):
             try:
                 recorded = self.steps.after(reading, more)
-            except RuntimeError:  # a model that asks the CPU something as it goes, or no memory for it
+            except (
+                RuntimeError
+            ):  # a model that asks the CPU something as it goes, or no memory for it
                 self.records = False
                 self.forget()
         return recorded or super().stepper(reading, more)
@@ -143,20 +190,34 @@ class Causal(Writer):
         if (
             vectors.shape[1] == 0
             or self.model.config.model_type not in REMEMBERS
-            or any(kind in str(getattr(self.model.config, "rope_parameters", None)) for kind in stretched)
+            or any(
+                kind in str(getattr(self.model.config, "rope_parameters", None))
+                for kind in stretched
+            )
         ):
             return None
-        mask = (torch.arange(vectors.shape[1], device=self.device) < given[:, None].clamp(min=1)).long()
+        mask = (
+            torch.arange(vectors.shape[1], device=self.device) < given[:, None].clamp(min=1)
+        ).long()
         embeds = vectors.to(self.model.dtype)
         some = [slice(begin, begin + TOGETHER) for begin in range(0, len(vectors), TOGETHER)]
-        read = [{"inputs_embeds": embeds[s], "attention_mask": mask[s], "position_ids": _positions(mask[s])} for s in some]
+        read = [
+            {
+                "inputs_embeds": embeds[s],
+                "attention_mask": mask[s],
+                "position_ids": _positions(mask[s]),
+            }
+            for s in some
+        ]
         return Memory.of([self._read(asked).cache for asked in read], given)
 
     def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
         """As a word after a space is spelled, and the end of sequence."""
         end = self.tokenizer.eos_token_id
         if end is None:
-            raise UserError(f"The tokenizer of {self.name} has no end of sequence; give it an eos_token in its tokenizer_config.json.")
+            raise UserError(
+                f"The tokenizer of {self.name} has no end of sequence; give it an eos_token in its tokenizer_config.json."
+            )
         return [[*self.word_pieces(text), int(end)] for text in texts]
 
     def last_block(self) -> nn.Module:

@@ -23,7 +23,9 @@ class Counted(TorchFunctionMode):
         self.rates, self.seeds = rates, seeds
         self.calls = 0
 
-    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func is nn.functional.dropout:
             return self._dropout(*args, **kwargs)
@@ -31,7 +33,9 @@ class Counted(TorchFunctionMode):
             return self._attention(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    def _dropout(
+        self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
         return self.drop(input) if training and p else input
 
     def _attention(
@@ -47,12 +51,21 @@ class Counted(TorchFunctionMode):
     ) -> Tensor:
         """Attention written out, since the fused one draws for itself."""
         if enable_gqa:
-            key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value))
-        scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+            key, value = (
+                part.repeat_interleave(query.shape[1] // part.shape[1], dim=1)
+                for part in (key, value)
+            )
+        scores = (
+            query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        )
         if is_causal:
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         if attn_mask is not None:
-            scores = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else scores + attn_mask
+            scores = (
+                scores.masked_fill(~attn_mask, float("-inf"))
+                if attn_mask.dtype == torch.bool
+                else scores + attn_mask
+            )
         return self.drop(scores.softmax(-1)) @ value
 
     def drop(self, states: Tensor) -> Tensor:
@@ -61,9 +74,14 @@ class Counted(TorchFunctionMode):
         if states.dim() < 3:
             return states
         many = states.shape[0] // len(self.seeds)  # heads may have been folded into the rows
-        seeds, rates = (part.repeat_interleave(many) if many > 1 else part for part in (self.seeds, self.rates))
+        seeds, rates = (
+            part.repeat_interleave(many) if many > 1 else part for part in (self.seeds, self.rates)
+        )
         within = torch.arange(len(seeds), device=states.device) % many
-        chance = chances(seeds + _wrapped(self.calls * _STRIDES[3]) + within * _wrapped(_STRIDES[0]), states.shape[1:])
+        chance = chances(
+            seeds + _wrapped(self.calls * _STRIDES[3]) + within * _wrapped(_STRIDES[0]),
+            states.shape[1:],
+        )
         rates = rates.view(-1, *[1] * (states.dim() - 1))
         return states * ((chance >= rates) / (1 - rates)).to(states.dtype)
 
@@ -72,7 +90,9 @@ def chances(seeds: Tensor, shape: Sequence[int]) -> Tensor:
     """Numbers from 0 to 1 for every place of `shape` in every row: [B] -> [B, *shape]."""
     mixed = _mixed(seeds)
     for side, stride in zip(shape, _STRIDES, strict=False):
-        mixed = _mixed(mixed.unsqueeze(-1) + torch.arange(side, device=seeds.device) * _wrapped(stride))
+        mixed = _mixed(
+            mixed.unsqueeze(-1) + torch.arange(side, device=seeds.device) * _wrapped(stride)
+        )
     return mixed.to(torch.float32) * 2.0**-32
 
 
@@ -101,7 +121,12 @@ def recomputed(blocks: Sequence[nn.Module], counted: Counted | None = None) -> I
                 return forward(*args, **kwargs)
 
         return lambda *args, **kwargs: checkpoint(
-            run, counted.calls if counted else 0, *args, use_reentrant=False, preserve_rng_state=False, **kwargs
+            run,
+            counted.calls if counted else 0,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            **kwargs,
         )
 
     for block in blocks:

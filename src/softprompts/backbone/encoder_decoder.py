@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..devices import sent
 from ..errors import UserError
-from . import kernels
+from .device import sent
 from .memory import Memory, Reading
-from .packed import Packed
 from .rows import Losses, Text
+from .speed import kernels
+from .speed.packed import Packed
 from .writer import Writer
 
 
@@ -21,9 +21,23 @@ class EncoderDecoder(Writer):
 
     family = "encoder-decoder"
     size_keys = (
-        *("d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads", "feed_forward_proj"),
+        *(
+            "d_model",
+            "d_kv",
+            "d_ff",
+            "num_layers",
+            "num_decoder_layers",
+            "num_heads",
+            "feed_forward_proj",
+        ),
         *("relative_attention_num_buckets", "relative_attention_max_distance"),  # T5, mT5
-        *("encoder_layers", "decoder_layers", "encoder_ffn_dim", "encoder_attention_heads", "scale_embedding"),  # BART
+        *(
+            "encoder_layers",
+            "decoder_layers",
+            "encoder_ffn_dim",
+            "encoder_attention_heads",
+            "scale_embedding",
+        ),  # BART
     )
 
     @classmethod
@@ -37,7 +51,14 @@ class EncoderDecoder(Writer):
     def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:
         return self._losses(self.join(prompt, text), targets)
 
-    def gradients(self, vectors: Tensor, text: Text, targets: Sequence[Sequence[int]], weight: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    def gradients(
+        self,
+        vectors: Tensor,
+        text: Text,
+        targets: Sequence[Sequence[int]],
+        weight: Tensor,
+        z: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """Without a pad, where the model is a T5; dropout counts a row's columns, so with it rows keep them."""
         if not self.packs or self.packed is None or self.model.training or not self.frozen:
             return super().gradients(vectors, text, targets, weight, z)
@@ -55,7 +76,11 @@ class EncoderDecoder(Writer):
 
     def hurry(self, on: bool = True) -> None:
         if self.packed is not None:
-            able = self.device.type == "cuda" and kernels.triton is not None and self.model.config.d_kv in kernels.SHAPES
+            able = (
+                self.device.type == "cuda"
+                and kernels.triton is not None
+                and self.model.config.d_kv in kernels.SHAPES
+            )
             self.packed.fast = on and able
 
     def effort(self) -> dict[str, int]:
@@ -73,7 +98,11 @@ class EncoderDecoder(Writer):
 
     def _losses(self, source: dict[str, Any], targets: Sequence[Sequence[int]]) -> Losses:
         ids, mask = (sent(part, self.device) for part in self.collate(targets))
-        return Losses.of(self.model(**source, decoder_input_ids=self._shifted(ids), use_cache=False).logits, ids, mask)
+        return Losses.of(
+            self.model(**source, decoder_input_ids=self._shifted(ids), use_cache=False).logits,
+            ids,
+            mask,
+        )
 
     def _shifted(self, ids: Tensor) -> Tensor:
         """What the decoder reads while it writes `ids`: the start token, then all but the last."""
@@ -86,7 +115,9 @@ class EncoderDecoder(Writer):
             own = getattr(told, "decoder_start_token_id", None)
             if own is not None:
                 return int(own)
-        raise UserError(f"{self.name} does not tell the token its decoder starts with; set decoder_start_token_id in its config.json.")
+        raise UserError(
+            f"{self.name} does not tell the token its decoder starts with; set decoder_start_token_id in its config.json."
+        )
 
     def read(self, prompt: Tensor | Memory, text: Text) -> Reading:
         """The encoder reads prompt and text; the decoder has begun, which gives it the keys and values of all that was encoded."""
@@ -94,20 +125,31 @@ class EncoderDecoder(Writer):
         joined = self.join(prompt, text)
         states = self.model.get_encoder()(**joined).last_hidden_state
         begun = Reading(states[:, 0], None, joined["attention_mask"], states)
-        begun.logits = self.go_on(begun, torch.full((len(states), 1), self.start, device=self.device))[:, -1]
+        begun.logits = self.go_on(
+            begun, torch.full((len(states), 1), self.start, device=self.device)
+        )[:, -1]
         return begun
 
     def go_on(self, reading: Reading, tokens: Tensor) -> Tensor:
         from transformers.modeling_outputs import BaseModelOutput
 
-        source = {"encoder_outputs": BaseModelOutput(reading.states), "attention_mask": reading.mask}
-        read = self.model(**source, decoder_input_ids=tokens, past_key_values=reading.cache, use_cache=True)
+        source = {
+            "encoder_outputs": BaseModelOutput(reading.states),
+            "attention_mask": reading.mask,
+        }
+        read = self.model(
+            **source, decoder_input_ids=tokens, past_key_values=reading.cache, use_cache=True
+        )
         reading.cache = read.past_key_values
         logits: Tensor = read.logits
         return logits
 
     def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        return [list(ids) for ids in self.tokenizer(text_target=list(texts))["input_ids"]] if texts else []
+        return (
+            [list(ids) for ids in self.tokenizer(text_target=list(texts))["input_ids"]]
+            if texts
+            else []
+        )
 
     def last_block(self) -> nn.Module:
         decoder = self.model.get_decoder()

@@ -22,7 +22,9 @@ EMBEDDED = {"t5-tiny": Path(__file__).parent / "t5-tiny"}
 DEFAULT = "t5-tiny"
 
 
-def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto", trust_remote_code: bool = False) -> Backbone:
+def load_backbone(
+    name: str = DEFAULT, dtype: str = "auto", device: str = "auto", trust_remote_code: bool = False
+) -> Backbone:
     """A backbone by the name of an embedded model, a folder, or a Hugging Face hub id."""
     import transformers
 
@@ -30,7 +32,10 @@ def load_backbone(name: str = DEFAULT, dtype: str = "auto", device: str = "auto"
     family, config, tokenizer = examine(name, trust_remote_code)
     with _told(name), quiet():
         loader = getattr(transformers, family.auto_class(config))
-        options: dict[str, Any] = {"output_loading_info": True, "trust_remote_code": trust_remote_code}
+        options: dict[str, Any] = {
+            "output_loading_info": True,
+            "trust_remote_code": trust_remote_code,
+        }
         model, told = loader.from_pretrained(located(name), dtype=DTYPES[dtype], **options)
         check_whole(name, told["missing_keys"])
     return family(model.to(place), tokenizer, name)
@@ -46,7 +51,9 @@ class _Hollow:
         return torch.zeros(*ids.shape, self.hidden)  # type: ignore[attr-defined]
 
 
-def hollow_backbone(name: str = DEFAULT, dtype: str = "fp32", trust_remote_code: bool = False) -> Backbone:
+def hollow_backbone(
+    name: str = DEFAULT, dtype: str = "fp32", trust_remote_code: bool = False
+) -> Backbone:
     """A backbone without its weights, to see in a moment whether a run on it could be: its sizes, words and rules are the real one's."""
     import transformers
 
@@ -64,14 +71,18 @@ def examine(name: str, trust_remote_code: bool = False) -> tuple[type[Backbone],
 
     hush_hub()
     with _told(name):
-        config = transformers.AutoConfig.from_pretrained(located(name), trust_remote_code=trust_remote_code)
+        config = transformers.AutoConfig.from_pretrained(
+            located(name), trust_remote_code=trust_remote_code
+        )
         family = next((f for f in FAMILIES if f.fits(config)), None)
         if family is None:
             raise UserError(
                 f"{name} is a {config.model_type} model, which is of no family we know: {', '.join(f.family for f in FAMILIES)}."
             )
         if config.model_type in MIXES_PADS:
-            raise UserError(f"{name} is a {config.model_type} model, which lets pads change an answer; take another model.")
+            raise UserError(
+                f"{name} is a {config.model_type} model, which lets pads change an answer; take another model."
+            )
         tokenizer = read_tokenizer(name, trust_remote_code=trust_remote_code)
     return family, config, tokenizer
 
@@ -108,25 +119,35 @@ def read_tokenizer(name: str, **options: Any) -> Any:
     except Exception as error:
         if not Path(where).is_dir():
             raise
-        raise UserError(f"{name} holds no tokenizer that can be read ({_first_line(error)}); {mend}.") from None
+        raise UserError(
+            f"{name} holds no tokenizer that can be read ({_first_line(error)}); {mend}."
+        ) from None
     special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
-    if not any(word not in special and any(map(str.isalnum, word)) for word in tokenizer.get_vocab()):
+    if not any(
+        word not in special and any(map(str.isalnum, word)) for word in tokenizer.get_vocab()
+    ):
         raise UserError(f"The tokenizer of {name} knows no words; {mend}.")
     return tokenizer
 
 
 def check_whole(name: str, missing: Iterable[str]) -> None:
     """transformers draws at random what a checkpoint lacks."""
-    lacks = sorted(weight for weight in missing if not weight.startswith("pooler."))  # nothing we ask for reads a pooler
+    lacks = sorted(
+        weight for weight in missing if not weight.startswith("pooler.")
+    )  # nothing we ask for reads a pooler
     if lacks:
-        raise UserError(f"The checkpoint of {name} lacks {len(lacks)} weights, the first {lacks[0]}; take a whole copy of it.")
+        raise UserError(
+            f"The checkpoint of {name} lacks {len(lacks)} weights, the first {lacks[0]}; take a whole copy of it."
+        )
 
 
 def unloadable(name: str, error: Exception) -> UserError:
     """The sentence for a model that is not there, damaged or unknown."""
     gone = name.startswith(("/", ".", "~")) and not os.path.exists(name)  # no hub id begins so
     why = "there is no such folder" if gone else _first_line(error)
-    return UserError(f"The model {name!r} cannot be loaded ({why}); name {', '.join(EMBEDDED)}, a model folder, or a hub id in reach.")
+    return UserError(
+        f"The model {name!r} cannot be loaded ({why}); name {', '.join(EMBEDDED)}, a model folder, or a hub id in reach."
+    )
 
 
 def _first_line(error: Exception) -> str:
@@ -143,7 +164,9 @@ def named_dtype(name: str, device: torch.device) -> str:
         return default_dtype(device)
     if name not in DTYPES:
         why = "T5 overflows in it" if name == "fp16" else "it is no type we run"
-        raise UserError(f"A backbone cannot be loaded as {name}, because {why}; choose fp32 or bf16.")
+        raise UserError(
+            f"A backbone cannot be loaded as {name}, because {why}; choose fp32 or bf16."
+        )
     return name
 
 

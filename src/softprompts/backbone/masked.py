@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..devices import sent
 from ..errors import UserError
 from .backbone import Backbone, Head, only
+from .device import sent
 from .memory import Memory
 from .rows import Candidates, Losses, Place, Text, each_row
 
@@ -25,42 +25,65 @@ class Masked(Backbone):
 
     family = "encoder-only"
     generates = False
-    size_keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "embedding_size", "type_vocab_size")
+    size_keys = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "embedding_size",
+        "type_vocab_size",
+    )
 
     @classmethod
     def fits(cls, config: Any) -> bool:
         from transformers import AutoModelForMaskedLM
 
-        return type(config) in AutoModelForMaskedLM._model_mapping or "AutoModelForMaskedLM" in (getattr(config, "auto_map", None) or {})
+        return type(config) in AutoModelForMaskedLM._model_mapping or "AutoModelForMaskedLM" in (
+            getattr(config, "auto_map", None) or {}
+        )
 
     @classmethod
     def auto_class(cls, config: Any) -> str:
         """With the words the checkpoint was trained with, or without any."""
         names = config.architectures or []
-        spoken = any(name.endswith("ForMaskedLM") or (name.endswith("ForPreTraining") and config.model_type == "bert") for name in names)
+        spoken = any(
+            name.endswith("ForMaskedLM")
+            or (name.endswith("ForPreTraining") and config.model_type == "bert")
+            for name in names
+        )
         return "AutoModelForMaskedLM" if spoken else "AutoModel"
 
     @property
     def speaks(self) -> bool:
         """Whether the model can fill in a mask."""
-        return self.model.get_output_embeddings() is not None and self.tokenizer.mask_token_id is not None
+        return (
+            self.model.get_output_embeddings() is not None
+            and self.tokenizer.mask_token_id is not None
+        )
 
     def best_head(self, labels: Sequence[str]) -> str:
         pieces = [self.word_pieces(label) for label in labels]
-        one_each = all(len(ids) == 1 and ids[0] != self.unknown for ids in pieces) and len({ids[0] for ids in pieces}) == len(pieces)
+        one_each = all(len(ids) == 1 and ids[0] != self.unknown for ids in pieces) and len(
+            {ids[0] for ids in pieces}
+        ) == len(pieces)
         return "words" if self.speaks and one_each else "linear"
 
     def answering(self, head: Head | None, labels: Sequence[str]) -> Backbone:
         if head is not None:
             return Headed(self, head, labels)
         if not self.speaks:
-            raise UserError(f"{self.name} has no words to fill a mask with; let a linear head answer with --prompt.head linear.")
+            raise UserError(
+                f"{self.name} has no words to fill a mask with; let a linear head answer with --prompt.head linear."
+            )
         return self
 
     def whole(self, texts: Sequence[str]) -> list[list[int]]:
         """A text that has no mask of its own gets one after its last word."""
         mask, closing = self.tokenizer.mask_token_id, self.surround[1]
-        return [row if mask in row else [*row[: len(row) - closing], mask, *row[len(row) - closing :]] for row in super().whole(texts)]
+        return [
+            row if mask in row else [*row[: len(row) - closing], mask, *row[len(row) - closing :]]
+            for row in super().whole(texts)
+        ]
 
     def cut(self, row: Sequence[int], budget: int) -> list[int]:
         """The mask stays, with some words around it; where it would go, the words far before it go instead."""
@@ -104,8 +127,12 @@ class Masked(Backbone):
         told: Tensor = self.logits(prompt, text)[:, 0].float().log_softmax(-1)
         return told.gather(1, ids * own).masked_fill(own == 0, -torch.inf)
 
-    def generate(self, prompt: Tensor | Memory, text: Text, max_new_tokens: int | Sequence[int]) -> Tensor:
-        raise UserError(f"{self.name} fills in a mask and cannot write freely; choose among the labels with --scoring labels.")
+    def generate(
+        self, prompt: Tensor | Memory, text: Text, max_new_tokens: int | Sequence[int]
+    ) -> Tensor:
+        raise UserError(
+            f"{self.name} fills in a mask and cannot write freely; choose among the labels with --scoring labels."
+        )
 
     def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
         rows = {text: self.word_pieces(text) for text in texts}
@@ -124,7 +151,9 @@ class Masked(Backbone):
     def longest(self) -> int | None:
         """RoBERTa and its like count positions from after their pad's."""
         most = getattr(self.model.config, "max_position_embeddings", None)
-        table = getattr(getattr(self.model.base_model, "embeddings", None), "position_embeddings", None)
+        table = getattr(
+            getattr(self.model.base_model, "embeddings", None), "position_embeddings", None
+        )
         pad = getattr(table, "padding_idx", None)
         return None if most is None else most - (0 if pad is None else pad + 1)
 
@@ -177,6 +206,16 @@ class Heads:
 
     def __call__(self, features: Tensor, /) -> Tensor:
         """[B, F] -> [B, C], where a head with fewer labels than the others gives the rest no chance."""
-        logits = [head(own) for head, own in zip(self.heads, torch.split(features, self.counts), strict=True)]
+        logits = [
+            head(own)
+            for head, own in zip(self.heads, torch.split(features, self.counts), strict=True)
+        ]
         most = max(part.shape[1] for part in logits)
-        return torch.cat([nn.functional.pad(part, (0, most - part.shape[1]), value=torch.finfo(part.dtype).min) for part in logits])
+        return torch.cat(
+            [
+                nn.functional.pad(
+                    part, (0, most - part.shape[1]), value=torch.finfo(part.dtype).min
+                )
+                for part in logits
+            ]
+        )

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ..devices import sent
+from .device import sent
 
 Place = Literal["prefix", "after-bos", "suffix"]
 """Where a prompt stands: before all; after the tokens a tokenizer opens a text with; after the text, before the tokens that close it."""
@@ -35,7 +35,10 @@ class Text(NamedTuple):
             return Text(*parts)
         here = torch.tensor(list(which))
         there = sent(here, self.mask.device)
-        parts = [part if part is None else part[there if part.device == there.device else here] for part in self]
+        parts = [
+            part if part is None else part[there if part.device == there.device else here]
+            for part in self
+        ]
         return Text(*parts)
 
     def joined(self, prompt: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,7 +46,9 @@ class Text(NamedTuple):
         embeds = torch.cat([prompt.to(self.embeds), self.embeds], dim=1)
         own = self.mask.new_ones(prompt.shape[:2])
         if self.given is not None:
-            own = sent(torch.arange(prompt.shape[1]).to(self.given) < self.given[:, None], self.mask.device).to(self.mask)
+            own = sent(
+                torch.arange(prompt.shape[1]).to(self.given) < self.given[:, None], self.mask.device
+            ).to(self.mask)
         mask = torch.cat([own, self.mask], dim=1)
         if self.at is None and self.given is None:
             return embeds, mask
@@ -53,10 +58,27 @@ class Text(NamedTuple):
     def columns(self, length: int) -> Tensor:
         """The columns of `length` prompt vectors and of the text after joining: [B, P + T]; vectors that are not a row's own stand last."""
         batch, width = self.mask.shape
-        own, given = (torch.arange(size, device=self.mask.device).expand(batch, -1) for size in (width, length))
-        at = self.mask.new_zeros(batch, 1) if self.at is None else sent(self.at, self.mask.device)[:, None]
-        kept = self.mask.new_full((batch, 1), length) if self.given is None else sent(self.given, self.mask.device)[:, None]
-        return torch.cat([torch.where(given < kept, given + at, given + width), torch.where(own < at, own, own + kept)], dim=1)
+        own, given = (
+            torch.arange(size, device=self.mask.device).expand(batch, -1)
+            for size in (width, length)
+        )
+        at = (
+            self.mask.new_zeros(batch, 1)
+            if self.at is None
+            else sent(self.at, self.mask.device)[:, None]
+        )
+        kept = (
+            self.mask.new_full((batch, 1), length)
+            if self.given is None
+            else sent(self.given, self.mask.device)[:, None]
+        )
+        return torch.cat(
+            [
+                torch.where(given < kept, given + at, given + width),
+                torch.where(own < at, own, own + kept),
+            ],
+            dim=1,
+        )
 
 
 Candidates = Sequence[Sequence[int]] | Sequence[Sequence[Sequence[int]]]

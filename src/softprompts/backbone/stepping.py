@@ -26,7 +26,9 @@ class Stepping:
 
         self.model, self.cache = model, StaticCache(config=model.config, max_cache_len=columns)
         device = model.device
-        self.tokens, self.places = (torch.zeros(rows, 1, dtype=torch.long, device=device) for _ in range(2))
+        self.tokens, self.places = (
+            torch.zeros(rows, 1, dtype=torch.long, device=device) for _ in range(2)
+        )
         self.mask = torch.zeros(rows, 1, 1, columns, dtype=dtype, device=device)
         self.seen = torch.zeros(rows, 1, 1, 1, dtype=dtype, device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -89,11 +91,15 @@ class Steps:
         """What gives the logits of up to `more` tokens after a reading; None where its cache is not keys and values in order."""
         from transformers.cache_utils import DynamicCache, DynamicLayer
 
-        if not isinstance(reading.cache, DynamicCache) or any(type(layer) is not DynamicLayer for layer in reading.cache.layers):
+        if not isinstance(reading.cache, DynamicCache) or any(
+            type(layer) is not DynamicLayer for layer in reading.cache.layers
+        ):
             return None
         rows, width = reading.mask.shape
         key = rows, -(-(width + more) // COLUMNS) * COLUMNS
-        stepping = self.kept.pop(key, None) or Stepping(self.model, *key, reading.cache.layers[0].keys.dtype)
+        stepping = self.kept.pop(key, None) or Stepping(
+            self.model, *key, reading.cache.layers[0].keys.dtype
+        )
         stepping.begin(reading)
         self.kept[key] = stepping
         while len(self.kept) > KEPT:

@@ -14,7 +14,9 @@ import re
 from typing import Any
 
 _RAW = re.compile(r"^\[unused\d+\]$|^<.*>$")
-_MARKS = "▁Ġ#"  # the marks for a word's beginning (SentencePiece, byte-level BPE) or middle (WordPiece)
+_MARKS = (
+    "▁Ġ#"  # the marks for a word's beginning (SentencePiece, byte-level BPE) or middle (WordPiece)
+)
 
 
 def common_pieces(tokenizer: Any, size: int, population: int) -> list[int]:
@@ -33,4 +35,8 @@ def common_pieces(tokenizer: Any, size: int, population: int) -> list[int]:
 
 def _usable(piece: str, shortest: int) -> bool:
     bare = piece.lstrip(_MARKS)
-    return len(piece.lstrip("#")) >= shortest and any(c.isalnum() for c in bare) and not _RAW.match(piece)
+    return (
+        len(piece.lstrip("#")) >= shortest
+        and any(c.isalnum() for c in bare)
+        and not _RAW.match(piece)
+    )

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..devices import sent
 from .backbone import Backbone
+from .device import sent
 from .memory import Memory, Reading
 from .rows import Candidates, Losses, Text, each_row
 
@@ -44,7 +44,9 @@ class Writer(Backbone):
         return scores
 
     @torch.no_grad()
-    def generate(self, prompt: Tensor | Memory, text: Text, max_new_tokens: int | Sequence[int]) -> Tensor:
+    def generate(
+        self, prompt: Tensor | Memory, text: Text, max_new_tokens: int | Sequence[int]
+    ) -> Tensor:
         """The likeliest token again and again, each from the keys and values of all before.
 
         Written out, because transformers' generate mixes a model's own penalties and minimum lengths into any config it is given.
@@ -72,13 +74,23 @@ class Writer(Backbone):
     def filler(self) -> int:
         """What stands after a row's end: a pad, or another end where the tokenizer has no pad; it is never read as a word."""
         own = getattr(self.tokenizer, "pad_token_id", None)
-        return self.pad if own is not None or self.tokenizer is None else min(self.ends, default=self.pad)
+        return (
+            self.pad
+            if own is not None or self.tokenizer is None
+            else min(self.ends, default=self.pad)
+        )
 
 
-def _together(rows: Sequence[Sequence[Sequence[int]]], most: int) -> Iterator[tuple[list[int], list[int], list[Sequence[int]]]]:
+def _together(
+    rows: Sequence[Sequence[Sequence[int]]], most: int
+) -> Iterator[tuple[list[int], list[int], list[Sequence[int]]]]:
     """All rows' candidates, those of like length together, at most so many at a time: their rows, their columns, their ids."""
     places = [(row, column) for row, own in enumerate(rows) for column in range(len(own))]
     places.sort(key=lambda place: len(rows[place[0]][place[1]]))
     for begin in range(0, len(places), most):
         some = places[begin : begin + most]
-        yield [row for row, _ in some], [column for _, column in some], [rows[row][column] for row, column in some]
+        yield (
+            [row for row, _ in some],
+            [column for _, column in some],
+            [rows[row][column] for row, column in some],
+        )

@@ -56,25 +56,37 @@ class Settings(Common):
         super().__post_init__()
         sizes = all(part.isdecimal() and int(part) for part in self.batches.split(","))
         if min(self.prompt, self.text, self.new_tokens, self.rounds) < 1 or not sizes:
-            raise UserError("Tokens and rounds must be at least 1, and --batches numbers such as 1,16,64.")
+            raise UserError(
+                "Tokens and rounds must be at least 1, and --batches numbers such as 1,16,64."
+            )
 
 
 def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
     """The benchmark's result."""
     backbone = load(settings.model, settings.dtype, settings.device, settings.seed)
     if not isinstance(backbone, Causal):
-        raise UserError("This benchmark is for decoder-only models; take llama-135m, or a folder of one.")
+        raise UserError(
+            "This benchmark is for decoder-only models; take llama-135m, or a folder of one."
+        )
     backbone.model.generation_config.eos_token_id = backbone.tokenizer.eos_token = None
     rng = np.random.default_rng(settings.seed)
     start = backbone.vectors(torch.tensor(rng.integers(100, backbone.vocabulary, settings.prompt)))
     peers = {way: _peer(backbone, start, way) for way in ways_of(settings.peers, backbone)}
     batches = []
-    warnings.filterwarnings("ignore", "Position ids are not supported")  # PEFT says so at every token; without pads it does not matter
+    warnings.filterwarnings(
+        "ignore", "Position ids are not supported"
+    )  # PEFT says so at every token; without pads it does not matter
     for size in [int(part) for part in settings.batches.split(",")]:
-        rows: list[list[int]] = rng.integers(100, backbone.vocabulary, (size, settings.text)).tolist()
+        rows: list[list[int]] = rng.integers(
+            100, backbone.vocabulary, (size, settings.text)
+        ).tolist()
         batches.append({"batch": size, **_timed(settings, backbone, peers, start, rows, say)})
         tell(say, f"batch {size}", batches[-1]["peft"], "tokens")
-        yield {**surroundings(backbone.device, backbone.dtype), "settings": asdict(settings), "batches": batches}
+        yield {
+            **surroundings(backbone.device, backbone.dtype),
+            "settings": asdict(settings),
+            "batches": batches,
+        }
 
 
 def _peer(backbone: Backbone, start: Tensor, way: str) -> Any:
@@ -88,7 +100,12 @@ def _peer(backbone: Backbone, start: Tensor, way: str) -> Any:
 
 @torch.no_grad()
 def _timed(
-    settings: Settings, backbone: Causal, peers: Mapping[str, Any], start: Tensor, rows: list[list[int]], say: Say
+    settings: Settings,
+    backbone: Causal,
+    peers: Mapping[str, Any],
+    start: Tensor,
+    rows: list[list[int]],
+    say: Say,
 ) -> dict[str, Any]:
     """All sides in turn, round by round."""
     vectors = start.to(backbone.device)[None]
@@ -99,21 +116,31 @@ def _timed(
 
     def theirs(peer: Any) -> Tensor:
         ids = torch.tensor(rows, device=backbone.device)
-        asked = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": settings.new_tokens}
+        asked = {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "max_new_tokens": settings.new_tokens,
+        }
         written: Tensor = peer.generate(**asked, do_sample=False, num_beams=1)
         return written[:, -settings.new_tokens :]
 
     def read() -> Tensor:
-        return backbone.generate(vectors.expand(len(rows), -1, -1), backbone.embed_rows(rows), settings.new_tokens)
+        return backbone.generate(
+            vectors.expand(len(rows), -1, -1), backbone.embed_rows(rows), settings.new_tokens
+        )
 
     def remembered() -> Tensor:
-        return backbone.generate(memory.rows(first, len(start)), backbone.embed_rows(rows), settings.new_tokens)
+        return backbone.generate(
+            memory.rows(first, len(start)), backbone.embed_rows(rows), settings.new_tokens
+        )
 
     works: dict[str, Callable[[], Tensor]] = {
         "read": read,
         "remembered": remembered,
         **{way: partial(theirs, peer) for way, peer in peers.items()},
     }
-    turns = in_turn(works, backbone.device, settings.warmup, settings.rounds, say, fragile=["regions"])
+    turns = in_turn(
+        works, backbone.device, settings.warmup, settings.rounds, say, fragile=["regions"]
+    )
     tokens = {name: written.flatten().tolist() for name, written in turns.first.items()}
     return beside(Turns(tokens, turns.seconds, turns.left_out), AGREE[backbone.dtype], "tokens")

@@ -36,7 +36,9 @@ def t5_flops(config: Any, sources: Sequence[int], targets: Sequence[int]) -> Flo
         by_keys = (4 * source * width * inner, 4 * target * source * inner)
         by_queries = (4 * target * width * inner, 4 * target * source * width * heads)
         cross = min(by_keys, by_queries, key=sum)
-        frozen += config.num_decoder_layers * (2 * target * (attention + feed + 2 * width * inner) + cross[0])
+        frozen += config.num_decoder_layers * (
+            2 * target * (attention + feed + 2 * width * inner) + cross[0]
+        )
         products += config.num_decoder_layers * (4 * target**2 * inner + cross[1])
         frozen += 2 * target * width * config.vocab_size
     return Flops(frozen + products, 2 * frozen + 3 * products)

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from ..api import Tuned, import_peft
-from ..api import load as load_prompt
+from ..artifacts.peft import ADAPTER, write_adapter
 from ..backbone import Backbone, EncoderDecoder
 from ..errors import UserError
-from ..prompt.peft import ADAPTER, write_adapter
 from ..prompt.prompt import plain
 from ..serving.engine import Engine
 from ..tasks import TaskConfig, load_task
+from ..tuning.api import Tuned, import_peft
+from ..tuning.api import load as load_prompt
 from .learners import by_regions, untouched, ways_of
 from .measure import Common, Say, beside, in_turn, peft, surroundings, tell
 from .models import load
@@ -60,36 +60,59 @@ class Settings(Common):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.tasks, self.shortest, self.rounds, self.new_tokens) < 1 or self.longest < self.shortest:
-            raise UserError("Tasks, tokens and rounds must be at least 1, and the longest prompt no shorter than the shortest.")
+        if (
+            min(self.tasks, self.shortest, self.rounds, self.new_tokens) < 1
+            or self.longest < self.shortest
+        ):
+            raise UserError(
+                "Tasks, tokens and rounds must be at least 1, and the longest prompt no shorter than the shortest."
+            )
 
 
 def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
     """The benchmark's result."""
     backbone = load(settings.model, settings.dtype, settings.device, settings.seed)
     if not isinstance(backbone, EncoderDecoder):
-        raise UserError("This benchmark is for encoder-decoder models; for a decoder-only one take the benchmark decoding.")
+        raise UserError(
+            "This benchmark is for encoder-decoder models; for a decoder-only one take the benchmark decoding."
+        )
     texts = [example.input for example in load_task(TaskConfig(task="helpdesk/intent")).validation]
     asked = [(f"task{number}", texts[number % len(texts)]) for number in range(settings.tasks)]
-    abouts = {"labels": "the likelier of two labels", "generate": f"written, at most {settings.new_tokens} tokens"}
+    abouts = {
+        "labels": "the likelier of two labels",
+        "generate": f"written, at most {settings.new_tokens} tokens",
+    }
     ways = {}
     with TemporaryDirectory() as folder:
         adapters = _adapters(settings, backbone, Path(folder))
-        peers = {way: Switching(backbone, adapters, way) for way in ways_of(settings.peers, backbone)}
+        peers = {
+            way: Switching(backbone, adapters, way) for way in ways_of(settings.peers, backbone)
+        }
         lengths = next(iter(peers.values())).lengths
         for way, about in abouts.items():
             tuned = [_tuned(backbone, adapter, way, settings.new_tokens) for adapter in adapters]
-            engine = Engine(backbone, {name: own for (name, _), own in zip(asked, tuned, strict=True)})
+            engine = Engine(
+                backbone, {name: own for (name, _), own in zip(asked, tuned, strict=True)}
+            )
             works = {"ours": partial(engine.answer, asked)}
-            works |= {name: partial(peer.each, asked, way, settings.new_tokens) for name, peer in peers.items()}
-            turns = in_turn(works, backbone.device, settings.warmup, settings.rounds, say, fragile=["regions"])
+            works |= {
+                name: partial(peer.each, asked, way, settings.new_tokens)
+                for name, peer in peers.items()
+            }
+            turns = in_turn(
+                works, backbone.device, settings.warmup, settings.rounds, say, fragile=["regions"]
+            )
             ways[way] = {"about": about, **beside(turns, AGREE[way][backbone.dtype], "answers")}
             tell(say, way, ways[way]["peft"], "answers")
             yield {
                 **surroundings(backbone.device, backbone.dtype),
                 "settings": asdict(settings),
                 "tasks": settings.tasks,
-                "prompt_tokens": {"shortest": min(lengths), "longest": max(lengths), "mean": sum(lengths) / settings.tasks},
+                "prompt_tokens": {
+                    "shortest": min(lengths),
+                    "longest": max(lengths),
+                    "mean": sum(lengths) / settings.tasks,
+                },
                 "ways": ways,
             }
 
@@ -108,7 +131,9 @@ def _adapters(settings: Settings, backbone: Backbone, folder: Path) -> list[Path
         else:
             length = int(torch.randint(settings.shortest, settings.longest + 1, (), generator=rng))
             words = pieces[torch.randint(len(pieces), (length,), generator=rng)]
-            write_adapter(made[-1], plain(backbone.vectors(words)[None]), backbone.family, backbone.name)
+            write_adapter(
+                made[-1], plain(backbone.vectors(words)[None]), backbone.family, backbone.name
+            )
     return made
 
 
@@ -127,7 +152,9 @@ class Switching:
     def __init__(self, backbone: Backbone, adapters: Sequence[Path], way: str) -> None:
         library = peft()
         self.backbone = backbone
-        self.model = library.PeftModel.from_pretrained(untouched(backbone.model), adapters[0], adapter_name="task0").eval()
+        self.model = library.PeftModel.from_pretrained(
+            untouched(backbone.model), adapters[0], adapter_name="task0"
+        ).eval()
         for number, adapter in enumerate(adapters[1:], 1):
             self.model.load_adapter(adapter, adapter_name=f"task{number}")
         self.lengths = [config.num_virtual_tokens for config in self.model.peft_config.values()]
@@ -149,7 +176,9 @@ class Switching:
         """The likelier label; all labels in one forward pass."""
         ids = self._ids(text).expand(len(LABELS), -1)
         labels = self.candidates.masked_fill(self.candidates == self.backbone.pad, -100)
-        logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, use_cache=False).logits
+        logits = self.model(
+            input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, use_cache=False
+        ).logits
         told = logits.float().log_softmax(-1).gather(-1, self.candidates.unsqueeze(-1)).squeeze(-1)
         return LABELS[int((told * (labels != -100)).sum(1).argmax())]
 
@@ -157,7 +186,11 @@ class Switching:
         """The greedy answer."""
         ids = self._ids(text)
         written = self.model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False, num_beams=1
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            num_beams=1,
         )
         return self.backbone.decode(written)[0]
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from transformers.activations import NewGELUActivation
 
+from ..artifacts.peft import TASK_TYPES
 from ..backbone import Backbone, Causal
 from ..backbone.backbone import layers_of
+from ..cli.bench import DisagreementError
 from ..errors import UserError
-from ..prompt.peft import TASK_TYPES
 from ..tasks import Example, Form, Task
 from ..tuning import Cohort, Run, run_config
 from ..tuning.batches import Batches
-from .command import DisagreementError
 from .measure import peft
 from .tables import PEERS
 from .workload import LONGEST, Rows
@@ -40,7 +40,13 @@ COMPILED = ("regions", "dynamic", "buckets", "graphs", "padded")
 
 def ways_of(asked: str, backbone: Backbone, known: Collection[str] = PEERS.keys()) -> list[str]:
     """The ways PEFT is to be run, joined with commas; auto: eager, and on a GPU also compiled by regions."""
-    ways = asked.split(",") if asked != "auto" else ["eager", "regions"] if backbone.device.type == "cuda" else ["eager"]
+    ways = (
+        asked.split(",")
+        if asked != "auto"
+        else ["eager", "regions"]
+        if backbone.device.type == "cuda"
+        else ["eager"]
+    )
     unknown = [way for way in ways if way not in known]
     if unknown:
         raise UserError(f"PEFT is not run {unknown[0]!r} here; choose among {', '.join(known)}.")
@@ -76,10 +82,20 @@ class Given(Batches):
 def make_run(backbone: Backbone, rows: Rows, settings: Mapping[str, Any], seed: int) -> Run:
     """A run as `tune` makes it, over rows that are tokenised already."""
     never = 10**9
-    schedule = {"schedule": "constant", "warmup": 0, "steps": len(rows.inputs), "evaluate_every": never, "checkpoint_every": never}
+    schedule = {
+        "schedule": "constant",
+        "warmup": 0,
+        "steps": len(rows.inputs),
+        "evaluate_every": never,
+        "checkpoint_every": never,
+    }
     config = run_config({"model": backbone.name, "seed": seed, "tuning": schedule}, settings)
     words = [Example("x", "yes"), Example("y", "no")]
-    run = Run(config, Task("bench", Form("{text}", "label", {"yes": "yes", "no": "no"}), words, words), backbone)
+    run = Run(
+        config,
+        Task("bench", Form("{text}", "label", {"yes": "yes", "no": "no"}), words, words),
+        backbone,
+    )
     run.inputs = [row for batch in rows.inputs for row in batch]
     run.targets = [row for batch in rows.targets for row in batch]
     run.batches = Given([len(batch) for batch in rows.inputs])
@@ -138,8 +154,16 @@ class Peft:
 
     def __init__(self, backbone: Backbone, length: int, way: str) -> None:
         library = peft()
-        model = copy.deepcopy(untouched(backbone.model)).float() if way == "autocast" else untouched(backbone.model)
-        config = library.PromptTuningConfig(task_type=TASK_TYPES[backbone.family], num_virtual_tokens=length, num_transformer_submodules=1)
+        model = (
+            copy.deepcopy(untouched(backbone.model)).float()
+            if way == "autocast"
+            else untouched(backbone.model)
+        )
+        config = library.PromptTuningConfig(
+            task_type=TASK_TYPES[backbone.family],
+            num_virtual_tokens=length,
+            num_transformer_submodules=1,
+        )
         self.backbone, self.way = backbone, way
         self.model = library.get_peft_model(model, config).eval()  # as ours: no dropout
         self.weight: torch.nn.Parameter = self.model.prompt_encoder["default"].embedding.weight
@@ -155,7 +179,11 @@ class Peft:
             return by_regions(self.model)  # type: ignore[no-any-return]
         if self.way == "dynamic":
             return torch.compile(self.model, dynamic=True)
-        return torch.compile(self.model, dynamic=False, mode="default" if self.way == "buckets" else "reduce-overhead")
+        return torch.compile(
+            self.model,
+            dynamic=False,
+            mode="default" if self.way == "buckets" else "reduce-overhead",
+        )
 
     def loss(self, texts: Sequence[list[int]], targets: Sequence[list[int]]) -> Tensor:
         """The mean over the batch's target tokens."""
@@ -166,12 +194,20 @@ class Peft:
         return loss
 
     def _precision(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.backbone.device.type, dtype=torch.bfloat16) if self.way == "autocast" else nullcontext()
+        return (
+            torch.autocast(self.backbone.device.type, dtype=torch.bfloat16)
+            if self.way == "autocast"
+            else nullcontext()
+        )
 
-    def _collated(self, texts: Sequence[list[int]], targets: Sequence[list[int]]) -> dict[str, Tensor]:
+    def _collated(
+        self, texts: Sequence[list[int]], targets: Sequence[list[int]]
+    ) -> dict[str, Tensor]:
         """Padded to the longest, or to a bucket; pinned and copied without waiting, as a good loader does."""
         if isinstance(self.backbone, Causal):
-            labels = [[-100] * len(text) + target for text, target in zip(texts, targets, strict=True)]
+            labels = [
+                [-100] * len(text) + target for text, target in zip(texts, targets, strict=True)
+            ]
             texts = [text + target for text, target in zip(texts, targets, strict=True)]
         else:
             labels = list(targets)
@@ -188,7 +224,10 @@ class Peft:
         }
         if self.backbone.device.type != "cuda":
             return made
-        return {name: part.pin_memory().to(self.backbone.device, non_blocking=True) for name, part in made.items()}
+        return {
+            name: part.pin_memory().to(self.backbone.device, non_blocking=True)
+            for name, part in made.items()
+        }
 
 
 def _padded(rows: Sequence[list[int]], width: int, pad: int) -> Tensor:
@@ -203,7 +242,9 @@ class Theirs:
 
     runs = 1
 
-    def __init__(self, peer: Peft, start: Tensor, rows: Rows, lr: float, weight_decay: float) -> None:
+    def __init__(
+        self, peer: Peft, start: Tensor, rows: Rows, lr: float, weight_decay: float
+    ) -> None:
         self.peer, self.rows = peer, rows
         self.prompt = start.to(peer.weight.device, copy=True)
         self.optimizer = torch.optim.AdamW([peer.weight], lr=lr, weight_decay=weight_decay)

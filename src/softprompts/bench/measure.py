@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from ..backbone import Backbone
+from ..backbone.hardware import device_name, versions
+from ..cli.bench import DisagreementError
 from ..errors import UserError
-from ..machine import device_name, versions
-from .command import DisagreementError
 from .tables import PEERS
 
 Say = Callable[[str], None]
@@ -109,7 +109,12 @@ class Turns(NamedTuple, Generic[T]):
 
 
 def in_turn(
-    works: Mapping[str, Callable[[], T]], device: torch.device, warmup: int, rounds: int, say: Say, fragile: Iterable[str] = ()
+    works: Mapping[str, Callable[[], T]],
+    device: torch.device,
+    warmup: int,
+    rounds: int,
+    say: Say,
+    fragile: Iterable[str] = (),
 ) -> Turns[T]:
     """Round by round, so that what else the machine does falls on all alike. A fragile side that fails at first is left out."""
     clocks = {name: Clock(device) for name in works}
@@ -139,7 +144,17 @@ def beside(turns: Turns[Any], least: float, what: str) -> dict[str, Any]:
     found: dict[str, Any] = {name: spread(turns.seconds[name]) for name in own}
     found["peft"] = {}
     for peer in [name for name in turns.seconds if name in PEERS]:
-        share = min(float(np.mean([one == other for one, other in zip(turns.first[peer], turns.first[name], strict=True)])) for name in own)
+        share = min(
+            float(
+                np.mean(
+                    [
+                        one == other
+                        for one, other in zip(turns.first[peer], turns.first[name], strict=True)
+                    ]
+                )
+            )
+            for name in own
+        )
         found["peft"][peer] = {
             "seconds": spread(turns.seconds[peer]),
             "ratio": ratio(turns.seconds[peer], turns.seconds[own[-1]]),
@@ -151,7 +166,9 @@ def beside(turns: Turns[Any], least: float, what: str) -> dict[str, Any]:
 def tell(say: Say, name: str, found: Mapping[str, Mapping[str, Any]], what: str) -> None:
     """What `beside` came to, in a line for each way of PEFT's."""
     for peer, about in found.items():
-        say(f"{name}: {PEERS[peer]} takes {about['ratio']['median']:.2f} times as long, {about['agreement']:.1%} of {what} agree")
+        say(
+            f"{name}: {PEERS[peer]} takes {about['ratio']['median']:.2f} times as long, {about['agreement']:.1%} of {what} agree"
+        )
 
 
 def why(error: Exception) -> str:
@@ -176,13 +193,20 @@ def release(backbone: Backbone) -> None:
 
 def peak_gib(device: torch.device) -> float | None:
     """The most memory that tensors took since `release`, the frozen model included; None on a CPU."""
-    return round(torch.cuda.max_memory_allocated(device) / 2**30, 3) if device.type == "cuda" else None
+    return (
+        round(torch.cuda.max_memory_allocated(device) / 2**30, 3) if device.type == "cuda" else None
+    )
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, tenth and ninetieth percentile, and mean."""
     low, high = (float(share) for share in np.percentile(values, [10, 90]))
-    return {"median": statistics.median(values), "p10": low, "p90": high, "mean": statistics.fmean(values)}
+    return {
+        "median": statistics.median(values),
+        "p10": low,
+        "p90": high,
+        "mean": statistics.fmean(values),
+    }
 
 
 def ratio(peer: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
@@ -190,7 +214,13 @@ def ratio(peer: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
     return spread([theirs / mine for theirs, mine in zip(peer, ours, strict=True)])
 
 
-def check_losses(peer: str, theirs: Sequence[Sequence[float]], name: str, own: Sequence[Sequence[float]], dtype: str) -> float:
+def check_losses(
+    peer: str,
+    theirs: Sequence[Sequence[float]],
+    name: str,
+    own: Sequence[Sequence[float]],
+    dtype: str,
+) -> float:
     """The largest difference between the losses of the same steps of the same runs, as a share; too large a one is an error."""
     one, other = np.asarray(theirs), np.asarray(own)
     apart = np.nan_to_num(np.abs(one - other) / np.abs(one), nan=np.inf)
@@ -207,7 +237,9 @@ def check_losses(peer: str, theirs: Sequence[Sequence[float]], name: str, own: S
 def check_share(share: float, least: float, what: str) -> float:
     """The share of answers on which ours and the peer agree; too small a one is an error."""
     if not share >= least:
-        raise DisagreementError(f"Ours and PEFT agree on {share:.1%} of the {what}, not on {least:.0%}; no time of this benchmark counts.")
+        raise DisagreementError(
+            f"Ours and PEFT agree on {share:.1%} of the {what}, not on {least:.0%}; no time of this benchmark counts."
+        )
     return share
 
 
@@ -216,7 +248,9 @@ def peft() -> Any:
     try:
         return importlib.import_module("peft")
     except ImportError:
-        raise UserError("This benchmark runs beside Hugging Face PEFT, which is not here; install it: pip install peft.") from None
+        raise UserError(
+            "This benchmark runs beside Hugging Face PEFT, which is not here; install it: pip install peft."
+        ) from None
 
 
 def surroundings(device: torch.device, dtype: str) -> dict[str, Any]:

@@ -9,8 +9,22 @@ from ..backbone.backbone import DTYPES
 from ..backbone.load import EMBEDDED, named_device, named_dtype
 
 T5 = {
-    "t5-base": {"d_model": 768, "d_kv": 64, "d_ff": 2048, "num_layers": 12, "num_decoder_layers": 12, "num_heads": 12},
-    "t5-large": {"d_model": 1024, "d_kv": 64, "d_ff": 2816, "num_layers": 24, "num_decoder_layers": 24, "num_heads": 16},
+    "t5-base": {
+        "d_model": 768,
+        "d_kv": 64,
+        "d_ff": 2048,
+        "num_layers": 12,
+        "num_decoder_layers": 12,
+        "num_heads": 12,
+    },
+    "t5-large": {
+        "d_model": 1024,
+        "d_kv": 64,
+        "d_ff": 2816,
+        "num_layers": 24,
+        "num_decoder_layers": 24,
+        "num_heads": 16,
+    },
 }
 """T5 v1.1's sizes."""
 LLAMA = {
@@ -44,15 +58,28 @@ def load(name: str, dtype: str, device: str, seed: int) -> Backbone:
 def _t5(name: str, dtype: torch.dtype, tokenizer: Any) -> Backbone:
     import transformers
 
-    marks = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": False}
-    config = transformers.T5Config(vocab_size=32128, **T5[name], **marks, feed_forward_proj="gated-gelu")
+    marks = {
+        "decoder_start_token_id": 0,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "tie_word_embeddings": False,
+    }
+    config = transformers.T5Config(
+        vocab_size=32128, **T5[name], **marks, feed_forward_proj="gated-gelu"
+    )
     model = transformers.AutoModelForSeq2SeqLM.from_config(config, dtype=dtype)
-    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))  # transformers ties it unless a checkpoint does not
+    model.lm_head.weight = torch.nn.Parameter(
+        torch.randn_like(model.lm_head.weight)
+    )  # transformers ties it unless a checkpoint does not
     return EncoderDecoder(model, tokenizer, name)
 
 
 def _llama(name: str, dtype: torch.dtype, tokenizer: Any) -> Backbone:
     import transformers
 
-    config = transformers.LlamaConfig(vocab_size=49152, **LLAMA[name], pad_token_id=0, eos_token_id=1, tie_word_embeddings=True)
-    return Causal(transformers.AutoModelForCausalLM.from_config(config, dtype=dtype), tokenizer, name)
+    config = transformers.LlamaConfig(
+        vocab_size=49152, **LLAMA[name], pad_token_id=0, eos_token_id=1, tie_word_embeddings=True
+    )
+    return Causal(
+        transformers.AutoModelForCausalLM.from_config(config, dtype=dtype), tokenizer, name
+    )

@@ -19,7 +19,11 @@ from .workload import Rows, draw
 
 PAPER = {"time": 0.146, "memory": 0.229, "flops": 0.272}
 METHODS: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "prompt-tuning": ("one prompt of 100 tokens", 100, {"preset": "prompt-tuning", "prompt": {"length": 100}}),
+    "prompt-tuning": (
+        "one prompt of 100 tokens",
+        100,
+        {"preset": "prompt-tuning", "prompt": {"length": 100}},
+    ),
     "smop": ("four prompts of 5 tokens, each text sent to one", 5, {"preset": "smop"}),
 }
 """What each is, the prompt tokens of a row, and its settings."""
@@ -57,16 +61,22 @@ def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
     """The benchmark's result."""
     backbone = load(settings.model, settings.dtype, settings.device, settings.seed)
     if backbone.model.config.model_type not in ("t5", "mt5"):
-        raise UserError("This benchmark is for T5, as the paper's; take t5-tiny, t5-base or t5-large, or a folder of one.")
+        raise UserError(
+            "This benchmark is for T5, as the paper's; take t5-tiny, t5-base or t5-large, or a folder of one."
+        )
     compiles = compile_ours(backbone, settings.compile_ours)
     total = settings.warmup + settings.steps
-    (rows,) = draw(settings.workload, backbone, 1, total, settings.batch, settings.seed, settings.data_dir)
+    (rows,) = draw(
+        settings.workload, backbone, 1, total, settings.batch, settings.seed, settings.data_dir
+    )
     subjects = [
-        Subject(name, about, partial(_learners, backbone, rows, own, settings.seed, compiles)) for name, (about, _, own) in METHODS.items()
+        Subject(name, about, partial(_learners, backbone, rows, own, settings.seed, compiles))
+        for name, (about, _, own) in METHODS.items()
     ]
     *_, (timed, _) = time_all(subjects, backbone, settings.warmup, settings.steps, say)
     records = {
-        subject.name: timed[subject.name].record(subject.about, 1) | _flops(settings, backbone, rows, METHODS[subject.name][1])
+        subject.name: timed[subject.name].record(subject.about, 1)
+        | _flops(settings, backbone, rows, METHODS[subject.name][1])
         for subject in subjects
     }
     yield {
@@ -81,7 +91,9 @@ def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
     }
 
 
-def _learners(backbone: Backbone, rows: Rows, settings: Mapping[str, Any], seed: int, compiles: bool) -> list[Learner]:
+def _learners(
+    backbone: Backbone, rows: Rows, settings: Mapping[str, Any], seed: int, compiles: bool
+) -> list[Learner]:
     return [Ours([make_run(backbone, rows, settings, seed)], compiles)]
 
 
@@ -90,7 +102,10 @@ def _flops(settings: Settings, backbone: Backbone, rows: Rows, length: int) -> d
     texts = [len(text) + length for batch in rows.inputs[settings.warmup :] for text in batch]
     targets = [len(target) for batch in rows.targets[settings.warmup :] for target in batch]
     found = t5_flops(backbone.model.config, texts, targets)
-    return {"forward_flops": found.forward / settings.steps, "step_flops": found.step / settings.steps}
+    return {
+        "forward_flops": found.forward / settings.steps,
+        "step_flops": found.step / settings.steps,
+    }
 
 
 def _savings(long: dict[str, Any], short: dict[str, Any]) -> dict[str, float | None]:

@@ -20,13 +20,17 @@ def table(results: Sequence[Result]) -> str:
     for (name, where), some in groups.items():
         heads, rows = TABLES[name]
         lines = [heads, ["---"] * len(heads), *(row for result in some for row in rows(result))]
-        parts.append("\n".join([f"{name}: {where}", "", *("| " + " | ".join(line) + " |" for line in lines)]))
+        parts.append(
+            "\n".join([f"{name}: {where}", "", *("| " + " | ".join(line) + " |" for line in lines)])
+        )
     return "\n\n".join(parts)
 
 
 def _surroundings(result: Result) -> str:
     machine, versions = result["machine"], result["versions"]
-    threads = f", {machine['threads']} of {machine['cores']} cores" if machine["kind"] == "cpu" else ""
+    threads = (
+        f", {machine['threads']} of {machine['cores']} cores" if machine["kind"] == "cpu" else ""
+    )
     told = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "peft"))
     return f"{machine['device']}{threads}, {machine['dtype']}, {told}"
 
@@ -49,7 +53,8 @@ def _training(result: Result) -> list[Cells]:
                 _times(ratios.get("ours")),
                 _number(found["compile_s"], 1),
                 _number(found["peak_gib"], 2),
-                _short(found["tflops"]) + (f" ({found['utilisation']:.0%})" if found["utilisation"] is not None else ""),
+                _short(found["tflops"])
+                + (f" ({found['utilisation']:.0%})" if found["utilisation"] is not None else ""),
                 f"{apart:.1e}" if apart is not None else "",
             ]
         )
@@ -95,35 +100,79 @@ def _decoding(result: Result) -> list[Cells]:
 
 
 def _smop(result: Result) -> list[Cells]:
-    settings, names = result["settings"], {"time": "training time", "memory": "training memory", "flops": "inference FLOPs"}
+    settings, names = (
+        result["settings"],
+        {"time": "training time", "memory": "training memory", "flops": "inference FLOPs"},
+    )
     long, short = result["subjects"]["prompt-tuning"], result["subjects"]["smop"]
     told = {
         "time": (_span(long["seconds"], 1000, 2) + " ms", _span(short["seconds"], 1000, 2) + " ms"),
         "memory": (_number(long["peak_gib"], 2, " GiB"), _number(short["peak_gib"], 2, " GiB")),
-        "flops": (f"{long['forward_flops'] / 1e12:.3g} T", f"{short['forward_flops'] / 1e12:.3g} T"),
+        "flops": (
+            f"{long['forward_flops'] / 1e12:.3g} T",
+            f"{short['forward_flops'] / 1e12:.3g} T",
+        ),
     }
     return [
-        [_model(settings), names[what], *told[what], _percent(result["savings"][what]), _percent(result["paper"][what])] for what in names
+        [
+            _model(settings),
+            names[what],
+            *told[what],
+            _percent(result["savings"][what]),
+            _percent(result["paper"][what]),
+        ]
+        for what in names
     ]
 
 
 TABLES: dict[str, tuple[Cells, Callable[[Result], list[Cells]]]] = {
     "training": (
         (
-            *("model", "prompt", "who", "ms for a step of one run", "times as fast as PEFT at its fastest", "as ours alone"),
+            *(
+                "model",
+                "prompt",
+                "who",
+                "ms for a step of one run",
+                "times as fast as PEFT at its fastest",
+                "as ours alone",
+            ),
             *("compiling, s", "peak GiB", "TFLOP/s (of peak)", "losses apart"),
         ),
         _training,
     ),
-    "inference": (("model", "tasks", "answers", "beside", "its ms", "ours, ms", "times as fast", "answers that agree"), _inference),
+    "inference": (
+        (
+            "model",
+            "tasks",
+            "answers",
+            "beside",
+            "its ms",
+            "ours, ms",
+            "times as fast",
+            "answers that agree",
+        ),
+        _inference,
+    ),
     "decoding": (
         (
-            *("model", "prompt", "new tokens", "batch", "beside", "its ms", "ours, prompt read, ms", "ours, prompt remembered, ms"),
+            *(
+                "model",
+                "prompt",
+                "new tokens",
+                "batch",
+                "beside",
+                "its ms",
+                "ours, prompt read, ms",
+                "ours, prompt remembered, ms",
+            ),
             *("times as fast", "tokens that agree"),
         ),
         _decoding,
     ),
-    "smop": (("model", "what", "prompt tuning, 100", "SMoP, 4 x 5", "saved", "saved in the paper"), _smop),
+    "smop": (
+        ("model", "what", "prompt tuning, 100", "SMoP, 4 x 5", "saved", "saved in the paper"),
+        _smop,
+    ),
 }
 """For each benchmark the heads of its columns, and the rows of a result."""
 

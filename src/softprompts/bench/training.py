@@ -17,11 +17,26 @@ import torch
 from torch import Tensor
 
 from ..backbone import Backbone
+from ..cli.bench import DisagreementError
 from ..errors import UserError
-from .command import DisagreementError
 from .flops import FORMULA, t5_flops
 from .learners import COMPILED, WAYS, Learner, Ours, Peft, Theirs, compile_ours, make_run, ways_of
-from .measure import TOLERANCE, Clock, Common, Progress, Say, check_losses, peak_gib, peft, ratio, release, spread, surroundings, wait, why
+from .measure import (
+    TOLERANCE,
+    Clock,
+    Common,
+    Progress,
+    Say,
+    check_losses,
+    peak_gib,
+    peft,
+    ratio,
+    release,
+    spread,
+    surroundings,
+    wait,
+    why,
+)
 from .models import load
 from .workload import LONGEST, Rows, draw, waste
 
@@ -80,7 +95,9 @@ class Settings(Common):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         if not 0 <= self.alone <= self.runs:
-            raise UserError(f"--alone is {self.alone}; it must be from 1 to the {self.runs} runs, or 0.")
+            raise UserError(
+                f"--alone is {self.alone}; it must be from 1 to the {self.runs} runs, or 0."
+            )
 
 
 class Subject(NamedTuple):
@@ -105,7 +122,13 @@ class Timed(NamedTuple):
 
     def record(self, about: str, runs: int) -> dict[str, Any]:
         memory = {"peak_gib": self.peak_gib, "model_gib": self.model_gib}
-        return {"about": about, "runs": runs, "seconds": spread(self.seconds), "compile_s": self.compile_s, **memory}
+        return {
+            "about": about,
+            "runs": runs,
+            "seconds": spread(self.seconds),
+            "compile_s": self.compile_s,
+            **memory,
+        }
 
 
 class Found(NamedTuple):
@@ -123,13 +146,28 @@ def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
     alone = settings.alone or min(settings.runs, FEW)
     total = settings.warmup + settings.steps
     room = LONGEST if backbone.longest is None else backbone.longest - settings.prompt - 2
-    rows = draw(settings.workload, backbone, settings.runs, total, settings.batch, settings.seed, settings.data_dir, room)
+    rows = draw(
+        settings.workload,
+        backbone,
+        settings.runs,
+        total,
+        settings.batch,
+        settings.seed,
+        settings.data_dir,
+        room,
+    )
     subjects = [*_peers(settings, backbone, rows[:alone]), *_ours(settings, backbone, rows, alone)]
-    for timed, left_out in time_all(subjects, backbone, settings.warmup, settings.steps, say, deadline):
-        if any(name.startswith("peft") for name in timed) and all(subject.name in timed for subject in subjects if not subject.apart):
+    for timed, left_out in time_all(
+        subjects, backbone, settings.warmup, settings.steps, say, deadline
+    ):
+        if any(name.startswith("peft") for name in timed) and all(
+            subject.name in timed for subject in subjects if not subject.apart
+        ):
             yield _result(settings, backbone, rows, subjects, timed, left_out, say)
     if not any(name.startswith("peft") for name in timed):
-        raise DisagreementError(f"PEFT did not run, so there is nothing to compare with: {left_out}.")
+        raise DisagreementError(
+            f"PEFT did not run, so there is nothing to compare with: {left_out}."
+        )
 
 
 def _result(
@@ -156,7 +194,12 @@ def _result(
         },
         "left_out": left_out,
         **_compared(timed),
-        "losses": {"max_relative_difference": apart, "tolerance": TOLERANCE[backbone.dtype], "steps": total, "runs": alone},
+        "losses": {
+            "max_relative_difference": apart,
+            "tolerance": TOLERANCE[backbone.dtype],
+            "steps": total,
+            "runs": alone,
+        },
         "padding": waste(rows, settings.prompt),
         "flops": FORMULA,
     }
@@ -179,21 +222,44 @@ def _peers(settings: Settings, backbone: Backbone, rows: Sequence[Rows]) -> list
 
     def make(way: str) -> list[Learner]:
         peer = Peft(backbone, settings.prompt, way)
-        return [Theirs(peer, begin, own, settings.lr, DECAY) for begin, own in zip(starts, rows, strict=True)]
+        return [
+            Theirs(peer, begin, own, settings.lr, DECAY)
+            for begin, own in zip(starts, rows, strict=True)
+        ]
 
-    return [Subject(f"peft {way}", f"PEFT, {WAYS[way]}", partial(make, way), way in COMPILED) for way in ways]
+    return [
+        Subject(f"peft {way}", f"PEFT, {WAYS[way]}", partial(make, way), way in COMPILED)
+        for way in ways
+    ]
 
 
-def _ours(settings: Settings, backbone: Backbone, rows: Sequence[Rows], alone: int) -> list[Subject]:
+def _ours(
+    settings: Settings, backbone: Backbone, rows: Sequence[Rows], alone: int
+) -> list[Subject]:
     compiles = compile_ours(backbone, settings.compile_ours)
     how = "compiled" if compiles else "as it comes"
 
     def runs(many: int) -> list[Any]:
-        return [make_run(backbone, own, _config(settings), settings.seed + run) for run, own in enumerate(rows[:many])]
+        return [
+            make_run(backbone, own, _config(settings), settings.seed + run)
+            for run, own in enumerate(rows[:many])
+        ]
 
-    subjects = [Subject("ours", f"ours, one run at a time, {how}", lambda: [Ours([run], compiles) for run in runs(alone)])]
+    subjects = [
+        Subject(
+            "ours",
+            f"ours, one run at a time, {how}",
+            lambda: [Ours([run], compiles) for run in runs(alone)],
+        )
+    ]
     if settings.runs > 1:
-        subjects.append(Subject("cohort", f"ours, {settings.runs} runs at once, {how}", lambda: [Ours(runs(settings.runs), compiles)]))
+        subjects.append(
+            Subject(
+                "cohort",
+                f"ours, {settings.runs} runs at once, {how}",
+                lambda: [Ours(runs(settings.runs), compiles)],
+            )
+        )
     return subjects
 
 
@@ -208,10 +274,21 @@ def _config(settings: Settings) -> dict[str, Any]:
 
 def start(settings: Settings, backbone: Backbone, rows: Rows, run: int) -> Tensor:
     """The vectors that our run starts from [P, H], for PEFT to start from too."""
-    return make_run(backbone, rows, _config(settings), settings.seed + run).prompt.table.detach()[0].clone()
+    return (
+        make_run(backbone, rows, _config(settings), settings.seed + run)
+        .prompt.table.detach()[0]
+        .clone()
+    )
 
 
-def time_all(subjects: Sequence[Subject], backbone: Backbone, warmup: int, steps: int, say: Say, deadline: float = inf) -> Iterator[Found]:
+def time_all(
+    subjects: Sequence[Subject],
+    backbone: Backbone,
+    warmup: int,
+    steps: int,
+    say: Say,
+    deadline: float = inf,
+) -> Iterator[Found]:
     """On a GPU one subject after another, so that each has its own peak of memory; on a CPU step by step in turn, so that what else
     the machine does falls on all alike. What is compiled comes last: where it fails, or no time is left, that is told."""
     plain = [subject for subject in subjects if not subject.apart]
@@ -239,7 +316,9 @@ def time_all(subjects: Sequence[Subject], backbone: Backbone, warmup: int, steps
     release(backbone)
 
 
-def _round(subjects: Sequence[Subject], device: torch.device, warmup: int, steps: int, say: Say) -> dict[str, Timed]:
+def _round(
+    subjects: Sequence[Subject], device: torch.device, warmup: int, steps: int, say: Say
+) -> dict[str, Timed]:
     held = round(torch.cuda.memory_allocated(device) / 2**30, 3) if device.type == "cuda" else None
     learners = [(subject.name, learner) for subject in subjects for learner in subject.make()]
     clocks = [Clock(device) for _ in learners]
@@ -257,22 +336,39 @@ def _round(subjects: Sequence[Subject], device: torch.device, warmup: int, steps
         progress.tick(number + 1)
     found = {}
     for subject in subjects:
-        own = [(learner, clock.seconds()) for (name, learner), clock in zip(learners, clocks, strict=True) if name == subject.name]
-        seconds = [fmean(seconds[step] / learner.runs for learner, seconds in own) for step in range(steps)]
+        own = [
+            (learner, clock.seconds())
+            for (name, learner), clock in zip(learners, clocks, strict=True)
+            if name == subject.name
+        ]
+        seconds = [
+            fmean(seconds[step] / learner.runs for learner, seconds in own) for step in range(steps)
+        ]
         typical = sum(median(seconds) for _, seconds in own)
         losses = [run for learner, _ in own for run in learner.losses()]
         compile_s = round(max(0.0, before[subject.name] - warmup * typical), 2)
         found[subject.name] = Timed(seconds, compile_s, peak_gib(device), losses, held)
-        say(f"{subject.name}: {1000 * median(seconds):.2f} ms for a step of one run, warm-up {before[subject.name]:.1f} s")
+        say(
+            f"{subject.name}: {1000 * median(seconds):.2f} ms for a step of one run, warm-up {before[subject.name]:.1f} s"
+        )
     return found
 
 
-def _rate(settings: Settings, backbone: Backbone, rows: Sequence[Rows], timed: Timed) -> dict[str, Any]:
+def _rate(
+    settings: Settings, backbone: Backbone, rows: Sequence[Rows], timed: Timed
+) -> dict[str, Any]:
     """What the matrices achieved, where the model's operations are known."""
     if backbone.model.config.model_type not in ("t5", "mt5"):
         return {"tflops": None, "utilisation": None}
-    texts = [len(text) + settings.prompt for own in rows for batch in own.inputs[settings.warmup :] for text in batch]
-    targets = [len(target) for own in rows for batch in own.targets[settings.warmup :] for target in batch]
+    texts = [
+        len(text) + settings.prompt
+        for own in rows
+        for batch in own.inputs[settings.warmup :]
+        for text in batch
+    ]
+    targets = [
+        len(target) for own in rows for batch in own.targets[settings.warmup :] for target in batch
+    ]
     step = t5_flops(backbone.model.config, texts, targets).step / (len(rows) * settings.steps)
     rated = backbone.device.type == "cuda" and backbone.dtype == "bf16"
     achieved = step / median(timed.seconds) / 1e12

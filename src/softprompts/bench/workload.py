@@ -21,23 +21,46 @@ class Rows:
     targets: list[list[list[int]]]
 
 
-def draw(workload: str, backbone: Backbone, runs: int, steps: int, batch: int, seed: int, data_dir: str, room: int = LONGEST) -> list[Rows]:
+def draw(
+    workload: str,
+    backbone: Backbone,
+    runs: int,
+    steps: int,
+    batch: int,
+    seed: int,
+    data_dir: str,
+    room: int = LONGEST,
+) -> list[Rows]:
     """The rows of each run, each its own; texts have at most `room` tokens."""
     if workload == "synthetic":
-        return [_synthetic(backbone, steps, batch, np.random.default_rng([seed, run]), min(room, LONGEST)) for run in range(runs)]
+        return [
+            _synthetic(
+                backbone, steps, batch, np.random.default_rng([seed, run]), min(room, LONGEST)
+            )
+            for run in range(runs)
+        ]
     if workload != "sst2":
         raise UserError(f"There is no workload {workload!r}; choose synthetic or sst2.")
     task = load_task(TaskConfig(task="glue/sst2", data_dir=data_dir or None))
     found = []
     for run in range(runs):
-        some = np.random.default_rng([seed, run]).choice(len(task.train), steps * batch, replace=len(task.train) < steps * batch)
+        some = np.random.default_rng([seed, run]).choice(
+            len(task.train), steps * batch, replace=len(task.train) < steps * batch
+        )
         examples = [task.train[int(row)] for row in some]
         texts = backbone.tokenise([example.input for example in examples], min(room, LONGEST))
-        found.append(Rows(_cut(texts, batch), _cut(backbone.tokenise_targets([example.target for example in examples]), batch)))
+        found.append(
+            Rows(
+                _cut(texts, batch),
+                _cut(backbone.tokenise_targets([example.target for example in examples]), batch),
+            )
+        )
     return found
 
 
-def _synthetic(backbone: Backbone, steps: int, batch: int, rng: np.random.Generator, room: int) -> Rows:
+def _synthetic(
+    backbone: Backbone, steps: int, batch: int, rng: np.random.Generator, room: int
+) -> Rows:
     """Random ids; lengths log-normal with a mean of about 115, cut at `room`; targets of two tokens."""
     lengths = np.clip(rng.lognormal(4.6, 0.55, steps * batch), 8, room).astype(int)
     inputs = [rng.integers(100, backbone.vocabulary, length).tolist() for length in lengths]

@@ -42,8 +42,18 @@ class Index:
         """As it was written; an empty one where there is none that can be trusted."""
         try:
             tensors, note = read_tensors(path)
-            index = cls(fingerprint, note["names"], note["stamps"], tensors["rows"], {k: tuple(v) for k, v in note["others"].items()})
-            if note != index._note() or index.rows.dtype != torch.float32 or index.rows.shape[:2] != (len(SIMILARITIES), len(index.names)):
+            index = cls(
+                fingerprint,
+                note["names"],
+                note["stamps"],
+                tensors["rows"],
+                {k: tuple(v) for k, v in note["others"].items()},
+            )
+            if (
+                note != index._note()
+                or index.rows.dtype != torch.float32
+                or index.rows.shape[:2] != (len(SIMILARITIES), len(index.names))
+            ):
                 raise ValueError
         except (UserError, KeyError, TypeError, ValueError, AttributeError):
             return cls(fingerprint, [], [], torch.zeros(len(SIMILARITIES), 0, 0), {})
@@ -54,17 +64,40 @@ class Index:
 
     def _note(self) -> dict[str, object]:
         told = {name: list(other) for name, other in self.others.items()}
-        held = {**FORM, "fingerprint": self.fingerprint, "names": self.names, "stamps": self.stamps, "others": told}
-        return {**held, "digest": zlib.crc32(json.dumps(held).encode(), zlib.crc32(self.rows.contiguous().numpy().data))}
+        held = {
+            **FORM,
+            "fingerprint": self.fingerprint,
+            "names": self.names,
+            "stamps": self.stamps,
+            "others": told,
+        }
+        return {
+            **held,
+            "digest": zlib.crc32(
+                json.dumps(held).encode(), zlib.crc32(self.rows.contiguous().numpy().data)
+            ),
+        }
 
-    def updated(self, stamps: Mapping[str, str], look: Callable[[str], tuple[str, Told]]) -> "Index":
+    def updated(
+        self, stamps: Mapping[str, str], look: Callable[[str], tuple[str, Told]]
+    ) -> "Index":
         """The index of the folders with these stamps; itself where nothing changed. `look` tells a folder's stamp and what is in it."""
-        known = {**dict(zip(self.names, self.stamps, strict=True)), **{name: stamp for name, (stamp, _) in self.others.items()}}
+        known = {
+            **dict(zip(self.names, self.stamps, strict=True)),
+            **{name: stamp for name, (stamp, _) in self.others.items()},
+        }
         if known == stamps:
             return self
         same = {name for name, stamp in stamps.items() if known.get(name) == stamp}
-        rows = {name: row for name, row in zip(self.names, self.rows.unbind(1), strict=True) if name in same}
-        now, others = dict(known), {name: other for name, other in self.others.items() if name in same}
+        rows = {
+            name: row
+            for name, row in zip(self.names, self.rows.unbind(1), strict=True)
+            if name in same
+        }
+        now, others = (
+            dict(known),
+            {name: other for name, other in self.others.items() if name in same},
+        )
         for name in stamps:
             if name in same:
                 continue
@@ -74,11 +107,24 @@ class Index:
             else:
                 others[name] = (now[name], told or "")
         widths = Counter(rows[name].shape[1] for name in sorted(rows))
-        for name in [name for name, row in rows.items() if row.shape[1] != max(widths, key=widths.__getitem__)]:
+        for name in [
+            name
+            for name, row in rows.items()
+            if row.shape[1] != max(widths, key=widths.__getitem__)
+        ]:
             del rows[name]
-            others[name] = ("", _misfit(name))  # without a stamp it is looked at again: the others may change
+            others[name] = (
+                "",
+                _misfit(name),
+            )  # without a stamp it is looked at again: the others may change
         names = sorted(rows)
-        return Index(self.fingerprint, names, [now[name] for name in names], _stacked(rows[name] for name in names), others)
+        return Index(
+            self.fingerprint,
+            names,
+            [now[name] for name in names],
+            _stacked(rows[name] for name in names),
+            others,
+        )
 
 
 def _stacked(rows: Iterable[Tensor]) -> Tensor:

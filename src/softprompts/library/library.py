@@ -17,13 +17,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ..choice import Choice
-from ..command import few
+from ..artifacts.embedding import EMBEDDING, read_embedding, read_vectors
+from ..artifacts.prompt_file import CARD, TENSORS, safe_name
+from ..cli.command import few
+from ..config.choice import Choice
 from ..errors import UserError
 from ..files import NoLeaveError, check_tensors, read_json, write_atomically
 from ..prompt import load_prompt
-from ..prompt.store import CARD, TENSORS, safe_name
-from .embedding import EMBEDDING, read_embedding, read_vectors
 from .index import Index, Told
 from .search import SIMILARITIES, summary
 
@@ -56,7 +56,9 @@ class Entry:
                 raise
             raise UserError(_no_prompt(folder)) from None
         if not _whole(card):
-            raise UserError(f"{path} does not tell a prompt's task, backbone and length; take a whole copy, or remove the folder.")
+            raise UserError(
+                f"{path} does not tell a prompt's task, backbone and length; take a whole copy, or remove the folder."
+            )
         check_tensors(folder / TENSORS)
         return cls(name or folder.name, folder, card)
 
@@ -102,7 +104,9 @@ class Entry:
         kept = read_embedding(self.folder)
         vectors = read_vectors(self.folder / TENSORS) if kept is None else kept
         if vectors.shape[2] != self.card["backbone"].get("hidden", vectors.shape[2]):
-            raise UserError(f"The vectors in {self.folder} are of another width than its card tells; take a whole copy of the folder.")
+            raise UserError(
+                f"The vectors in {self.folder} are of another width than its card tells; take a whole copy of the folder."
+            )
         return vectors
 
 
@@ -113,10 +117,17 @@ def _no_prompt(folder: Path) -> str:
 def _whole(card: Any) -> bool:
     """Whether a card tells what all commands ask of it."""
     try:
-        told, form = (card["backbone"]["fingerprint"], card["backbone"]["name"], card["task"]["name"]), card["prompt"]
+        told, form = (
+            (card["backbone"]["fingerprint"], card["backbone"]["name"], card["task"]["name"]),
+            card["prompt"],
+        )
         sizes = [form["length"], form.get("count", 1)]
         Choice.of(form.get("route", "single"))
-        scores = [value for part in ("metrics", "majority", "test") for value in dict(card.get(part) or {}).values()]
+        scores = [
+            value
+            for part in ("metrics", "majority", "test")
+            for value in dict(card.get(part) or {}).values()
+        ]
         return (
             all(isinstance(text, str) and text for text in told)
             and all(type(size) is int for size in sizes)
@@ -167,7 +178,10 @@ class Library:
             try:
                 for part in KEPT:
                     if (run / part).exists():
-                        write_atomically(made / part, lambda beside, part=part: shutil.copyfile(run / part, beside))  # type: ignore[misc]
+                        write_atomically(
+                            made / part,
+                            lambda beside, part=part: shutil.copyfile(run / part, beside),
+                        )  # type: ignore[misc]
                 self.check(made)  # the run's own folder may have changed meanwhile
                 self._move_in(made, place)
             finally:
@@ -177,13 +191,17 @@ class Library:
     def free(self, name: str, overwrite: bool = False) -> str:
         """The name, if a prompt may go there."""
         if self.place(name).exists() and not overwrite:
-            raise UserError(f"The library {self.folder} already holds {name}; give another --name, or replace it with --overwrite.")
+            raise UserError(
+                f"The library {self.folder} already holds {name}; give another --name, or replace it with --overwrite."
+            )
         return name
 
     def place(self, name: str) -> Path:
         """The folder of a name, which must be one that stays in the library."""
         if not name or name != safe_name(name) or len(name) > 200:
-            raise UserError(f"{name!r} cannot be a prompt's name; use up to 200 letters, digits, dots, dashes and underscores.")
+            raise UserError(
+                f"{name!r} cannot be a prompt's name; use up to 200 letters, digits, dots, dashes and underscores."
+            )
         return self.folder / name
 
     @staticmethod
@@ -192,7 +210,9 @@ class Library:
         prompt, _ = load_prompt(folder)
         vectors = Entry.of(folder).vectors()
         if vectors.shape[-1] != prompt.table.shape[-1]:
-            raise UserError(f"{folder / EMBEDDING} is of another width than its prompt; take a whole copy of the folder.")
+            raise UserError(
+                f"{folder / EMBEDDING} is of another width than its prompt; take a whole copy of the folder."
+            )
 
     def _move_in(self, made: Path, place: Path) -> None:
         """Instead of an old one, where there is one: it is put aside first, and put back by the next holder if this one dies now."""
@@ -204,7 +224,9 @@ class Library:
             if aside.exists():
                 aside.rename(made)  # half of it must never come back
         except OSError as error:
-            raise UserError(f"{place} cannot be written ({error.strerror}); make room, or name another place.") from None
+            raise UserError(
+                f"{place} cannot be written ({error.strerror}); make room, or name another place."
+            ) from None
 
     # -- the lock ------------------------------------------------------------------------------------------------------------
 
@@ -220,7 +242,9 @@ class Library:
             lock = (self.folder / LOCK).open("a")
         except OSError as error:
             if write:
-                raise UserError(f"The library {self.folder} cannot be written ({error.strerror}); name another with --library.") from None
+                raise UserError(
+                    f"The library {self.folder} cannot be written ({error.strerror}); name another with --library."
+                ) from None
             yield
             return
         with lock:
@@ -230,7 +254,9 @@ class Library:
 
     def _settle(self) -> None:
         """Put right what a writer left that died: half a prompt goes, one that was put aside comes back."""
-        for left in [Path(found) for found in os.scandir(self.folder) if found.name.startswith((NEW, OLD))]:
+        for left in [
+            Path(found) for found in os.scandir(self.folder) if found.name.startswith((NEW, OLD))
+        ]:
             place = self.folder / left.name.removeprefix(OLD)
             with contextlib.suppress(OSError):  # who may not write leaves it to who may
                 if left.name.startswith(OLD) and not place.exists():
@@ -264,7 +290,11 @@ class Library:
 
     def _tell(self, wrong: Mapping[str, str]) -> None:
         """A sentence for each folder that cannot be read; one for all that are no prompts."""
-        strange = {name: sentence for name, sentence in wrong.items() if sentence == _no_prompt(self.folder / name)}
+        strange = {
+            name: sentence
+            for name, sentence in wrong.items()
+            if sentence == _no_prompt(self.folder / name)
+        }
         if len(strange) > 1:
             told = f"{len(strange)} folders in {self.folder} hold no {CARD}, so they are no prompts, or unfinished"
             self.tell(f"{told}: {few(list(strange))}.")
@@ -285,7 +315,11 @@ class Library:
         if not self.folder.is_dir():
             return []
         with self._locked():
-            return sorted(found.name for found in os.scandir(self.folder) if not found.name.startswith(".") and found.is_dir())
+            return sorted(
+                found.name
+                for found in os.scandir(self.folder)
+                if not found.name.startswith(".") and found.is_dir()
+            )
 
     def _stamp(self, name: str) -> str:
         """Changes when a folder's prompt does: time, size and inode of its card and vectors."""
@@ -306,7 +340,9 @@ class Library:
     ) -> list[Found]:
         """The prompts of a backbone that are most like the vectors [..., H], best first: k of them, or all."""
         if similarity not in SIMILARITIES:
-            raise UserError(f"There is no similarity {similarity!r}; choose one of {', '.join(SIMILARITIES)}.")
+            raise UserError(
+                f"There is no similarity {similarity!r}; choose one of {', '.join(SIMILARITIES)}."
+            )
         if k is not None and k < 1:
             raise UserError(f"{k} prompts cannot be found; ask for at least 1.")
         index = self._index(fingerprint)
@@ -315,9 +351,13 @@ class Library:
         if len(rows) == 0:
             return []
         if like.numel() == 0 or like.shape[-1] != rows.shape[1]:
-            raise UserError(f"Vectors of shape {list(like.shape)} cannot be compared with prompts of width {rows.shape[1]}.")
+            raise UserError(
+                f"Vectors of shape {list(like.shape)} cannot be compared with prompts of width {rows.shape[1]}."
+            )
         asked = summary(like.detach().cpu())[which]
-        scores = (rows.double() @ asked).float()  # so that like prompts are equal, wherever in the index they stand
+        scores = (
+            rows.double() @ asked
+        ).float()  # so that like prompts are equal, wherever in the index they stand
         found: list[Found] = []
         for row in scores.argsort(descending=True, stable=True).tolist():
             if len(found) == k:
@@ -339,9 +379,13 @@ class Library:
         kept = Index.read(path, fingerprint)
         index = kept.updated(stamps, lambda name: self._summed(name, fingerprint))
         if index is not kept:
-            with contextlib.suppress(UserError):  # where nothing can be written, it is made anew each time
+            with contextlib.suppress(
+                UserError
+            ):  # where nothing can be written, it is made anew each time
                 index.write(path)
-        self._tell({name: index.others[name][1] for name in sorted(index.others) if index.others[name][1]})
+        self._tell(
+            {name: index.others[name][1] for name in sorted(index.others) if index.others[name][1]}
+        )
         return index
 
     def _summed(self, name: str, fingerprint: str) -> tuple[str, Told]:
@@ -356,7 +400,9 @@ class Library:
                     load_prompt(entry.folder)  # what is found must be of use
                     told = summary(entry.vectors()).float()
             except NoLeaveError as error:
-                return "", str(error)  # without a stamp it is looked at again: others may read it, or this user later
+                return "", str(
+                    error
+                )  # without a stamp it is looked at again: others may read it, or this user later
             except UserError as error:
                 told = str(error)
             if self._stamp(name) == stamp:
@@ -379,4 +425,6 @@ def _wait_for(lock: int) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError as error:
-        raise UserError(f"The library cannot be locked ({error.strerror}); keep it on a disk whose files can be.") from None
+        raise UserError(
+            f"The library cannot be locked ({error.strerror}); keep it on a disk whose files can be."
+        ) from None

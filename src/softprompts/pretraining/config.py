@@ -8,10 +8,38 @@ from typing import Any, Literal
 from ..errors import UserError
 
 SIZES: dict[str, dict[str, int]] = {
-    "tiny": {"d_model": 256, "d_kv": 32, "d_ff": 1024, "num_layers": 6, "num_decoder_layers": 3, "num_heads": 8},
-    "mini": {"d_model": 384, "d_kv": 64, "d_ff": 1280, "num_layers": 8, "num_decoder_layers": 4, "num_heads": 6},
-    "small": {"d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": 8, "num_decoder_layers": 8, "num_heads": 6},
-    "base": {"d_model": 768, "d_kv": 64, "d_ff": 2048, "num_layers": 12, "num_decoder_layers": 12, "num_heads": 12},
+    "tiny": {
+        "d_model": 256,
+        "d_kv": 32,
+        "d_ff": 1024,
+        "num_layers": 6,
+        "num_decoder_layers": 3,
+        "num_heads": 8,
+    },
+    "mini": {
+        "d_model": 384,
+        "d_kv": 64,
+        "d_ff": 1280,
+        "num_layers": 8,
+        "num_decoder_layers": 4,
+        "num_heads": 6,
+    },
+    "small": {
+        "d_model": 512,
+        "d_kv": 64,
+        "d_ff": 1024,
+        "num_layers": 8,
+        "num_decoder_layers": 8,
+        "num_heads": 6,
+    },
+    "base": {
+        "d_model": 768,
+        "d_kv": 64,
+        "d_ff": 2048,
+        "num_layers": 12,
+        "num_decoder_layers": 12,
+        "num_heads": 12,
+    },
 }
 """tiny and mini are ours; small and base are T5 v1.1's."""
 
@@ -169,9 +197,20 @@ class PretrainConfig:
         for name in ("vocabulary", "sentinels", "tokenizer_characters", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers",
                      "num_heads", "microbatches", "steps", "evaluate_every", "checkpoint_every", "log_every", "processes"):  # fmt: skip
             _positive(name, getattr(self, name), 1)
-        for name in ("vocabulary", "sentinels", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads"):
+        for name in (
+            "vocabulary",
+            "sentinels",
+            "d_model",
+            "d_kv",
+            "d_ff",
+            "num_layers",
+            "num_decoder_layers",
+            "num_heads",
+        ):
             if (getattr(self, name) or 0) > LARGEST:
-                raise UserError(f"{name} is {getattr(self, name):,}; it must be at most {LARGEST:,}.")
+                raise UserError(
+                    f"{name} is {getattr(self, name):,}; it must be at most {LARGEST:,}."
+                )
         for name in ("tokens", "lr", "clip", "pause_after", "span"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -179,7 +218,12 @@ class PretrainConfig:
         for name in ("warmup", "weight_decay", "z_loss"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"{name} is {getattr(self, name)}; it must not be negative.")
-        for name, low, high in (("dropout", 0, 1), ("held_out", 0, 0.5), ("decay", 0, 1.001), ("noise", 1e-9, 1)):
+        for name, low, high in (
+            ("dropout", 0, 1),
+            ("held_out", 0, 0.5),
+            ("decay", 0, 1.001),
+            ("noise", 1e-9, 1),
+        ):
             if not low <= getattr(self, name) < high:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be a share of one.")
         if not 0 <= self.seed < 2**31:
@@ -190,13 +234,19 @@ class PretrainConfig:
     def _check_objectives(self) -> None:
         unknown = [name for name in self.objectives if name not in OBJECTIVES]
         if unknown:
-            raise UserError(f"There is no objective {unknown[0]!r}; choose of {', '.join(OBJECTIVES)}.")
+            raise UserError(
+                f"There is no objective {unknown[0]!r}; choose of {', '.join(OBJECTIVES)}."
+            )
         if not self.shares:
-            raise UserError("No objective has a share of the batch; give one, such as --objectives span=1.")
+            raise UserError(
+                "No objective has a share of the batch; give one, such as --objectives span=1."
+            )
         if any(not 0 <= share < math.inf for share in self.objectives.values()):
             raise UserError("An objective's share must not be negative.")
         if not self.text and self.reads_text:
-            raise UserError("The objectives span and prefix learn from text; name files with --text.")
+            raise UserError(
+                "The objectives span and prefix learn from text; name files with --text."
+            )
         if not self.tasks and "tasks" in self.shares:
             raise UserError("The objective tasks learns from pairs; name files with --tasks.")
 
@@ -204,34 +254,52 @@ class PretrainConfig:
         if self.input_length < 8:
             raise UserError(f"input_length is {self.input_length}; it must be at least 8.")
         needed = span_lengths(self.input_length, self.noise, self.span)[1]
-        if self.target_length is not None and self.target_length < (needed if "span" in self.shares else 2):
+        if self.target_length is not None and self.target_length < (
+            needed if "span" in self.shares else 2
+        ):
             told = (
-                f"span corruption of inputs of {self.input_length} tokens writes {needed}" if "span" in self.shares else "it is too short"
+                f"span corruption of inputs of {self.input_length} tokens writes {needed}"
+                if "span" in self.shares
+                else "it is too short"
             )
-            raise UserError(f"target_length is {self.target_length}, and {told}; give a longer one, or none.")
+            raise UserError(
+                f"target_length is {self.target_length}, and {told}; give a longer one, or none."
+            )
         if "span" in self.shares and not (self.tokenizer or self.from_model):
             self.check_sentinels(self.sentinels, "raise --sentinels")
         row = self.input_length + self.written
         if self.rows < 1:
-            raise UserError(f"batch_tokens is {self.batch_tokens}, and one row takes {row}; give at least that.")
+            raise UserError(
+                f"batch_tokens is {self.batch_tokens}, and one row takes {row}; give at least that."
+            )
         if self.rows % self.microbatches:
-            raise UserError(f"A batch of {self.rows} rows cannot be cut into {self.microbatches} equal parts; change --microbatches.")
+            raise UserError(
+                f"A batch of {self.rows} rows cannot be cut into {self.microbatches} equal parts; change --microbatches."
+            )
         for name, count in self.rows_of.items():
             if count == 0:
-                raise UserError(f"The share of {name} is less than one of {self.rows} rows; raise it, or --batch-tokens.")
+                raise UserError(
+                    f"The share of {name} is less than one of {self.rows} rows; raise it, or --batch-tokens."
+                )
 
     def check_sentinels(self, there: int, mend: str) -> None:
         """Every span that is hidden needs one."""
-        spans = noise_counts(span_lengths(self.input_length, self.noise, self.span)[0], self.noise, self.span)[1]
+        spans = noise_counts(
+            span_lengths(self.input_length, self.noise, self.span)[0], self.noise, self.span
+        )[1]
         if spans > there:
             hidden = f"Inputs of {self.input_length} tokens hide {spans} spans"
-            raise UserError(f"{hidden}, and the tokenizer has {there} sentinels; shorten --input-length, or {mend}.")
+            raise UserError(
+                f"{hidden}, and the tokenizer has {there} sentinels; shorten --input-length, or {mend}."
+            )
 
     @property
     def shares(self) -> dict[str, float]:
         """The objectives that have a share, adding up to 1."""
         total = sum(self.objectives.values())
-        return {name: self.objectives[name] / total for name in OBJECTIVES if self.objectives.get(name)}
+        return {
+            name: self.objectives[name] / total for name in OBJECTIVES if self.objectives.get(name)
+        }
 
     @property
     def reads_text(self) -> bool:
@@ -251,7 +319,9 @@ class PretrainConfig:
         """Rows of each objective in a batch, the same in every one."""
         exact = {name: share * self.rows for name, share in self.shares.items()}
         counts = {name: int(value + 1e-9) for name, value in exact.items()}
-        for name in sorted(exact, key=lambda name: counts[name] - exact[name])[: self.rows - sum(counts.values())]:
+        for name in sorted(exact, key=lambda name: counts[name] - exact[name])[
+            : self.rows - sum(counts.values())
+        ]:
             counts[name] += 1
         return counts
 
@@ -270,7 +340,11 @@ class PretrainConfig:
 
     def plain(self) -> dict[str, Any]:
         """The settings that count."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if not (self.from_model and name in NEW)}
+        return {
+            name: value
+            for name, value in dataclasses.asdict(self).items()
+            if not (self.from_model and name in NEW)
+        }
 
 
 def _positive(name: str, value: int | None, least: int) -> None:
@@ -294,6 +368,11 @@ def span_lengths(input_length: int, noise: float, span: float) -> tuple[int, int
     text = 2
     while lengths(text + 1)[0] <= input_length:
         text += 1
-    if lengths(text)[0] != input_length or noise_counts(text, noise, span)[1] > text - noise_counts(text, noise, span)[0]:
-        raise UserError(f"No text corrupts to {input_length} tokens with noise {noise} in spans of {span}; change one of the three.")
+    if (
+        lengths(text)[0] != input_length
+        or noise_counts(text, noise, span)[1] > text - noise_counts(text, noise, span)[0]
+    ):
+        raise UserError(
+            f"No text corrupts to {input_length} tokens with noise {noise} in spans of {span}; change one of the three."
+        )
     return text, lengths(text)[1]

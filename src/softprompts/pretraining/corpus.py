@@ -24,7 +24,11 @@ import numpy as np
 from ..errors import UserError
 from ..files import read_json, write_json
 
-OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".bz2": bz2.open, ".xz": lzma.open, ".gz": gzip.open}
+OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".gz": gzip.open,
+}
 LONGEST = 2**20
 """Characters after which a document that has no blank line is cut, at a line's end."""
 CHUNK = 2**19
@@ -57,9 +61,13 @@ class Lines:
         except FileNotFoundError:
             raise UserError(f"The file {self.path} does not exist.") from None
         except UnicodeDecodeError:
-            raise UserError(f"{self.path} is no UTF-8 text; name another file, or convert it.") from None
+            raise UserError(
+                f"{self.path} is no UTF-8 text; name another file, or convert it."
+            ) from None
         except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-            raise UserError(f"{self.path} cannot be read ({error}); take a whole copy of it.") from None
+            raise UserError(
+                f"{self.path} cannot be read ({error}); take a whole copy of it."
+            ) from None
 
 
 def documents(lines: Iterable[str]) -> Iterator[str]:
@@ -83,7 +91,9 @@ def pairs(lines: Iterable[str], name: str, definitions: dict[str, str]) -> Itera
             if not all(isinstance(part, str) for part in (task, asked, answer)):
                 raise ValueError
         except (ValueError, TypeError):
-            raise UserError(f"Row {number + 1} of {name} is no JSON list [task, input, output] of three texts.") from None
+            raise UserError(
+                f"Row {number + 1} of {name} is no JSON list [task, input, output] of three texts."
+            ) from None
         yield f"{definitions[task]} {asked}" if number % 10 and task in definitions else asked
         yield answer
 
@@ -112,18 +122,41 @@ class Corpus:
 
 
 def tokenised(
-    kind: str, files: Sequence[str], tokenizer: Any, definitions: dict[str, str], processes: int | None = None, tick: Tick = _silent
+    kind: str,
+    files: Sequence[str],
+    tokenizer: Any,
+    definitions: dict[str, str],
+    processes: int | None = None,
+    tick: Tick = _silent,
 ) -> Corpus:
     """The files' texts (`kind` text) or pairs (`kind` tasks) as ids: from the cache, or made and kept there."""
     from ..tuning.tokens import cache_folder
 
     backend = tokenizer.backend_tokenizer.to_str()
-    digest = hashlib.sha256(json.dumps([VERSION, kind, tokenizer.eos_token_id, backend, definitions if kind == "tasks" else None]).encode())
+    digest = hashlib.sha256(
+        json.dumps(
+            [
+                VERSION,
+                kind,
+                tokenizer.eos_token_id,
+                backend,
+                definitions if kind == "tasks" else None,
+            ]
+        ).encode()
+    )
     for name in files:
         digest.update(file_digest(name).encode())
     folder = cache_folder() / "pretraining" / digest.hexdigest()[:40]
     if not _whole(folder):
-        _make(folder, _texts(kind, files, definitions), backend, tokenizer.eos_token_id, len(tokenizer), processes, tick)
+        _make(
+            folder,
+            _texts(kind, files, definitions),
+            backend,
+            tokenizer.eos_token_id,
+            len(tokenizer),
+            processes,
+            tick,
+        )
     note = read_json(folder / "note.json")
     # copy-on-write, because torch takes no read-only memory
     ids = np.memmap(folder / "ids.bin", dtype=note["dtype"], mode="c")
@@ -140,7 +173,9 @@ def file_digest(name: str) -> str:
         raise UserError(f"{name} cannot be read ({error.strerror}).") from None
 
 
-def _texts(kind: str, files: Sequence[str], definitions: dict[str, str]) -> Iterator[tuple[str, int]]:
+def _texts(
+    kind: str, files: Sequence[str], definitions: dict[str, str]
+) -> Iterator[tuple[str, int]]:
     """Each text, and the bytes of all files read by then."""
     before = 0
     for name in files:
@@ -168,7 +203,13 @@ def _whole(folder: Path) -> bool:
 
 
 def _make(
-    folder: Path, texts: Iterator[tuple[str, int]], backend: str, eos: int, vocabulary: int, processes: int | None, tick: Tick
+    folder: Path,
+    texts: Iterator[tuple[str, int]],
+    backend: str,
+    eos: int,
+    vocabulary: int,
+    processes: int | None,
+    tick: Tick,
 ) -> None:
     """Beside its place, and moved in whole."""
     dtype = "uint16" if vocabulary <= 2**16 else "int32"
@@ -176,8 +217,13 @@ def _make(
     try:
         beside.mkdir(parents=True, exist_ok=True)
         count = ends = 0
-        with (beside / "ids.bin").open("wb") as ids_file, (beside / "ends.bin").open("wb") as ends_file:
-            for (ids, lengths), read in _encoded(_chunks(texts), backend, eos, dtype, processes or os.cpu_count() or 1):
+        with (
+            (beside / "ids.bin").open("wb") as ids_file,
+            (beside / "ends.bin").open("wb") as ends_file,
+        ):
+            for (ids, lengths), read in _encoded(
+                _chunks(texts), backend, eos, dtype, processes or os.cpu_count() or 1
+            ):
                 ids_file.write(ids)
                 np.frombuffer(lengths, "int64").cumsum().__add__(count).tofile(ends_file)
                 count += len(ids) // np.dtype(dtype).itemsize
@@ -190,7 +236,9 @@ def _make(
         beside.rename(folder)
     except OSError as error:
         if not _whole(folder):  # not made by another process meanwhile
-            raise UserError(f"The cache {folder} cannot be written ({error.strerror}); make room, or set SOFTPROMPTS_CACHE.") from None
+            raise UserError(
+                f"The cache {folder} cannot be written ({error.strerror}); make room, or set SOFTPROMPTS_CACHE."
+            ) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
@@ -220,7 +268,9 @@ def _encoded(
             yield _encode(chunk), read
         return
     waiting: deque[tuple[Future[tuple[bytes, bytes]], int]] = deque()
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start, (backend, eos, dtype)) as pool:
+    with ProcessPoolExecutor(
+        processes, multiprocessing.get_context("spawn"), _start, (backend, eos, dtype)
+    ) as pool:
         for chunk, read in chunks:
             waiting.append((pool.submit(_encode, chunk), read))
             if len(waiting) > 3 * processes:
@@ -242,7 +292,9 @@ def _start(backend: str, eos: int, dtype: str) -> None:
     tokenizer = Tokenizer.from_str(backend)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+    special = [
+        token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
+    ]
     _worker = tokenizer, re.compile("|".join(map(re.escape, special)) or r"(?!)"), eos, dtype
 
 
@@ -250,6 +302,8 @@ def _encode(texts: list[str]) -> tuple[bytes, bytes]:
     """Ids and lengths of texts, each with an end mark. Text that spells a special token is no such token: a space goes into it."""
     tokenizer, special, eos, dtype = _worker
     plain = [special.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text) for text in texts]
-    rows = [[*encoding.ids, eos] for encoding in tokenizer.encode_batch(plain, add_special_tokens=False)]
+    rows = [
+        [*encoding.ids, eos] for encoding in tokenizer.encode_batch(plain, add_special_tokens=False)
+    ]
     ids = np.fromiter(itertools.chain.from_iterable(rows), dtype, sum(map(len, rows)))
     return ids.tobytes(), np.fromiter(map(len, rows), "int64", len(rows)).tobytes()

@@ -28,9 +28,13 @@ def new_model(config: PretrainConfig, words: int) -> Any:
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = T5ForConditionalGeneration._from_config(settings, attn_implementation=config.attention)
+        model = T5ForConditionalGeneration._from_config(
+            settings, attn_implementation=config.attention
+        )
         if not config.tie:  # transformers 5 ties whatever the config says
-            head = torch.nn.Parameter(torch.randn_like(model.shared.weight) * settings.d_model**-0.5)
+            head = torch.nn.Parameter(
+                torch.randn_like(model.shared.weight) * settings.d_model**-0.5
+            )
             model.lm_head.weight = head
     return model
 
@@ -45,11 +49,17 @@ def load_model(config: PretrainConfig, words: int) -> Any:
     try:
         settings = AutoConfig.from_pretrained(located(name))
         if settings.model_type not in FAMILY:
-            raise UserError(f"{name} is a {settings.model_type} model; pretraining goes on from a T5.")
+            raise UserError(
+                f"{name} is a {settings.model_type} model; pretraining goes on from a T5."
+            )
         settings.dropout_rate = config.dropout
         with quiet():
             model, told = AutoModelForSeq2SeqLM.from_pretrained(
-                located(name), config=settings, dtype=torch.float32, attn_implementation=config.attention, output_loading_info=True
+                located(name),
+                config=settings,
+                dtype=torch.float32,
+                attn_implementation=config.attention,
+                output_loading_info=True,
             )
         check_whole(name, told["missing_keys"])
     except UserError:
@@ -57,7 +67,9 @@ def load_model(config: PretrainConfig, words: int) -> Any:
     except Exception as error:  # as many kinds as for a backbone
         raise unloadable(name, error) from None
     if model.get_input_embeddings().num_embeddings < words:
-        raise UserError(f"The tokenizer has {words} tokens, and the model {name} fewer; take the tokenizer that belongs to it.")
+        raise UserError(
+            f"The tokenizer has {words} tokens, and the model {name} fewer; take the tokenizer that belongs to it."
+        )
     return model
 
 
@@ -69,8 +81,16 @@ def tied(model: Any) -> bool:
 def sizes(model: Any) -> dict[str, Any]:
     """What the model is, whatever the settings say."""
     config = model.config
-    kind = {"model_type": config.model_type, "feed_forward_proj": config.feed_forward_proj, "tie": tied(model)}
-    return {**kind, "vocab_size": config.vocab_size, **{name: getattr(config, name) for name in SIZES["tiny"]}}
+    kind = {
+        "model_type": config.model_type,
+        "feed_forward_proj": config.feed_forward_proj,
+        "tie": tied(model),
+    }
+    return {
+        **kind,
+        "vocab_size": config.vocab_size,
+        **{name: getattr(config, name) for name in SIZES["tiny"]},
+    }
 
 
 def write_model(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype) -> None:
@@ -102,7 +122,10 @@ def _moved_in(folder: Path, save: Callable[[Path], object], last: str) -> None:
         share(beside)
         for file in sorted(beside.iterdir(), key=lambda file: file.name == last):
             os.replace(file, folder / file.name)
-    except (OSError, SafetensorError) as error:  # the latter is how safetensors tells of a full disk
+    except (
+        OSError,
+        SafetensorError,
+    ) as error:  # the latter is how safetensors tells of a full disk
         raise UserError(
             f"{folder} cannot be written ({getattr(error, 'strerror', None) or error}); make room, and give the same command again."
         ) from None

@@ -20,7 +20,9 @@ class Muon(torch.optim.Optimizer):
     most of a step.
     """
 
-    def __init__(self, params: Any, lr: float = 3e-3, momentum: float = 0.95, weight_decay: float = 0.02) -> None:
+    def __init__(
+        self, params: Any, lr: float = 3e-3, momentum: float = 0.95, weight_decay: float = 0.02
+    ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -59,18 +61,27 @@ def orthogonal(matrices: Tensor, rounds: int = 5) -> Tensor:
     return x.mT if tall else x
 
 
-def make_optimizers(parameters: Iterable[tuple[str, torch.nn.Parameter]], config: PretrainConfig) -> list[torch.optim.Optimizer]:
+def make_optimizers(
+    parameters: Iterable[tuple[str, torch.nn.Parameter]], config: PretrainConfig
+) -> list[torch.optim.Optimizer]:
     """The matrices inside are decayed; embeddings, the head, norms and position biases are not."""
     inside: list[torch.nn.Parameter] = []
     rest: list[torch.nn.Parameter] = []
     for name, parameter in parameters:
-        outside = any(part in name for part in ("shared", "embed_tokens", "lm_head", "relative_attention_bias"))
+        outside = any(
+            part in name
+            for part in ("shared", "embed_tokens", "lm_head", "relative_attention_bias")
+        )
         (inside if parameter.ndim == 2 and not outside else rest).append(parameter)
     groups = [{"params": rest, "weight_decay": 0.0}]
     if config.optimizer == "adamw":
         groups.append({"params": inside, "weight_decay": config.weight_decay})
     adamw = torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95), fused=rest[0].is_cuda)
-    return [adamw] if config.optimizer == "adamw" else [adamw, Muon(inside, lr=config.lr, weight_decay=config.weight_decay)]
+    return (
+        [adamw]
+        if config.optimizer == "adamw"
+        else [adamw, Muon(inside, lr=config.lr, weight_decay=config.weight_decay)]
+    )
 
 
 def learning_rate(config: PretrainConfig, step: int) -> float:

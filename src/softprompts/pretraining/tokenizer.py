@@ -25,27 +25,48 @@ def sample(texts: Iterable[str], characters: int, seed: int) -> Iterator[str]:
     yield from (text for _, _, text in sorted(drawn, key=lambda entry: entry[1]))
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int, sentinels: int, length: int = 512) -> Any:
+def train_tokenizer(
+    texts: Iterable[str], vocabulary: int, sentinels: int, length: int = 512
+) -> Any:
     """A transformers tokenizer of at most `vocabulary` pieces, made from texts, and `sentinels` sentinels."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import (
+        Regex,
+        Tokenizer,
+        decoders,
+        models,
+        normalizers,
+        pre_tokenizers,
+        processors,
+        trainers,
+    )
 
     made = Tokenizer(models.Unigram())
-    made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")])
+    made.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")]
+    )
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     made.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
-        vocab_size=vocabulary, special_tokens=[PAD, EOS, UNK], unk_token=UNK, max_piece_length=16, show_progress=False
+        vocab_size=vocabulary,
+        special_tokens=[PAD, EOS, UNK],
+        unk_token=UNK,
+        max_piece_length=16,
+        show_progress=False,
     )
     try:
         made.train_from_iterator(_words(texts), trainer)
     except Exception as error:  # tokenizers has no kind of its own
         if "not large enough" not in str(error):
             raise
-        raise UserError(f"A vocabulary of {vocabulary} pieces is too small for the characters of the text; raise --vocabulary.") from None
+        raise UserError(
+            f"A vocabulary of {vocabulary} pieces is too small for the characters of the text; raise --vocabulary."
+        ) from None
     if made.get_vocab_size() < 4:
         raise UserError("The data holds no text to train a tokenizer on; name other files.")
     made.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(sentinels))])
-    made.post_processor = processors.TemplateProcessing(single=f"$A {EOS}", pair=f"$A {EOS} $B {EOS}", special_tokens=[(EOS, 1)])
+    made.post_processor = processors.TemplateProcessing(
+        single=f"$A {EOS}", pair=f"$A {EOS} $B {EOS}", special_tokens=[(EOS, 1)]
+    )
     return wrapped(made, sentinels, length)
 
 
@@ -77,8 +98,14 @@ def load_tokenizer(name: str) -> Any:
         raise
     except Exception as error:  # the hub's many kinds
         raise unloadable(name, error) from None
-    if getattr(tokenizer, "backend_tokenizer", None) is None or tokenizer.eos_token_id is None or tokenizer.pad_token_id != 0:
-        raise UserError(f"The tokenizer of {name} is no T5's: it needs a tokenizer.json, an end mark and <pad> as its first token.")
+    if (
+        getattr(tokenizer, "backend_tokenizer", None) is None
+        or tokenizer.eos_token_id is None
+        or tokenizer.pad_token_id != 0
+    ):
+        raise UserError(
+            f"The tokenizer of {name} is no T5's: it needs a tokenizer.json, an end mark and <pad> as its first token."
+        )
     return tokenizer
 
 

@@ -21,7 +21,14 @@ def words() -> None:
 class Linear(nn.Module):
     """Logits of C labels from the mean of the last hidden states, or from the text's first token ([CLS]): [B, F] -> [B, C]."""
 
-    def __init__(self, classes: int, features: int, rng: torch.Generator, *, pool: Literal["mean", "first"] = "mean") -> None:
+    def __init__(
+        self,
+        classes: int,
+        features: int,
+        rng: torch.Generator,
+        *,
+        pool: Literal["mean", "first"] = "mean",
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(classes, features).normal_(0.0, 0.02, generator=rng))
         self.bias = nn.Parameter(torch.zeros(classes))

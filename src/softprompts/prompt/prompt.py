@@ -16,14 +16,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..choice import Choice, checked, pick
+from ..config.choice import Choice, checked, pick
 from ..errors import UserError
 from .head import HEADS, Linear
 from .route import ROUTES, Route, Router
 from .shape import MOST, SHAPES, Shape
 from .start import STARTS, Material, Source
 
-TABLES: dict[str, Mapping[str, Callable[..., Any]]] = {"start": STARTS, "shape": SHAPES, "route": ROUTES, "head": HEADS}
+TABLES: dict[str, Mapping[str, Callable[..., Any]]] = {
+    "start": STARTS,
+    "shape": SHAPES,
+    "route": ROUTES,
+    "head": HEADS,
+}
 
 
 @dataclass(frozen=True)
@@ -62,13 +67,17 @@ class PromptConfig:
                 f"A prompt of length {self.length} and count {self.count} cannot be; take a length of 1 or more, a count of 1 or more."
             )
         if self.count * self.length > MOST:
-            raise UserError(f"{self.count * self.length:,} prompt tokens are more than a model can read; take at most {MOST:,}.")
+            raise UserError(
+                f"{self.count * self.length:,} prompt tokens are more than a model can read; take at most {MOST:,}."
+            )
         if self.count > 1 and self.route.kind == "single":
             raise UserError(
                 f"{self.count} prompts need a route that chooses among them; set --prompt.route to soft, top1, top2, gumbel or stochastic."
             )
         if self.unit is not None and not 1e-6 < self.unit < 1e6:
-            raise UserError(f"The unit of a prompt is {self.unit}; it must lie between a millionth and a million.")
+            raise UserError(
+                f"The unit of a prompt is {self.unit}; it must lie between a millionth and a million."
+            )
 
 
 class Prompt(nn.Module):
@@ -79,7 +88,13 @@ class Prompt(nn.Module):
     """
 
     def __init__(
-        self, table: Tensor, shape: Shape, route: Route, config: PromptConfig, unit: float = 1.0, head: Linear | None = None
+        self,
+        table: Tensor,
+        shape: Shape,
+        route: Route,
+        config: PromptConfig,
+        unit: float = 1.0,
+        head: Linear | None = None,
     ) -> None:
         super().__init__()
         self.table = nn.Parameter(table)  # [K, P, H]
@@ -89,8 +104,16 @@ class Prompt(nn.Module):
         self.config = config
         self.unit = unit
 
-    def forward(self, embeds: Tensor, mask: Tensor, rng: torch.Generator | None = None, noise: Tensor | None = None) -> Tensor:
-        text = mask if self.route.router is None else mean_embedding(embeds, mask) / self.unit  # only a router reads it
+    def forward(
+        self,
+        embeds: Tensor,
+        mask: Tensor,
+        rng: torch.Generator | None = None,
+        noise: Tensor | None = None,
+    ) -> Tensor:
+        text = (
+            mask if self.route.router is None else mean_embedding(embeds, mask) / self.unit
+        )  # only a router reads it
         vectors: Tensor = self.route(self.shape(self.table, rng), text, rng, noise)
         return vectors * self.unit
 
@@ -108,8 +131,14 @@ class Prompt(nn.Module):
         was, _ = self.training, self.eval()
         vectors, router = self.route.fold(self.shape(self.table) * self.unit)
         self.train(was)
-        config = dataclasses.replace(self.config, count=len(vectors), route=Choice("single") if router is None else self.config.route)
-        folded = plain(vectors, None if router is None else router / self.unit, config, self.head_sizes())
+        config = dataclasses.replace(
+            self.config,
+            count=len(vectors),
+            route=Choice("single") if router is None else self.config.route,
+        )
+        folded = plain(
+            vectors, None if router is None else router / self.unit, config, self.head_sizes()
+        )
         if self.head is not None and folded.head is not None:
             folded.head.load_state_dict(self.head.state_dict())
         return folded
@@ -140,12 +169,19 @@ def mean_embedding(embeds: Tensor, mask: Tensor) -> Tensor:
     return (embeds.float() * weight).sum(1) / weight.sum(1).clamp(min=1)
 
 
-def plain(vectors: Tensor, router: Tensor | None = None, like: PromptConfig | None = None, head: tuple[int, int] | None = None) -> Prompt:
+def plain(
+    vectors: Tensor,
+    router: Tensor | None = None,
+    like: PromptConfig | None = None,
+    head: tuple[int, int] | None = None,
+) -> Prompt:
     """A folded prompt from its vectors [K, P, H] and a mixture's router [K, H], routed and placed `like` another."""
     count, length, hidden = vectors.shape
     like = like or PromptConfig()
     start = Choice("prompt", {"sources": []})
-    config = PromptConfig(length, count, start, Choice("direct"), like.route, like.place, like.head, unit=1.0)
+    config = PromptConfig(
+        length, count, start, Choice("direct"), like.route, like.place, like.head, unit=1.0
+    )
     prompt = blank(config, hidden, head=head)
     prompt.table.data.copy_(vectors)
     if router is not None:
@@ -153,7 +189,13 @@ def plain(vectors: Tensor, router: Tensor | None = None, like: PromptConfig | No
     return prompt.eval()
 
 
-def blank(config: PromptConfig, hidden: int, unit: float = 1.0, seed: int = 0, head: tuple[int, int] | None = None) -> Prompt:
+def blank(
+    config: PromptConfig,
+    hidden: int,
+    unit: float = 1.0,
+    seed: int = 0,
+    head: tuple[int, int] | None = None,
+) -> Prompt:
     """A prompt whose table is still to be filled. `unit` is the backbone's scale, used unless the config sets its own; `head` is the
     number of classes and features of a linear head."""
     shape_rng, route_rng = (torch.Generator().manual_seed(3 * seed + part) for part in (1, 2))
@@ -164,12 +206,25 @@ def blank(config: PromptConfig, hidden: int, unit: float = 1.0, seed: int = 0, h
         if config.head.kind == "linear" and head
         else None
     )
-    return Prompt(torch.zeros(config.count, config.length, hidden), shape, route, config, config.unit or unit, answers)
+    return Prompt(
+        torch.zeros(config.count, config.length, hidden),
+        shape,
+        route,
+        config,
+        config.unit or unit,
+        answers,
+    )
 
 
 def build(config: PromptConfig, material: Material, seed: int, unit: float = 1.0) -> Prompt:
     """A prompt at step 0: the same seed gives the same prompt."""
-    prompt = blank(config, material.words.hidden, unit, seed, (material.classes or len(material.labels), material.features))
+    prompt = blank(
+        config,
+        material.words.hidden,
+        unit,
+        seed,
+        (material.classes or len(material.labels), material.features),
+    )
     start = pick("start", STARTS, config.start)()
     if config.length == 0:
         return prompt

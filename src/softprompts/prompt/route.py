@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ..devices import sent
+from ..backbone.device import sent
 from ..errors import UserError
 
 
@@ -25,7 +25,13 @@ class Route(nn.Module, ABC):
     router: "Router | None"
 
     @abstractmethod
-    def forward(self, prompts: Tensor, text: Tensor, rng: torch.Generator | None = None, noise: Tensor | None = None) -> Tensor: ...
+    def forward(
+        self,
+        prompts: Tensor,
+        text: Tensor,
+        rng: torch.Generator | None = None,
+        noise: Tensor | None = None,
+    ) -> Tensor: ...
 
     @abstractmethod
     def level(self) -> float:
@@ -43,7 +49,13 @@ class Single(Route):
         super().__init__()
         self.router = None
 
-    def forward(self, prompts: Tensor, text: Tensor, rng: torch.Generator | None = None, noise: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        prompts: Tensor,
+        text: Tensor,
+        rng: torch.Generator | None = None,
+        noise: Tensor | None = None,
+    ) -> Tensor:
         return prompts[0].expand(len(text), -1, -1)
 
     def level(self) -> float:
@@ -59,13 +71,23 @@ class Top(Route):
 
     router: "Router"
 
-    def __init__(self, count: int, hidden: int, rng: torch.Generator, *, k: int = 1, noise: float = 1.0) -> None:
+    def __init__(
+        self, count: int, hidden: int, rng: torch.Generator, *, k: int = 1, noise: float = 1.0
+    ) -> None:
         super().__init__()
         if k < 0 or noise < 0:
-            raise UserError(f"A route's k and noise must not be negative, but they are {k} and {noise}.")
+            raise UserError(
+                f"A route's k and noise must not be negative, but they are {k} and {noise}."
+            )
         self.router, self.k, self.noise = Router(count, hidden, rng), min(k or count, count), noise
 
-    def forward(self, prompts: Tensor, text: Tensor, rng: torch.Generator | None = None, noise: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        prompts: Tensor,
+        text: Tensor,
+        rng: torch.Generator | None = None,
+        noise: Tensor | None = None,
+    ) -> Tensor:
         logits = self.router(text)
         if self.training and self.noise:
             drawn = _draw(noise, lambda: torch.randn(logits.shape, generator=rng), logits)
@@ -96,16 +118,26 @@ class Gumbel(Route):
 
     router: "Router"
 
-    def __init__(self, count: int, hidden: int, rng: torch.Generator, *, temperature: float = 1.0) -> None:
+    def __init__(
+        self, count: int, hidden: int, rng: torch.Generator, *, temperature: float = 1.0
+    ) -> None:
         super().__init__()
         if temperature <= 0:
             raise UserError(f"A temperature must be positive, but it is {temperature}.")
         self.router, self.temperature = Router(count, hidden, rng), temperature
 
-    def forward(self, prompts: Tensor, text: Tensor, rng: torch.Generator | None = None, noise: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        prompts: Tensor,
+        text: Tensor,
+        rng: torch.Generator | None = None,
+        noise: Tensor | None = None,
+    ) -> Tensor:
         logits = self.router(text)
         if self.training:
-            logits = logits + _draw(noise, lambda: -torch.empty(logits.shape).exponential_(generator=rng).log(), logits)
+            logits = logits + _draw(
+                noise, lambda: -torch.empty(logits.shape).exponential_(generator=rng).log(), logits
+            )
         soft = (logits / self.temperature).softmax(-1)
         hard = nn.functional.one_hot(logits.argmax(-1), len(prompts)).to(soft.dtype)
         return blend(hard + (soft - soft.detach()), prompts)
@@ -121,11 +153,22 @@ class Stochastic(Route):
         super().__init__()
         self.router = None
 
-    def forward(self, prompts: Tensor, text: Tensor, rng: torch.Generator | None = None, noise: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        prompts: Tensor,
+        text: Tensor,
+        rng: torch.Generator | None = None,
+        noise: Tensor | None = None,
+    ) -> Tensor:
         if not self.training:
             return prompts.mean(0).expand(len(text), -1, -1)
-        drawn = noise if noise is not None else torch.randint(len(prompts), (len(text),), generator=rng)
-        return blend(nn.functional.one_hot(sent(drawn, prompts.device), len(prompts)).to(prompts.dtype), prompts)
+        drawn = (
+            noise if noise is not None else torch.randint(len(prompts), (len(text),), generator=rng)
+        )
+        return blend(
+            nn.functional.one_hot(sent(drawn, prompts.device), len(prompts)).to(prompts.dtype),
+            prompts,
+        )
 
     def level(self) -> float:
         return 1.0

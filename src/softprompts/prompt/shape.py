@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..devices import sent
+from ..backbone.device import sent
 from ..errors import UserError
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -80,7 +80,12 @@ class Residual(Shape):
         self.up = TokenLinear(copies, bottleneck, hidden, rng)
         self.gain = nn.Parameter(torch.ones(copies, hidden)) if layer_norm else None
         self.shift = nn.Parameter(torch.zeros(copies, hidden)) if layer_norm else None
-        self.activation, self.depth, self.dropout, self.skip = ACTIVATIONS[activation], depth, dropout, skip
+        self.activation, self.depth, self.dropout, self.skip = (
+            ACTIVATIONS[activation],
+            depth,
+            dropout,
+            skip,
+        )
         self.anchor = None if skip else Anchor(count, length, hidden)
 
     def branch(self, tokens: Tensor, rng: torch.Generator | None = None) -> Tensor:
@@ -89,7 +94,9 @@ class Residual(Shape):
             tokens = self.up(self.activation(self.down(tokens)))
             tokens = _dropout(tokens, self.dropout, rng if self.training else None)
             if self.gain is not None and self.shift is not None:
-                tokens = nn.functional.layer_norm(tokens, tokens.shape[-1:]) * self.gain + self.shift
+                tokens = (
+                    nn.functional.layer_norm(tokens, tokens.shape[-1:]) * self.gain + self.shift
+                )
         return tokens
 
     def forward(self, table: Tensor, rng: torch.Generator | None = None) -> Tensor:
@@ -127,11 +134,21 @@ class Encoder(Shape):
         _share(dropout)
         self.dropout = dropout
         with _seeded(rng):
-            self.lstm = nn.LSTM(hidden, width, num_layers=2, bidirectional=True, batch_first=True) if network == "lstm" else None
+            self.lstm = (
+                nn.LSTM(hidden, width, num_layers=2, bidirectional=True, batch_first=True)
+                if network == "lstm"
+                else None
+            )
             layers: list[nn.Module] = (
                 [nn.Linear(2 * width, 2 * width), nn.ReLU(), nn.Linear(2 * width, hidden)]
                 if network == "lstm"
-                else [nn.Linear(hidden, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, hidden)]
+                else [
+                    nn.Linear(hidden, width),
+                    nn.ReLU(),
+                    nn.Linear(width, width),
+                    nn.ReLU(),
+                    nn.Linear(width, hidden),
+                ]
             )
             self.mlp = nn.Sequential(*layers)
         self.anchor = Anchor(count, length, hidden)
@@ -179,8 +196,12 @@ class TokenLinear(nn.Module):
     def __init__(self, copies: int, inputs: int, outputs: int, rng: torch.Generator) -> None:
         super().__init__()
         bound = inputs**-0.5
-        self.weight = nn.Parameter(torch.empty(copies, outputs, inputs).uniform_(-bound, bound, generator=rng))
-        self.bias = nn.Parameter(torch.empty(copies, outputs).uniform_(-bound, bound, generator=rng))
+        self.weight = nn.Parameter(
+            torch.empty(copies, outputs, inputs).uniform_(-bound, bound, generator=rng)
+        )
+        self.bias = nn.Parameter(
+            torch.empty(copies, outputs).uniform_(-bound, bound, generator=rng)
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         if len(self.weight) == 1:

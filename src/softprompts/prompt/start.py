@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..choice import Choice
+from ..config.choice import Choice
 from ..errors import UserError
 
 
@@ -72,7 +72,9 @@ def uniform(*, low: float = -0.5, high: float = 0.5) -> Start:
         raise UserError(f"A uniform start needs low below high, but they are {low} and {high}.")
 
     def start(material: Material, count: int, length: int, rng: torch.Generator) -> Begin:
-        return Begin(torch.empty(count, length, material.words.hidden).uniform_(low, high, generator=rng))
+        return Begin(
+            torch.empty(count, length, material.words.hidden).uniform_(low, high, generator=rng)
+        )
 
     return start
 
@@ -84,7 +86,9 @@ def normal(*, std: float = 1.0) -> Start:
         raise UserError(f"A normal start needs a positive std, but it is {std}.")
 
     def start(material: Material, count: int, length: int, rng: torch.Generator) -> Begin:
-        return Begin(torch.empty(count, length, material.words.hidden).normal_(0, std, generator=rng))
+        return Begin(
+            torch.empty(count, length, material.words.hidden).normal_(0, std, generator=rng)
+        )
 
     return start
 
@@ -97,14 +101,22 @@ def vocabulary(*, population: int = 5000) -> Start:
     """
 
     if population < 0:
-        raise UserError(f"The population to draw words from is {population}; it must be a number of pieces, or 0 for all.")
+        raise UserError(
+            f"The population to draw words from is {population}; it must be a number of pieces, or 0 for all."
+        )
 
     def start(material: Material, count: int, length: int, rng: torch.Generator) -> Begin:
         common = material.words.common_pieces(population)
         needed = count * length
         enough = needed <= len(common)
-        drawn = torch.randperm(len(common), generator=rng)[:needed] if enough else torch.randint(len(common), (needed,), generator=rng)
-        return Begin(material.words.vectors(common[drawn]).view(count, length, material.words.hidden))
+        drawn = (
+            torch.randperm(len(common), generator=rng)[:needed]
+            if enough
+            else torch.randint(len(common), (needed,), generator=rng)
+        )
+        return Begin(
+            material.words.vectors(common[drawn]).view(count, length, material.words.hidden)
+        )
 
     return start
 
@@ -119,7 +131,9 @@ def labels(*, words: list[str] | None = None, population: int = 5000) -> Start:
     def start(material: Material, count: int, length: int, rng: torch.Generator) -> Begin:
         chosen = list(words or material.labels)
         if not chosen:
-            raise UserError("This task has no class labels to start from; name words with --prompt.start.words, or start from vocabulary.")
+            raise UserError(
+                "This task has no class labels to start from; name words with --prompt.start.words, or start from vocabulary."
+            )
         rows = [_mean_of_pieces(material.words, word) for word in chosen[:length]]
         return _lead(torch.stack(rows), material, count, length, rng, population)
 
@@ -132,13 +146,28 @@ def text(*, text: str, population: int = 5000) -> Start:
     def start(material: Material, count: int, length: int, rng: torch.Generator) -> Begin:
         ids = material.words.pieces(text.strip())
         if not ids:
-            raise UserError("The text to start from is empty; give some words with --prompt.start.text.")
-        return _lead(material.words.vectors(torch.tensor(ids[:length])), material, count, length, rng, population)
+            raise UserError(
+                "The text to start from is empty; give some words with --prompt.start.text."
+            )
+        return _lead(
+            material.words.vectors(torch.tensor(ids[:length])),
+            material,
+            count,
+            length,
+            rng,
+            population,
+        )
 
     return start
 
 
-def prompt(*, sources: list[str], weights: list[float] | None = None, index: int | None = None, population: int = 5000) -> Start:
+def prompt(
+    *,
+    sources: list[str],
+    weights: list[float] | None = None,
+    index: int | None = None,
+    population: int = 5000,
+) -> Start:
     """Another task's prompt, or the weighted mean of several (Vu 2022, SPoT).
 
     Weights are divided by their sum (SPoT's alpha). Length: a longer source gives its first P tokens, a shorter one is filled up
@@ -153,8 +182,14 @@ def prompt(*, sources: list[str], weights: list[float] | None = None, index: int
             raise UserError("No source prompt is named; give one with --prompt.start.sources.")
         found = [_one_of(name, material.fetch(name), index) for name in sources]
         if len(found) > 1 and any(len(source.vectors) > 1 for source in found):
-            raise UserError("Mixtures cannot be averaged, because their routers differ; pick one prompt of each with --prompt.start.index.")
-        mean = weighted_mean(sources, [s.vectors for s in found], weights) if len(found) > 1 or weights else None
+            raise UserError(
+                "Mixtures cannot be averaged, because their routers differ; pick one prompt of each with --prompt.start.index."
+            )
+        mean = (
+            weighted_mean(sources, [s.vectors for s in found], weights)
+            if len(found) > 1 or weights
+            else None
+        )
         source = found[0] if mean is None else found[0]._replace(vectors=mean)
         held = source.vectors.shape[0]
         if held not in (1, count):
@@ -177,14 +212,24 @@ STARTS: dict[str, Callable[..., Start]] = {
 }
 
 
-def weighted_mean(names: Sequence[str], vectors: Sequence[Tensor], weights: Sequence[float] | None) -> Tensor:
+def weighted_mean(
+    names: Sequence[str], vectors: Sequence[Tensor], weights: Sequence[float] | None
+) -> Tensor:
     """Sum of alpha_r P_r with alpha_r = w_r / sum w, over prompts of one size (Vu 2022 §3)."""
-    share = torch.tensor(list(weights) if weights is not None else [1.0] * len(vectors), dtype=torch.float64)
+    share = torch.tensor(
+        list(weights) if weights is not None else [1.0] * len(vectors), dtype=torch.float64
+    )
     if len(share) != len(vectors):
-        raise UserError(f"There are {len(vectors)} source prompts but {len(share)} weights; give one weight per source.")
+        raise UserError(
+            f"There are {len(vectors)} source prompts but {len(share)} weights; give one weight per source."
+        )
     if not bool(torch.isfinite(share).all()) or bool((share < 0).any()) or float(share.sum()) <= 0:
-        raise UserError("The weights of source prompts must be non-negative numbers with a positive sum.")
-    sizes = {name: "x".join(map(str, vector.shape)) for name, vector in zip(names, vectors, strict=True)}
+        raise UserError(
+            "The weights of source prompts must be non-negative numbers with a positive sum."
+        )
+    sizes = {
+        name: "x".join(map(str, vector.shape)) for name, vector in zip(names, vectors, strict=True)
+    }
     if len(set(sizes.values())) > 1:
         raise UserError(f"Only prompts of one size can be averaged, but these differ: {sizes}.")
     stacked = torch.stack([vector.double() for vector in vectors])
@@ -196,18 +241,24 @@ def _one_of(name: str, source: Source, index: int | None) -> Source:
     if index is None:
         return source
     if not 0 <= index < len(source.vectors):
-        raise UserError(f"{name} holds {len(source.vectors)} prompt(s), so there is no prompt {index} in it; they count from 0.")
+        raise UserError(
+            f"{name} holds {len(source.vectors)} prompt(s), so there is no prompt {index} in it; they count from 0."
+        )
     return Source(source.vectors[index : index + 1])
 
 
 def _mean_of_pieces(words: Words, word: str) -> Tensor:
     ids = words.pieces(word)
     if not ids:
-        raise UserError(f"The label {word!r} has no pieces in this vocabulary; give it a word with --labels.")
+        raise UserError(
+            f"The label {word!r} has no pieces in this vocabulary; give it a word with --labels."
+        )
     return words.vectors(torch.tensor(ids)).mean(0)
 
 
-def _lead(rows: Tensor, material: Material, count: int, length: int, rng: torch.Generator, population: int) -> Begin:
+def _lead(
+    rows: Tensor, material: Material, count: int, length: int, rng: torch.Generator, population: int
+) -> Begin:
     """`rows` ([N, H], or [K, N, H], or [1, N, H]) first, and sampled vocabulary after them: [K, P, H]."""
     rows = (rows if rows.dim() == 3 else rows[None]).expand(count, -1, -1)[:, :length]
     rest = vocabulary(population=population)(material, count, length - rows.shape[1], rng).vectors

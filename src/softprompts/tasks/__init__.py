@@ -1,6 +1,6 @@
 """Tasks: rows in, text pairs out; predictions in, metrics out."""
 
-from .config import TaskConfig
+from ..config.task import TaskConfig
 from .definition import Example
 from .form import Form
 from .task import Task, load_task

@@ -4,14 +4,23 @@ from .definition import classification
 
 SENTIMENT = ("negative", "positive")
 STARS = ("terrible", "bad", "okay", "good", "great")
-TREC = {"ABBR": "abbreviation", "ENTY": "entity", "DESC": "description", "HUM": "human", "LOC": "location", "NUM": "number"}
+TREC = {
+    "ABBR": "abbreviation",
+    "ENTY": "entity",
+    "DESC": "description",
+    "HUM": "human",
+    "LOC": "location",
+    "NUM": "number",
+}
 """In the order of the hub's numbers."""
 NEWS = ("world", "sports", "business", "technology")
 TEST = {"validation": "test"}
 """Where a set has no validation split, its test split is what a run is judged by."""
 
 DEFINITIONS = [
-    classification("textcls/agnews", "fancyzhx/ag_news", ("text",), NEWS, word="ag_news", splits=TEST),
+    classification(
+        "textcls/agnews", "fancyzhx/ag_news", ("text",), NEWS, word="ag_news", splits=TEST
+    ),
     classification(
         "textcls/trec",
         "CogComp/trec",
@@ -22,12 +31,31 @@ DEFINITIONS = [
         names=TREC | {str(number): word for number, word in enumerate(TREC.values())},
         splits=TEST,
     ),
-    classification("textcls/imdb", "stanfordnlp/imdb", ("text",), SENTIMENT, word="imdb_reviews", splits=TEST),
-    classification("textcls/mr", "cornell-movie-review-data/rotten_tomatoes", ("sentence",), SENTIMENT, others={"sentence": "text"}),
-    classification("textcls/sst5", "SetFit/sst5", ("sentence",), STARS, others={"sentence": "text"}),
-    classification("textcls/cr", "SetFit/SentEval-CR", ("text",), SENTIMENT, others={"text": "sentence"}),
+    classification(
+        "textcls/imdb", "stanfordnlp/imdb", ("text",), SENTIMENT, word="imdb_reviews", splits=TEST
+    ),
+    classification(
+        "textcls/mr",
+        "cornell-movie-review-data/rotten_tomatoes",
+        ("sentence",),
+        SENTIMENT,
+        others={"sentence": "text"},
+    ),
+    classification(
+        "textcls/sst5", "SetFit/sst5", ("sentence",), STARS, others={"sentence": "text"}
+    ),
+    classification(
+        "textcls/cr", "SetFit/SentEval-CR", ("text",), SENTIMENT, others={"text": "sentence"}
+    ),
     classification("textcls/yelp5", "Yelp/yelp_review_full", ("text",), STARS, splits=TEST),
-    classification("spot_sources/yelp2", "fancyzhx/yelp_polarity", ("text",), SENTIMENT, word="yelp_polarity_reviews", splits=TEST),
+    classification(
+        "spot_sources/yelp2",
+        "fancyzhx/yelp_polarity",
+        ("text",),
+        SENTIMENT,
+        word="yelp_polarity_reviews",
+        splits=TEST,
+    ),
     classification(
         "sentiment/sentiment140",
         "stanfordnlp/sentiment140",

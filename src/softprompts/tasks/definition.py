@@ -69,16 +69,24 @@ class Definition:
 
     def examples(self, row: Row, split: str, task_word: bool = True) -> Iterator[Example]:
         for example in self.make(row, split):
-            yield example._replace(input=f"{self.prefix} {example.input}") if task_word and self.prefix else example
+            yield (
+                example._replace(input=f"{self.prefix} {example.input}")
+                if task_word and self.prefix
+                else example
+            )
 
 
 def text_of(row: Row, column: str) -> str:
     """A cell exactly as it stands."""
     if column not in row.values:
-        raise UserError(f"{row.where} has no column {column!r}; its columns are {', '.join(row.values)}.")
+        raise UserError(
+            f"{row.where} has no column {column!r}; its columns are {', '.join(row.values)}."
+        )
     value = row.values[column]
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise UserError(f"{row.where}: the column {column!r} holds a {type(value).__name__}, not a text.")
+        raise UserError(
+            f"{row.where}: the column {column!r} holds a {type(value).__name__}, not a text."
+        )
     return str(value)
 
 
@@ -87,7 +95,9 @@ def collapsed(text: str) -> str:
     return re.sub(r"[\t\n\f\r ]+", " ", text)
 
 
-def label_of(row: Row, column: str, labels: Sequence[str], names: Mapping[str, str] | None = None) -> str:
+def label_of(
+    row: Row, column: str, labels: Sequence[str], names: Mapping[str, str] | None = None
+) -> str:
     """A label's word from its word, its number, a truth value, or another name for it; a row without one is `<unk>`."""
     value = row.values.get(column)
     if value is None or value in (-1, "-1", ""):
@@ -124,6 +134,11 @@ def classification(
 
     def make(row: Row, split: str) -> Iterator[Example]:
         text = " ".join(f"{key}: {text_of(row, column_of(row, key, there))}" for key in keys)
-        yield Example(collapsed(text) if collapse else text, label_of(row, column_of(row, label, there), labels, names))
+        yield Example(
+            collapsed(text) if collapse else text,
+            label_of(row, column_of(row, label, there), labels, names),
+        )
 
-    return Definition(name, hub, make, tuple(metrics), tuple(labels), columns=tuple(keys), **options)
+    return Definition(
+        name, hub, make, tuple(metrics), tuple(labels), columns=tuple(keys), **options
+    )

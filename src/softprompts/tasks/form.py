@@ -60,7 +60,10 @@ class Form:
         """With what stands around every text."""
         if not self.before and not self.after:
             return list(examples)
-        return [example._replace(input=f"{self.before}{example.input}{self.after}") for example in examples]
+        return [
+            example._replace(input=f"{self.before}{example.input}{self.after}")
+            for example in examples
+        ]
 
     def inputs(self, row: Row) -> list[str]:
         """The texts of a row that is to be answered."""
@@ -73,16 +76,22 @@ class Form:
             raise UnknownLabelError(f"{row.where}: the label {value!r} is none of {known}.")
         return self.words.get(value, value)
 
-    def check_columns(self, rows: Sequence[Row], fixes: Mapping[str, str] | None = None, labelled: bool = True) -> None:
+    def check_columns(
+        self, rows: Sequence[Row], fixes: Mapping[str, str] | None = None, labelled: bool = True
+    ) -> None:
         """A column that no row has was misspelt, or is called otherwise there; `fixes` tells what to do about each."""
         if self.definition is not None or not rows:
             return
         for column in [*self.columns, *([self.label] if labelled else [])]:
             if not any(column in row.values for row in rows):
                 fix = (fixes or {}).get(column, f"rename one to {column!r}, which the prompt reads")
-                raise UserError(f"{_file(rows[0])} has no column {column!r}; its columns are {', '.join(rows[0].values)}: {fix}.")
+                raise UserError(
+                    f"{_file(rows[0])} has no column {column!r}; its columns are {', '.join(rows[0].values)}: {fix}."
+                )
 
-    def examples(self, rows: Sequence[Row], skip_bad: bool = False, split: str = "train", unknown: str = "") -> list[Example]:
+    def examples(
+        self, rows: Sequence[Row], skip_bad: bool = False, split: str = "train", unknown: str = ""
+    ) -> list[Example]:
         """All rows, or the good ones; without `skip_bad`, the first bad row is named, and how many more there are.
 
         `unknown` says what else may be done about a label that has no word.
@@ -94,9 +103,15 @@ class Form:
             except UserError as error:
                 bad.append(error)
         if bad and not skip_bad:
-            more = f" ({len(bad) - 1} more such {'row' if len(bad) == 2 else 'rows'})" if len(bad) > 1 else ""
+            more = (
+                f" ({len(bad) - 1} more such {'row' if len(bad) == 2 else 'rows'})"
+                if len(bad) > 1
+                else ""
+            )
             also = f", {unknown}," if unknown and isinstance(bad[0], UnknownLabelError) else ","
-            raise UserError(f"{bad[0]}{more} Mend it{also} or leave such rows out with --skip-bad-rows.")
+            raise UserError(
+                f"{bad[0]}{more} Mend it{also} or leave such rows out with --skip-bad-rows."
+            )
         if not examples:
             first = f"; the first: {bad[0]}" if bad else "."
             raise UserError(f"No row of {_file(rows[0])} is usable{first}")
@@ -120,12 +135,16 @@ def _file(row: Row) -> str:
 def _word(row: Row, column: str) -> str:
     """A cell as text; one that is missing or empty is a sentence that names its row."""
     if column not in row.values:
-        raise UserError(f"{row.where} has no column {column!r}; its columns are {', '.join(row.values)}.")
+        raise UserError(
+            f"{row.where} has no column {column!r}; its columns are {', '.join(row.values)}."
+        )
     value = row.values[column]
     if value is None or str(value).strip().lower() in ("", "nan"):
         raise UserError(f"{row.where}: the column {column!r} is empty.")
     if not isinstance(value, (str, int, float)):
-        raise UserError(f"{row.where}: the column {column!r} holds a {type(value).__name__}, not a text or a number.")
+        raise UserError(
+            f"{row.where}: the column {column!r} holds a {type(value).__name__}, not a text or a number."
+        )
     word = str(value).strip()
     if not word.isascii() and any("\ud800" <= c <= "\udfff" for c in word):
         raise UserError(f"{row.where}: the column {column!r} is not valid Unicode text.")

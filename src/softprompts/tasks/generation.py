@@ -15,7 +15,11 @@ def translation(source: str, target: str) -> Maker:
 
     def make(row: Row, split: str) -> Iterator[Example]:
         pair: Any = row.values.get("translation", row.values)
-        if not isinstance(pair, dict) or not isinstance(pair.get(source), str) or not isinstance(pair.get(target), str):
+        if (
+            not isinstance(pair, dict)
+            or not isinstance(pair.get(source), str)
+            or not isinstance(pair.get(target), str)
+        ):
             raise UserError(f"{row.where} holds no pair of {source} and {target}.")
         yield Example(f"{LANGUAGES[source]} to {LANGUAGES[target]}: {pair[source]}", pair[target])
 
@@ -31,12 +35,28 @@ def summary(text: str, short: str) -> Maker:
 
 def _translation(name: str, hub: str, source: str, target: str) -> Definition:
     made = translation(source, target)
-    return Definition(f"translation/{name}", hub, made, ("bleu",), word="translate", columns=("translation",), answer_length=128)
+    return Definition(
+        f"translation/{name}",
+        hub,
+        made,
+        ("bleu",),
+        word="translate",
+        columns=("translation",),
+        answer_length=128,
+    )
 
 
 def _summary(name: str, hub: str, text: str, short: str) -> Definition:
     made = summary(text, short)
-    return Definition(name, hub, made, ("rougeL", "rouge1", "rouge2"), word="summarize:", columns=(text,), answer_length=128)
+    return Definition(
+        name,
+        hub,
+        made,
+        ("rougeL", "rouge1", "rouge2"),
+        word="summarize:",
+        columns=(text,),
+        answer_length=128,
+    )
 
 
 DEFINITIONS = [

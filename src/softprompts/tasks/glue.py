@@ -25,14 +25,18 @@ def similarity(row: Row, split: str) -> Iterator[Example]:
             target = SCORES[_round_fifths(float(value))]
         except (TypeError, ValueError, IndexError):
             raise UserError(f"{row.where}: the score {value!r} is no number from 0 to 5.") from None
-    yield Example(f"sentence1: {text_of(row, 'sentence1')} sentence2: {text_of(row, 'sentence2')}", target)
+    yield Example(
+        f"sentence1: {text_of(row, 'sentence1')} sentence2: {text_of(row, 'sentence2')}", target
+    )
 
 
 def _agreed(task: Definition) -> Definition:
     """Without the rows on whose label its judges did not agree, which SNLI marks -1; nobody learns from them or counts them."""
 
     def make(row: Row, split: str) -> Iterator[Example]:
-        return (example for example in task.make(row, split) if split == PREDICT or labelled(example))
+        return (
+            example for example in task.make(row, split) if split == PREDICT or labelled(example)
+        )
 
     return dataclasses.replace(task, make=make)
 
@@ -48,8 +52,18 @@ def _float32(value: float) -> float:
     return rounded
 
 
-def _glue(name: str, keys: tuple[str, ...], labels: tuple[str, ...], *metrics: str, **splits: str) -> Definition:
-    return classification(f"glue/{name}", f"{HUB}:{name}", keys, labels, metrics or ("accuracy",), splits=splits, collapse=False)
+def _glue(
+    name: str, keys: tuple[str, ...], labels: tuple[str, ...], *metrics: str, **splits: str
+) -> Definition:
+    return classification(
+        f"glue/{name}",
+        f"{HUB}:{name}",
+        keys,
+        labels,
+        metrics or ("accuracy",),
+        splits=splits,
+        collapse=False,
+    )
 
 
 _PAIR = ("sentence1", "sentence2")
@@ -104,9 +118,17 @@ DEFINITIONS = [
             ("hypothesis", "context"),
             NLI,
             others={"context": "premise"},
-            splits={split: f"{there}_r{turn}" for split, there in (("train", "train"), ("validation", "dev"), ("test", "test"))},
+            splits={
+                split: f"{there}_r{turn}"
+                for split, there in (("train", "train"), ("validation", "dev"), ("test", "test"))
+            },
         )
         for turn in (1, 2, 3)
     ),
-    classification("similarity/paws", "google-research-datasets/paws:labeled_final", _PAIR, ("not_paraphrase", "paraphrase")),
+    classification(
+        "similarity/paws",
+        "google-research-datasets/paws:labeled_final",
+        _PAIR,
+        ("not_paraphrase", "paraphrase"),
+    ),
 ]

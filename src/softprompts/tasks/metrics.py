@@ -18,25 +18,34 @@ from .definition import Example
 Metric = Callable[[Sequence[Example], Sequence[str], Sequence[str]], float]
 
 
-def accuracy(examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]) -> float:
+def accuracy(
+    examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
+) -> float:
     """The share of predictions that are their target to the letter; without a label, anything that is none is right (T5).
 
     Where examples tell whether their target is the right one (WSC), naming it or not is what counts.
     """
     if examples and "label" in examples[0].facts:
-        return _percent(wsc_match(p, e.target) == e.facts["label"] for e, p in zip(examples, predictions, strict=True))
+        return _percent(
+            wsc_match(p, e.target) == e.facts["label"]
+            for e, p in zip(examples, predictions, strict=True)
+        )
     if not labels:
         return _percent(e.target == p for e, p in zip(examples, predictions, strict=True))
     targets, told = _classes(examples, predictions, labels)
     return _percent(targets == told)
 
 
-def macro_f1(examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]) -> float:
+def macro_f1(
+    examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
+) -> float:
     """The mean over the targets' classes of their F1; predictions of no class count as misses only."""
     return _mean_f1(sorted({e.target for e in examples}), [e.target for e in examples], predictions)
 
 
-def mean_3class_f1(examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]) -> float:
+def mean_3class_f1(
+    examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
+) -> float:
     """The mean over all label words of their F1; a class that neither is asked for nor told has 0."""
     return _mean_f1(labels, [e.target for e in examples], predictions)
 
@@ -51,7 +60,9 @@ def f1(examples: Sequence[Example], predictions: Sequence[str], labels: Sequence
     return float(200.0 * hits / (asked + given)) if asked + given else 0.0
 
 
-def exact_match(examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]) -> float:
+def exact_match(
+    examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
+) -> float:
     """The share of questions all of whose answers are judged rightly (MultiRC)."""
     groups: dict[object, bool] = {}
     for example, prediction in zip(examples, predictions, strict=True):
@@ -65,27 +76,53 @@ def em(examples: Sequence[Example], predictions: Sequence[str], labels: Sequence
     return _answers(lambda answer, told: float(answer == told), examples, predictions)
 
 
-def matthews_corrcoef(examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]) -> float:
+def matthews_corrcoef(
+    examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
+) -> float:
     """Over all classes that occur, an invalid prediction being one of its own."""
     targets, told = _classes(examples, predictions, labels)
     classes = sorted({*targets.tolist(), *told.tolist()})
-    asked, given = (np.array([(side == c).sum() for c in classes], dtype=float) for side in (targets, told))
+    asked, given = (
+        np.array([(side == c).sum() for c in classes], dtype=float) for side in (targets, told)
+    )
     count, hits = float(len(targets)), float((targets == told).sum())
     scale = math.sqrt(count**2 - float(given @ given)) * math.sqrt(count**2 - float(asked @ asked))
     return 100.0 * (hits * count - float(asked @ given)) / scale if scale else 0.0
 
 
-def pearson_corrcoef(examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]) -> float:
+def pearson_corrcoef(
+    examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
+) -> float:
     return _correlation(*_numbers(examples, predictions))
 
 
-def spearman_corrcoef(examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]) -> float:
+def spearman_corrcoef(
+    examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
+) -> float:
     return _correlation(*(_ranks(side) for side in _numbers(examples, predictions)))
 
 
 DETERMINERS = frozenset(
     (
-        *("a", "an", "few", "her", "his", "each", "every", "many", "much", "my", "our", "some", "that", "the", "their", "these", "this"),
+        *(
+            "a",
+            "an",
+            "few",
+            "her",
+            "his",
+            "each",
+            "every",
+            "many",
+            "much",
+            "my",
+            "our",
+            "some",
+            "that",
+            "the",
+            "their",
+            "these",
+            "this",
+        ),
         *("those", "which", "whose", "your"),
     )
 )
@@ -112,18 +149,31 @@ def bleu(examples: Sequence[Example], predictions: Sequence[str], labels: Sequen
         import sacrebleu
     except ImportError:
         raise UserError("BLEU needs sacrebleu: pip install 'softprompts[generation]'.") from None
-    scored = sacrebleu.corpus_bleu(list(predictions), [[e.target for e in examples]], smooth_method="exp", force=True, tokenize="intl")
+    scored = sacrebleu.corpus_bleu(
+        list(predictions),
+        [[e.target for e in examples]],
+        smooth_method="exp",
+        force=True,
+        tokenize="intl",
+    )
     return float(scored.score)
 
 
 def _rouge(kind: str) -> Metric:
-    def rouge(examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]) -> float:
+    def rouge(
+        examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
+    ) -> float:
         try:
             from rouge_score import rouge_scorer
         except ImportError:
-            raise UserError("ROUGE needs rouge-score: pip install 'softprompts[generation]'.") from None
+            raise UserError(
+                "ROUGE needs rouge-score: pip install 'softprompts[generation]'."
+            ) from None
         scorer = rouge_scorer.RougeScorer([kind], use_stemmer=False)
-        found = [scorer.score(e.target, p)[kind].fmeasure for e, p in zip(examples, predictions, strict=True)]
+        found = [
+            scorer.score(e.target, p)[kind].fmeasure
+            for e, p in zip(examples, predictions, strict=True)
+        ]
         return float(100.0 * sum(found) / len(found))
 
     return rouge
@@ -146,7 +196,12 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def score(metrics: Sequence[str], examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
+def score(
+    metrics: Sequence[str],
+    examples: Sequence[Example],
+    predictions: Sequence[str],
+    labels: Sequence[str],
+) -> dict[str, float]:
     return {name: METRICS[name](examples, predictions, labels) for name in metrics}
 
 
@@ -162,10 +217,14 @@ def _percent(right: Iterable[bool]) -> float:
     return float(100.0 * np.mean([bool(r) for r in right]))
 
 
-def _classes(examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def _classes(
+    examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
     """Targets and predictions as class numbers, -1 for what is no label."""
     numbers = {word: number for number, word in enumerate(labels)}
-    return np.array([numbers.get(e.target, -1) for e in examples]), np.array([numbers.get(p, -1) for p in predictions])
+    return np.array([numbers.get(e.target, -1) for e in examples]), np.array(
+        [numbers.get(p, -1) for p in predictions]
+    )
 
 
 def _mean_f1(classes: Sequence[str], targets: Sequence[str], predictions: Sequence[str]) -> float:
@@ -174,7 +233,9 @@ def _mean_f1(classes: Sequence[str], targets: Sequence[str], predictions: Sequen
     return 100.0 * sum(2 * hits[c] / max(1, asked[c] + told[c]) for c in classes) / len(classes)
 
 
-def _numbers(examples: Sequence[Example], predictions: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def _numbers(
+    examples: Sequence[Example], predictions: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
     """What is no number is -1."""
 
     def number(text: str) -> float:
@@ -183,7 +244,9 @@ def _numbers(examples: Sequence[Example], predictions: Sequence[str]) -> tuple[n
         except ValueError:
             return -1.0
 
-    return np.array([number(e.target) for e in examples]), np.array([number(p) for p in predictions])
+    return np.array([number(e.target) for e in examples]), np.array(
+        [number(p) for p in predictions]
+    )
 
 
 def _correlation(one: np.ndarray, other: np.ndarray) -> float:
@@ -216,7 +279,9 @@ def _token_f1(answer: str, told: str) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def _answers(measure: Callable[[str, str], float], examples: Sequence[Example], predictions: Sequence[str]) -> float:
+def _answers(
+    measure: Callable[[str, str], float], examples: Sequence[Example], predictions: Sequence[str]
+) -> float:
     """The mean over questions of the best over a question's answers; a question that stands several times counts once (ReCoRD)."""
     seen: set[object] = set()
     found = []

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..config.task import TaskConfig
 from ..errors import UserError
-from .config import TaskConfig
 from .definition import Example
 from .form import Form
 from .metrics import score, settled
@@ -41,13 +41,17 @@ class Mixture(Task):
     def answer_length(self) -> int | None:
         return max((task.answer_length or 0 for task in self.tasks), default=0) or None
 
-    def score(self, predictions: Sequence[str], examples: Sequence[Example] | None = None) -> dict[str, float]:
+    def score(
+        self, predictions: Sequence[str], examples: Sequence[Example] | None = None
+    ) -> dict[str, float]:
         """Every task's metrics as TASK:METRIC, and the mean of their first ones."""
         found: dict[str, float] = {}
         firsts, begin = [], 0
         for task in self.tasks:
             held = task.validation if examples is None else task.test
-            own = settled(score(task.metrics, held, predictions[begin : begin + len(held)], task.labels))
+            own = settled(
+                score(task.metrics, held, predictions[begin : begin + len(held)], task.labels)
+            )
             begin += len(held)
             firsts.append(own[task.metrics[0]])
             found |= {f"{task.name}:{name}": value for name, value in own.items()}
@@ -63,22 +67,35 @@ def load_mixture(config: TaskConfig, load: Callable[[TaskConfig], Task]) -> Mixt
     assert config.task is not None
     names = mixed_names(config.task)
     if len(set(names)) < len(names) or not all(names):
-        raise UserError(f"The mixture {config.task} names a task twice, or none; name every task once, with + between.")
+        raise UserError(
+            f"The mixture {config.task} names a task twice, or none; name every task once, with + between."
+        )
     tasks = tuple(load(dataclasses.replace(config, task=name)) for name in names)
-    words = {word: word for task in tasks for word in task.labels} if all(task.labels for task in tasks) else {}
+    words = (
+        {word: word for task in tasks for word in task.labels}
+        if all(task.labels for task in tasks)
+        else {}
+    )
     metrics = (MEAN, *(f"{task.name}:{metric}" for task in tasks for metric in task.metrics))
     form = Form("{text}", "label", words, sentinel=config.sentinel)
-    return Mixture(config.task, form, **_joined(tasks), metrics=metrics, tasks=tasks, most=config.mixture_limit)
+    return Mixture(
+        config.task, form, **_joined(tasks), metrics=metrics, tasks=tasks, most=config.mixture_limit
+    )
 
 
 def _joined(tasks: Sequence[Task]) -> dict[str, Any]:
     """The examples of all, split by split."""
-    return {part: [e for task in tasks for e in getattr(task, part)] for part in ("train", "validation", "test")}
+    return {
+        part: [e for task in tasks for e in getattr(task, part)]
+        for part in ("train", "validation", "test")
+    }
 
 
 def mixed_names(task: str) -> list[str]:
     """The tasks of `a+b+c`."""
-    return [name for part in task.split("+") for name in BENCHMARKS.get(part.strip(), (part.strip(),))]
+    return [
+        name for part in task.split("+") for name in BENCHMARKS.get(part.strip(), (part.strip(),))
+    ]
 
 
 def rates(sizes: Sequence[int], limit: int) -> list[float]:

@@ -14,5 +14,7 @@ def opened(answers: list[list[int]], tokenizer: Any, name: str, sentinel: bool) 
         return answers
     known = tokenizer.get_vocab()
     if SENTINEL not in known:
-        raise UserError(f"{name} has no {SENTINEL} to begin an answer with; take a T5, or leave --sentinel out.")
+        raise UserError(
+            f"{name} has no {SENTINEL} to begin an answer with; take a T5, or leave --sentinel out."
+        )
     return [[known[SENTINEL], *ids] for ids in answers]

@@ -43,7 +43,9 @@ class Few(NamedTuple):
         return [row for _, row in sorted(kept, key=lambda entry: entry[0])]
 
 
-def read_rows(name: str, split: str = "train", class_names: bool = True, few: Few | None = None) -> list[Row]:
+def read_rows(
+    name: str, split: str = "train", class_names: bool = True, few: Few | None = None
+) -> list[Row]:
     """The rows of a CSV, TSV, JSONL or Parquet file, or of one split of a Hugging Face dataset (folder, hub id, or `id:config`)."""
     take: Callable[[Iterator[Row]], list[Row]] = list if few is None else few.of
     path = Path(name)
@@ -55,11 +57,15 @@ def read_rows(name: str, split: str = "train", class_names: bool = True, few: Fe
             check_readable(path)
             rows = take(reader(path))
         except UnicodeDecodeError as error:
-            raise UserError(f"{name} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8.") from None
+            raise UserError(
+                f"{name} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8."
+            ) from None
         except (EOFError, OSError, zlib.error) as error:
             raise UserError(f"{name} is damaged ({error}); take a whole copy of it.") from None
     elif path.is_file():
-        raise UserError(f"{name} is of no kind we read; use {', '.join(READERS)} (text files also gzipped) or a Hugging Face dataset.")
+        raise UserError(
+            f"{name} is of no kind we read; use {', '.join(READERS)} (text files also gzipped) or a Hugging Face dataset."
+        )
     else:
         rows = take(_dataset(name, split, class_names))
     if not rows:
@@ -70,14 +76,18 @@ def read_rows(name: str, split: str = "train", class_names: bool = True, few: Fe
 def _comma_separated(path: Path) -> Iterator[Row]:
     """Commas; or, as other languages' spreadsheets write it, semicolons or tabs, where the header has them and no comma between cells."""
     cells = {delimiter: len(_header(path, delimiter)) for delimiter in ",;\t"}
-    return _separated(path, "," if cells[","] > 1 else max(cells, key=lambda delimiter: cells[delimiter]))
+    return _separated(
+        path, "," if cells[","] > 1 else max(cells, key=lambda delimiter: cells[delimiter])
+    )
 
 
 def _header(path: Path, delimiter: str) -> list[str]:
     """The first cells of a file; none where they are not well-formed."""
     with _open(path) as file:
         try:
-            return next((cells for cells in csv.reader(file, delimiter=delimiter, strict=True) if cells), [])
+            return next(
+                (cells for cells in csv.reader(file, delimiter=delimiter, strict=True) if cells), []
+            )
         except csv.Error:
             return []
 
@@ -93,7 +103,9 @@ def _separated(path: Path, delimiter: str) -> Iterator[Row]:
                 if not header:
                     header = [cell.strip() for cell in cells]
                     if len(set(header)) < len(header):
-                        raise UserError(f"{path}:{line} names a column twice ({', '.join(header)}); give each its own name.")
+                        raise UserError(
+                            f"{path}:{line} names a column twice ({', '.join(header)}); give each its own name."
+                        )
                 elif cells:
                     if len(cells) != len(header):
                         raise UserError(
@@ -102,7 +114,9 @@ def _separated(path: Path, delimiter: str) -> Iterator[Row]:
                     yield Row(dict(zip(header, cells, strict=True)), f"{path}:{line}")
                 line = reader.line_num + 1
         except csv.Error as error:
-            raise UserError(f"{path}:{line} is no well-formed row ({error}); check its quotes.") from None
+            raise UserError(
+                f"{path}:{line} is no well-formed row ({error}); check its quotes."
+            ) from None
 
 
 def _lines(path: Path) -> Iterator[Row]:
@@ -113,9 +127,13 @@ def _lines(path: Path) -> Iterator[Row]:
             try:
                 values = json.loads(text)
             except (ValueError, RecursionError) as error:
-                raise UserError(f"{path}:{line} is no JSON ({error}); write one object per line.") from None
+                raise UserError(
+                    f"{path}:{line} is no JSON ({error}); write one object per line."
+                ) from None
             if not isinstance(values, dict):
-                raise UserError(f'{path}:{line} is no JSON object; write one object per line, such as {{"text": "...", "label": "..."}}.')
+                raise UserError(
+                    f'{path}:{line} is no JSON object; write one object per line, such as {{"text": "...", "label": "..."}}.'
+                )
             yield Row(values, f"{path}:{line}")
 
 
@@ -136,7 +154,9 @@ def _dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
     try:
         import datasets
     except ImportError:
-        raise UserError(f"{name} is no file; to read it as a Hugging Face dataset, pip install 'softprompts[data]'.") from None
+        raise UserError(
+            f"{name} is no file; to read it as a Hugging Face dataset, pip install 'softprompts[data]'."
+        ) from None
     hush_hub()
     datasets.disable_progress_bars()
     try:
@@ -147,20 +167,30 @@ def _dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
             loaded = datasets.load_dataset(place, config or None)
     except Exception as error:  # the library raises a dozen kinds for "not there"
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"{name} is neither a file nor a dataset that can be loaded ({reason.rstrip('.')}).") from None
+        raise UserError(
+            f"{name} is neither a file nor a dataset that can be loaded ({reason.rstrip('.')})."
+        ) from None
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}
     if split not in splits:
         raise NoSplitError(f"{name} has no split {split!r}; it has {', '.join(splits)}.")
     loaded = splits[split]
-    names = {column: feature.names for column, feature in loaded.features.items() if hasattr(feature, "names")}
+    names = {
+        column: feature.names
+        for column, feature in loaded.features.items()
+        if hasattr(feature, "names")
+    }
     for number, values in enumerate(loaded):
-        for column, labels in names.items() if class_names else ():  # class numbers become their names
+        for column, labels in (
+            names.items() if class_names else ()
+        ):  # class numbers become their names
             if isinstance(values[column], int) and 0 <= values[column] < len(labels):
                 values[column] = labels[values[column]]
         yield Row(values, f"{name}[{split}]:{number}")
 
 
-def read_named(name: str, hub: str, split: str, other: str | None, folder: str | None, few: Few | None = None) -> list[Row]:
+def read_named(
+    name: str, hub: str, split: str, other: str | None, folder: str | None, few: Few | None = None
+) -> list[Row]:
     """A split of a named task: from `folder`/NAME, or from the hub; `other` is what the split is called where its own name is not there."""
     if folder is None:
         try:
@@ -169,9 +199,13 @@ def read_named(name: str, hub: str, split: str, other: str | None, folder: str |
             raise
         except UserError as error:
             here = f"put them in DIR/{name} and give --data-dir DIR (or set SOFTPROMPTS_DATA)"
-            raise UserError(f"The rows of {name} are not at hand: {str(error).rstrip('.')}; {here}.") from None
+            raise UserError(
+                f"The rows of {name} are not at hand: {str(error).rstrip('.')}; {here}."
+            ) from None
     if not Path(folder).is_dir():
-        raise UserError(f"The data folder {folder} does not exist; name another with --data-dir, or leave it out to read the hub.")
+        raise UserError(
+            f"The data folder {folder} does not exist; name another with --data-dir, or leave it out to read the hub."
+        )
     home = Path(folder) / name
     if not home.is_dir():
         hub = f"leave --data-dir (and SOFTPROMPTS_DATA) out to read it from the hub as {hub}"
@@ -179,13 +213,20 @@ def read_named(name: str, hub: str, split: str, other: str | None, folder: str |
     path = _file_of(home, split, other)
     if path is not None:
         return read_rows(str(path), few=few)
-    has = sorted({path.name.partition(".")[0] for path in home.iterdir() if _reader(path) is not None})
+    has = sorted(
+        {path.name.partition(".")[0] for path in home.iterdir() if _reader(path) is not None}
+    )
     raise NoSplitError(f"{home} has no split {split!r}; it has {', '.join(has) or 'none'}.")
 
 
 def _file_of(home: Path, split: str, other: str | None) -> Path | None:
     """The file in a named task's folder that holds a split."""
-    found = (path for name in (split, other or split) for path in sorted(home.glob(f"{name}.*")) if _reader(path) is not None)
+    found = (
+        path
+        for name in (split, other or split)
+        for path in sorted(home.glob(f"{name}.*"))
+        if _reader(path) is not None
+    )
     return next(found, None)
 
 
@@ -211,7 +252,9 @@ def read_predictions(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8-sig")  # "\r\n" is read as "\n"
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8.") from None
+        raise UserError(
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8."
+        ) from None
     lines = text.removesuffix("\n").split("\n") if text else []
     if path.suffix.lower() not in (".jsonl", ".json"):
         return lines
@@ -222,7 +265,9 @@ def read_predictions(path: Path) -> list[str]:
         try:
             value = json.loads(line)
         except ValueError as error:
-            raise UserError(f"{path}:{number} is no JSON ({error}); write one object per line.") from None
+            raise UserError(
+                f"{path}:{number} is no JSON ({error}); write one object per line."
+            ) from None
         value = value.get("prediction") if isinstance(value, dict) else value
         if not isinstance(value, str):
             raise UserError(f'{path}:{number} holds no "prediction" text.')

@@ -26,12 +26,24 @@ def _multirc_rows(row: Row) -> Iterator[tuple[str, str, str, Any, Any]]:
     if not isinstance(passage, dict):
         idx = row.values.get("idx")
         group = idx.get("question") if isinstance(idx, dict) else idx
-        yield text_of(row, "paragraph"), text_of(row, "question"), text_of(row, "answer"), row.values.get("label"), group
+        yield (
+            text_of(row, "paragraph"),
+            text_of(row, "question"),
+            text_of(row, "answer"),
+            row.values.get("label"),
+            group,
+        )
         return
     try:
         for question in passage["questions"]:
             for answer in question["answers"]:
-                yield passage["text"], question["question"], answer["text"], answer.get("label"), question["idx"]
+                yield (
+                    passage["text"],
+                    question["question"],
+                    answer["text"],
+                    answer.get("label"),
+                    question["idx"],
+                )
     except (KeyError, TypeError) as error:
         raise UserError(f"{row.where} is no MultiRC row: its passage lacks {error}.") from None
 
@@ -50,14 +62,18 @@ def _record_rows(row: Row) -> Iterator[tuple[str, str, list[str], list[str], Any
     """From the official nested row, or from a flat one (the hub's); entities and answers once each, sorted."""
     passage = row.values.get("passage")
     if not isinstance(passage, dict):
-        entities, answers = (sorted(set(row.values.get(name) or [])) for name in ("entities", "answers"))
+        entities, answers = (
+            sorted(set(row.values.get(name) or [])) for name in ("entities", "answers")
+        )
         idx = row.values.get("idx")
         group = (idx["passage"], idx["query"]) if isinstance(idx, dict) else (row.where, idx)
         yield text_of(row, "passage"), text_of(row, "query"), entities, answers, group
         return
     try:
         text = passage["text"]
-        entities = sorted({text[entity["start"] : entity["end"] + 1] for entity in passage["entities"]})
+        entities = sorted(
+            {text[entity["start"] : entity["end"] + 1] for entity in passage["entities"]}
+        )
         for question in row.values["qas"]:
             answers = sorted({answer["text"] for answer in question.get("answers", [])})
             yield text, question["query"], entities, answers, (row.values["idx"], question["idx"])
@@ -87,13 +103,18 @@ def wsc(row: Row, split: str) -> Iterator[Example]:
 def _fixed_spans(row: Row) -> dict[str, Any]:
     """TFDS's wsc.fixed: a span that is not in the text gets the text's case, and loses a full stop or a line break."""
     try:
-        spans = {name: row.values[name] for name in ("text", "span1_text", "span1_index", "span2_text", "span2_index")}
+        spans = {
+            name: row.values[name]
+            for name in ("text", "span1_text", "span1_index", "span2_text", "span2_index")
+        }
         words = spans["text"].split()
         for span in ("span1", "span2"):
             told, text = spans[f"{span}_text"], spans["text"]
             if told in text or told in ("Kamenev and Zinoviev", "Kamenev, Zinoviev, and Stalin"):
                 continue
-            if "theyscold" in told:  # the official repair of the text itself has no effect, and is left out here
+            if (
+                "theyscold" in told
+            ):  # the official repair of the text itself has no effect, and is left out here
                 spans["span2_index"] = 10
             first = words[spans[f"{span}_index"]]
             told = (told[0].lower() if first[0].islower() else told[0].upper()) + told[1:]
@@ -113,8 +134,12 @@ def _marked(spans: dict[str, Any]) -> str:
     return " ".join([*words[:place], f"*{pronoun}*", *words[place + 1 :]])
 
 
-def _superglue(name: str, keys: tuple[str, ...], labels: tuple[str, ...], *metrics: str) -> Definition:
-    return classification(f"superglue/{name}", f"{HUB}:{name}", keys, labels, metrics or ("accuracy",), collapse=False)
+def _superglue(
+    name: str, keys: tuple[str, ...], labels: tuple[str, ...], *metrics: str
+) -> Definition:
+    return classification(
+        f"superglue/{name}", f"{HUB}:{name}", keys, labels, metrics or ("accuracy",), collapse=False
+    )
 
 
 _RECORD: dict[str, Any] = {
@@ -128,7 +153,13 @@ _RECORD: dict[str, Any] = {
 
 DEFINITIONS = [
     _superglue("boolq", ("passage", "question"), TRUTH),
-    _superglue("cb", ("hypothesis", "premise"), ("entailment", "contradiction", "neutral"), "mean_3class_f1", "accuracy"),
+    _superglue(
+        "cb",
+        ("hypothesis", "premise"),
+        ("entailment", "contradiction", "neutral"),
+        "mean_3class_f1",
+        "accuracy",
+    ),
     _superglue("copa", ("choice1", "choice2", "premise", "question"), ("choice1", "choice2")),
     Definition(
         "superglue/multirc",

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+from ..config.task import TaskConfig
 from ..errors import UserError
-from .config import TaskConfig
 from .definition import Definition, Example, labelled
 from .draw import by_class, few_shot, held_out, sample, stratified_split
 from .form import Form, check_template
@@ -59,7 +59,9 @@ class Task:
     @property
     def brief(self) -> "Task":
         """Itself with one example of each split."""
-        return dataclasses.replace(self, train=self.train[:1], validation=self.validation[:1], test=self.test[:1])
+        return dataclasses.replace(
+            self, train=self.train[:1], validation=self.validation[:1], test=self.test[:1]
+        )
 
     @property
     def labels(self) -> list[str]:
@@ -74,7 +76,11 @@ class Task:
     @property
     def answer_length(self) -> int | None:
         """The most tokens of an answer, where no labels say it."""
-        return self.form.definition.answer_length if self.form.definition is not None and not self.labels else None
+        return (
+            self.form.definition.answer_length
+            if self.form.definition is not None and not self.labels
+            else None
+        )
 
     @property
     def mixed(self) -> "tuple[Task, ...]":
@@ -99,12 +105,25 @@ class Task:
     def majority(self) -> dict[str, float]:
         return self.score([self.commonest] * len(self.validation))
 
-    def score(self, predictions: Sequence[str], examples: Sequence[Example] | None = None) -> dict[str, float]:
-        return settled(score(self.metrics, self.validation if examples is None else examples, predictions, self.labels))
+    def score(
+        self, predictions: Sequence[str], examples: Sequence[Example] | None = None
+    ) -> dict[str, float]:
+        return settled(
+            score(
+                self.metrics,
+                self.validation if examples is None else examples,
+                predictions,
+                self.labels,
+            )
+        )
 
     def card(self) -> dict[str, Any]:
         """What a prompt's card says of its task: enough to use it on new rows."""
-        sizes = {"train": len(self.train), "validation": len(self.validation), "skipped": self.skipped}
+        sizes = {
+            "train": len(self.train),
+            "validation": len(self.validation),
+            "skipped": self.skipped,
+        }
         form = dataclasses.asdict(self.form)
         return {
             "name": self.name,
@@ -128,7 +147,9 @@ def load_task(config: TaskConfig, part: Load | None = None, named: Load | None =
     """The task a config describes, with every promise about its rows checked; `part` loads what is mixed in it (default: this), `named`
     reads a named one (default: with its rows)."""
     if config.metric is not None and config.metric not in METRICS:
-        raise UserError(f"There is no metric {config.metric!r}; choose one of {', '.join(METRICS)}.")
+        raise UserError(
+            f"There is no metric {config.metric!r}; choose one of {', '.join(METRICS)}."
+        )
     if config.task is not None and "+" in config.task:
         from .mixture import load_mixture
 
@@ -136,7 +157,9 @@ def load_task(config: TaskConfig, part: Load | None = None, named: Load | None =
     if config.task is not None and config.task not in (*STARTERS, PREFIX_LM):
         return _chosen(config, (named or _named)(config))
     if config.splits != "official":
-        raise UserError(f"--splits {config.splits} is for named tasks such as superglue/rte; leave it out.")
+        raise UserError(
+            f"--splits {config.splits} is for named tasks such as superglue/rte; leave it out."
+        )
     task = _prefix_lm(config) if config.task == PREFIX_LM else _own(_resolved(config))
     return _chosen(config, task)
 
@@ -154,25 +177,39 @@ def _stand_in(config: TaskConfig) -> Task:
     _refuse(config, OWN)
     defined = definition(config.task)
     examples = [Example(defined.name, next(iter(defined.labels), defined.name))]
-    return Task(defined.name, named_form(defined, config.task_word), examples, examples, defined.metrics)
+    return Task(
+        defined.name, named_form(defined, config.task_word), examples, examples, defined.metrics
+    )
 
 
 def _own(config: TaskConfig) -> Task:
     """A person's own data, or the starter data."""
     assert config.train is not None
-    held = read_rows(config.validation, "validation") if config.validation is not None else read_split(config.train, "validation")
+    held = (
+        read_rows(config.validation, "validation")
+        if config.validation is not None
+        else read_split(config.train, "validation")
+    )
     few = _few(config) if held is not None else None  # what is held back is taken from all rows
     rows = read_rows(config.train, few=few)
     form = _form(config, rows)
     flag = "--text" if config.template is None else "--template"
-    form.check_columns(rows, dict.fromkeys(form.columns, f"name one with {flag}") | {form.label: "name one with --label"})
+    form.check_columns(
+        rows,
+        dict.fromkeys(form.columns, f"name one with {flag}")
+        | {form.label: "name one with --label"},
+    )
     if held is not None:
-        form.check_columns(held, dict.fromkeys((*form.columns, form.label), f"rename one as in {config.train}"))
+        form.check_columns(
+            held, dict.fromkeys((*form.columns, form.label), f"rename one as in {config.train}")
+        )
     unknown = "give it a word with --labels" if config.labels else ""
     train = form.examples(rows, config.skip_bad_rows, unknown=unknown)
     skipped = len(rows) - len(train)
     if not config.labels:
-        seen = [*train, *form.examples(held or [], True, "validation")] if few else train  # a few rows may lack a class
+        seen = (
+            [*train, *form.examples(held or [], True, "validation")] if few else train
+        )  # a few rows may lack a class
         form = dataclasses.replace(form, words=_words(config, seen))
     if held is None:
         train, validation = stratified_split(train, 0.1, config.split_seed)
@@ -180,7 +217,9 @@ def _own(config: TaskConfig) -> Task:
         validation = form.examples(held, config.skip_bad_rows, "validation", unknown)
         skipped += len(held) - len(validation)
     if len({e.target for e in train}) < 2:
-        raise UserError(f"All training rows have the label {train[0].target!r}; there is nothing to learn from one class.")
+        raise UserError(
+            f"All training rows have the label {train[0].target!r}; there is nothing to learn from one class."
+        )
     name = config.task or f"{config.train.rstrip('/').rpartition('/')[2]}:{form.label}"
     return Task(name, form, train, validation, ("accuracy", "macro_f1"), skipped)
 
@@ -202,7 +241,11 @@ def data_folder(config: TaskConfig) -> str | None:
 
 def _few(config: TaskConfig) -> Few | None:
     """The rows that a capped run may need: of data too large to hold, only they are held. Shots are drawn from all rows."""
-    return Few(config.cap, config.split_seed) if config.cap is not None and config.shots is None else None
+    return (
+        Few(config.cap, config.split_seed)
+        if config.cap is not None and config.shots is None
+        else None
+    )
 
 
 def has_rows(name: str, folder: str | None) -> bool:
@@ -214,13 +257,20 @@ def has_rows(name: str, folder: str | None) -> bool:
 
 
 def named_split(
-    defined: Definition, split: str, folder: str | None, task_word: bool = True, skip_bad: bool = False, few: Few | None = None
+    defined: Definition,
+    split: str,
+    folder: str | None,
+    task_word: bool = True,
+    skip_bad: bool = False,
+    few: Few | None = None,
 ) -> list[Example]:
     """One split of a named task, in the official order."""
     form = named_form(defined, task_word)
     if defined.files:
         if split not in defined.files:
-            raise NoSplitError(f"{defined.name} has no split {split!r}; it has {', '.join(defined.files)}.")
+            raise NoSplitError(
+                f"{defined.name} has no split {split!r}; it has {', '.join(defined.files)}."
+            )
         rows = read_rows(defined.files[split], few=few)
     else:
         rows = read_named(defined.name, defined.hub, split, defined.splits.get(split), folder, few)
@@ -230,7 +280,9 @@ def named_split(
 def check_labelled(name: str, split: str, examples: Sequence[Example]) -> None:
     """What is judged by must have labels, or an answer that is none would be right."""
     if not all(map(labelled, examples)):
-        raise UserError(f"{name} has no labels in {split}, or not in all rows, so nothing can be scored; choose another --split.")
+        raise UserError(
+            f"{name} has no labels in {split}, or not in all rows, so nothing can be scored; choose another --split."
+        )
 
 
 def named_form(defined: Definition, task_word: bool = True) -> Form:
@@ -243,14 +295,22 @@ def _named(config: TaskConfig) -> Task:
     _refuse(config, OWN)
     defined = definition(config.task)
     folder = data_folder(config)
-    read = partial(named_split, defined, folder=folder, task_word=config.task_word, skip_bad=config.skip_bad_rows)
+    read = partial(
+        named_split,
+        defined,
+        folder=folder,
+        task_word=config.task_word,
+        skip_bad=config.skip_bad_rows,
+    )
     held: list[Example] | None = None
     try:
         held = read("validation")
     except NoSplitError:
         if config.splits == "smop":
             raise
-    few = _few(config) if config.splits == "official" and held is not None else None  # what is held back is taken from all rows
+    few = (
+        _few(config) if config.splits == "official" and held is not None else None
+    )  # what is held back is taken from all rows
     train: list[Example] = []
     with contextlib.suppress(UserError):  # that no row is usable, which of all rows may not be so
         train = read("train", few=few) if few is not None else []
@@ -264,15 +324,21 @@ def _named(config: TaskConfig) -> Task:
         if not all(map(labelled, examples)):
             parts[split] = list(filter(labelled, examples)) if config.skip_bad_rows else []
         if examples and not parts[split]:
-            raise UserError(f"The {split} rows of {defined.name} have no labels, or not all; take a copy that has them.")
+            raise UserError(
+                f"The {split} rows of {defined.name} have no labels, or not all; take a copy that has them."
+            )
     train, held, test = parts.values()
-    return Task(defined.name, named_form(defined, config.task_word), train, held, defined.metrics, 0, test)
+    return Task(
+        defined.name, named_form(defined, config.task_word), train, held, defined.metrics, 0, test
+    )
 
 
 def _prefix_lm(config: TaskConfig) -> Task:
     _refuse(config, ("text", "template", "label", "labels"))
     if config.train is None:
-        raise UserError(f"--task {PREFIX_LM} learns to go on with a text; name a text file with --train.")
+        raise UserError(
+            f"--task {PREFIX_LM} learns to go on with a text; name a text file with --train."
+        )
     train, validation = prefix_lm(config.train, config.validation, config.split_seed)
     form = Form("{text}", "rest")
     return Task(PREFIX_LM, form, train, validation, ("f1", "em"))
@@ -290,8 +356,12 @@ def _chosen(config: TaskConfig, task: Task) -> Task:
     if config.cap_validation is not None:
         validation = sample(validation, config.cap_validation, config.split_seed)
     if config.shuffle_labels:
-        answers = random.Random(config.split_seed).sample([example.target for example in train], len(train))
-        train = [example._replace(target=answer) for example, answer in zip(train, answers, strict=True)]
+        answers = random.Random(config.split_seed).sample(
+            [example.target for example in train], len(train)
+        )
+        train = [
+            example._replace(target=answer) for example, answer in zip(train, answers, strict=True)
+        ]
     form, test = task.form, task.test
     if config.instruction or config.demonstrations:
         before, after = _design(config, dataclasses.replace(task, train=train))
@@ -299,12 +369,26 @@ def _chosen(config: TaskConfig, task: Task) -> Task:
         train, validation, test = (form.designed(part) for part in (train, validation, test))
     if config.metric is not None:
         if config.metric == "f1" and len(task.labels) not in (0, 2):
-            raise UserError(f"--metric f1 is of two classes, and {task.name} has {len(task.labels)}; take macro_f1.")
-        if config.metric == "exact_match" and not any("question" in example.facts for example in validation):
-            raise UserError(f"--metric exact_match is of questions with several answers, and {task.name} has none; take accuracy, or em.")
+            raise UserError(
+                f"--metric f1 is of two classes, and {task.name} has {len(task.labels)}; take macro_f1."
+            )
+        if config.metric == "exact_match" and not any(
+            "question" in example.facts for example in validation
+        ):
+            raise UserError(
+                f"--metric exact_match is of questions with several answers, and {task.name} has none; take accuracy, or em."
+            )
         metrics = (config.metric, *(name for name in task.metrics if name != config.metric))
     form = dataclasses.replace(form, sentinel=config.sentinel)
-    return dataclasses.replace(task, form=form, train=train, validation=validation, test=test, metrics=metrics, usual=task.commonest)
+    return dataclasses.replace(
+        task,
+        form=form,
+        train=train,
+        validation=validation,
+        test=test,
+        metrics=metrics,
+        usual=task.commonest,
+    )
 
 
 def _design(config: TaskConfig, task: Task) -> tuple[str, str]:
@@ -313,8 +397,16 @@ def _design(config: TaskConfig, task: Task) -> tuple[str, str]:
     if not config.demonstrations:
         return before, ""
     rng = random.Random(config.split_seed)
-    piles = [rng.sample(places, len(places)) for places in by_class(task.train).values()] if task.labels else []
-    order = [place for turn in itertools.zip_longest(*piles) for place in turn if place is not None] if piles else []
+    piles = (
+        [rng.sample(places, len(places)) for places in by_class(task.train).values()]
+        if task.labels
+        else []
+    )
+    order = (
+        [place for turn in itertools.zip_longest(*piles) for place in turn if place is not None]
+        if piles
+        else []
+    )
     order = order or rng.sample(range(len(task.train)), len(task.train))
     solved = [task.train[place] for place in order[: config.demonstrations]]
     return before + "".join(f"{e.input} answer: {e.target}\n\n" for e in solved), " answer:"
@@ -347,9 +439,13 @@ def _refuse(config: TaskConfig, names: Sequence[str]) -> None:
 
 def _form(config: TaskConfig, rows: Sequence[Row]) -> Form:
     if config.label is None:
-        raise UserError(f"No label column is named; choose one with --label from {', '.join(rows[0].values)}.")
+        raise UserError(
+            f"No label column is named; choose one with --label from {', '.join(rows[0].values)}."
+        )
     if (config.text is None) == (config.template is None):
-        raise UserError(f"Name the text with either --text COLUMN or --template; the columns are {', '.join(rows[0].values)}.")
+        raise UserError(
+            f"Name the text with either --text COLUMN or --template; the columns are {', '.join(rows[0].values)}."
+        )
     template = config.template if config.template is not None else f"{{{config.text}}}"
     return Form(check_template(template), config.label, dict(config.labels or {}))
 
@@ -359,5 +455,7 @@ def _words(config: TaskConfig, train: Sequence[Example]) -> dict[str, str]:
     found = Counter(e.target for e in train)
     if len(train) >= 20 and len(found) > len(train) / 2:
         many = f"{len(found)} different values in {len(train)} rows"
-        raise UserError(f"The column {config.label!r} has {many}, so it is no class label; name another with --label.")
+        raise UserError(
+            f"The column {config.label!r} has {many}, so it is no class label; name another with --label."
+        )
     return {value: value for value in sorted(found)}

@@ -20,8 +20,12 @@ def prefix_lm(train: str, validation: str | None, seed: int) -> tuple[list[Examp
         return examples, _cut(_documents(validation), seed)
     held = set(random.Random(seed).sample(range(len(examples)), max(1, len(examples) // 20)))
     if len(held) == len(examples):
-        raise UserError(f"{train} holds a single passage; give a longer text, or a second file with --validation.")
-    return [e for i, e in enumerate(examples) if i not in held], [e for i, e in enumerate(examples) if i in held]
+        raise UserError(
+            f"{train} holds a single passage; give a longer text, or a second file with --validation."
+        )
+    return [e for i, e in enumerate(examples) if i not in held], [
+        e for i, e in enumerate(examples) if i in held
+    ]
 
 
 def _documents(path: str) -> list[list[str]]:
@@ -29,7 +33,9 @@ def _documents(path: str) -> list[list[str]]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"The text {path} cannot be read ({error}); it must be a UTF-8 file.") from None
+        raise UserError(
+            f"The text {path} cannot be read ({error}); it must be a UTF-8 file."
+        ) from None
     return [document.split() for document in text.split("\n\n") if len(document.split()) > 1]
 
 
@@ -42,7 +48,9 @@ def _cut(documents: list[list[str]], seed: int) -> list[Example]:
             if len(words) < 2:
                 continue
             place = rng.randint(1, len(words) - 1)
-            examples.append(Example(" ".join(words[:place]), " ".join(words[place : place + _REST])))
+            examples.append(
+                Example(" ".join(words[:place]), " ".join(words[place : place + _REST]))
+            )
     if not examples:
         raise UserError("The text holds no passage of two words; give a longer one.")
     return examples

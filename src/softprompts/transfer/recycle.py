@@ -40,12 +40,18 @@ class Recycling:
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
-            raise UserError(f"There is no method {self.method!r}; choose one of {', '.join(METHODS)}.")
+            raise UserError(
+                f"There is no method {self.method!r}; choose one of {', '.join(METHODS)}."
+            )
         if self.words < 0 or self.nearest < 1 or not 0 < self.ridge < math.inf:
-            raise UserError("Recycling takes 0 or more --words, 1 or more --nearest and a positive --ridge.")
+            raise UserError(
+                "Recycling takes 0 or more --words, 1 or more --nearest and a positive --ridge."
+            )
 
 
-def recycle(prompt: Prompt, source: "Backbone", target: "Backbone", how: Recycling | str = "least-squares") -> Prompt:
+def recycle(
+    prompt: Prompt, source: "Backbone", target: "Backbone", how: Recycling | str = "least-squares"
+) -> Prompt:
     """The target's prompt that means what `prompt` means to the source."""
     how = Recycling(how) if isinstance(how, str) else how
     folded = prompt.fold().cpu()
@@ -55,7 +61,9 @@ def recycle(prompt: Prompt, source: "Backbone", target: "Backbone", how: Recycli
             f"The prompt answers by a linear head that reads {source.name}'s states; only one that answers in words can be mapped."
         )
     if not vectors.numel():
-        raise UserError("The prompt has no vectors that could be mapped; tune the new model instead.")
+        raise UserError(
+            "The prompt has no vectors that could be mapped; tune the new model instead."
+        )
     target.check_place(folded.config.place)
     pairs = shared_words(source, target, how.words)
     made, router = METHODS[how.method](folded, source, target, pairs, how)
@@ -88,19 +96,27 @@ Mapped = tuple[Tensor, Tensor | None]
 """Vectors [K, P, G], and a mixture's router [K, G]."""
 
 
-def _by_least_squares(prompt: Prompt, source: "Backbone", target: "Backbone", pairs: Tensor, how: Recycling) -> Mapped:
+def _by_least_squares(
+    prompt: Prompt, source: "Backbone", target: "Backbone", pairs: Tensor, how: Recycling
+) -> Mapped:
     """Embeddings [N, H] W = [N, G]. The router is mapped so that it tells the words apart as it did: [N, G] R' = [N, H] R."""
     needed = max(source.hidden, target.hidden if prompt.config.count > 1 else 0)
     if len(pairs) < needed:
         few = f"{source.name} and {target.name} share {len(pairs)} words that are used, and a linear map needs {needed}"
         raise UserError(f"{few}; use --method words.")
     here, there = pairs.T
-    weight = least_squares(_parts(lambda rows: (source.vectors(here[rows]), target.vectors(there[rows])), len(pairs)), how.ridge)
+    weight = least_squares(
+        _parts(lambda rows: (source.vectors(here[rows]), target.vectors(there[rows])), len(pairs)),
+        how.ridge,
+    )
     vectors = (prompt.table.detach().double() @ weight).float()
     if prompt.config.count == 1:
         return vectors, None
     router = router_of(prompt.route).weight.detach()
-    told = _parts(lambda rows: (target.vectors(there[rows]), source.vectors(here[rows]) @ router.T), len(pairs))
+    told = _parts(
+        lambda rows: (target.vectors(there[rows]), source.vectors(here[rows]) @ router.T),
+        len(pairs),
+    )
     return vectors, least_squares(told, how.ridge).T.float()
 
 
@@ -114,19 +130,27 @@ def least_squares(parts: Iterable[tuple[Tensor, Tensor]], ridge: float) -> Tenso
     return solved
 
 
-def _parts(read: Callable[[Tensor], tuple[Tensor, Tensor]], count: int) -> Iterable[tuple[Tensor, Tensor]]:
+def _parts(
+    read: Callable[[Tensor], tuple[Tensor, Tensor]], count: int
+) -> Iterable[tuple[Tensor, Tensor]]:
     return (read(rows) for rows in torch.split(torch.arange(count), PART))
 
 
-def _by_words(prompt: Prompt, source: "Backbone", target: "Backbone", pairs: Tensor, how: Recycling) -> Mapped:
+def _by_words(
+    prompt: Prompt, source: "Backbone", target: "Backbone", pairs: Tensor, how: Recycling
+) -> Mapped:
     """Each vector as the target's mean embedding of the shared words nearest to it at the source, weighted by cosine."""
     if prompt.config.count > 1:
         raise UserError("A mixture's router cannot be told in words; use --method least-squares.")
     if len(pairs) < how.nearest:
-        raise UserError(f"{source.name} and {target.name} share {len(pairs)} words that are used; no prompt can be told in {how.nearest}.")
+        raise UserError(
+            f"{source.name} and {target.name} share {len(pairs)} words that are used; no prompt can be told in {how.nearest}."
+        )
     here, there = pairs.T
     rows = normalize(prompt.table.detach()[0], dim=1)
-    cosines = torch.cat([rows @ normalize(source.vectors(part), dim=1).T for part in torch.split(here, PART)], dim=1)
+    cosines = torch.cat(
+        [rows @ normalize(source.vectors(part), dim=1).T for part in torch.split(here, PART)], dim=1
+    )
     best, places = cosines.topk(how.nearest, dim=1)
     weight = best.clamp(min=1e-9)
     words = target.vectors(there[places])
@@ -139,9 +163,11 @@ METHODS: dict[str, Callable[[Prompt, "Backbone", "Backbone", Tensor, Recycling],
 }
 
 
-def recycled_card(card: dict[str, Any], name: str, prompt: Prompt, target: "Backbone", how: Recycling, words: int) -> dict[str, Any]:
+def recycled_card(
+    card: dict[str, Any], name: str, prompt: Prompt, target: "Backbone", how: Recycling, words: int
+) -> dict[str, Any]:
     """What a recycled prompt's card says: the task it is for and what it came from; how good it is, nobody knows yet."""
-    from ..card import backbone_card
+    from ..artifacts.card import backbone_card
     from ..tasks import Form
     from ..tuning import Predictor
 
@@ -150,7 +176,9 @@ def recycled_card(card: dict[str, Any], name: str, prompt: Prompt, target: "Back
     tuning = card["config"]["tuning"]
     longest = min(int(tuning["max_length"]), target.longest or math.inf)
     scoring = card["scoring"] if target.generates else "labels"
-    Predictor(target, prompt.to(target.device), form.labels, scoring, int(longest))  # tells of labels that the target cannot write
+    Predictor(
+        target, prompt.to(target.device), form.labels, scoring, int(longest)
+    )  # tells of labels that the target cannot write
     return {
         "method": f"recycled by {how.method}",
         "backbone": backbone_card(target),
@@ -159,7 +187,11 @@ def recycled_card(card: dict[str, Any], name: str, prompt: Prompt, target: "Back
         "metrics": {},
         "majority": {},
         "scoring": scoring,
-        "config": {**card["config"], "model": target.name, "tuning": {**tuning, "max_length": int(longest)}},
+        "config": {
+            **card["config"],
+            "model": target.name,
+            "tuning": {**tuning, "max_length": int(longest)},
+        },
         "lineage": {
             "recycled_from": name,
             "method": card.get("method"),

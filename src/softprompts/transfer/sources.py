@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..artifacts.prompt_file import CARD, check_backbone, load_prompt
 from ..backbone import Backbone
-from ..command import few
+from ..cli.command import few
+from ..cli.naming import named_prompt
 from ..errors import UserError
 from ..library.library import Entry, Library
-from ..library.named import named_prompt
-from ..prompt.store import CARD, check_backbone, load_prompt
 from ..tasks.task import data_folder, has_rows
 from ..tuning import RunConfig
 from .strategies import multi_task, target_name, task_names, unfit
@@ -30,13 +30,17 @@ def possible(request: "Request", backbone: Backbone) -> tuple[list[Entry], list[
         check_backbone(entry.folder, entry.card, backbone)
         why = unfit(entry, target, request.strategy, keep_same_task=True)
         if why is not None:
-            raise UserError(f"{entry.name} cannot start this prompt: {why}; take another source, or set --prompt.count and --prompt.route.")
+            raise UserError(
+                f"{entry.name} cannot start this prompt: {why}; take another source, or set --prompt.count and --prompt.route."
+            )
         return [entry], []
     if request.strategy == "mixture":
         multi_task(target, [])  # where it cannot be, that is told before a probe is trained
     everyone = library.there().entries()
     if not everyone:
-        raise UserError(f"The library {request.library} holds no prompt yet; add some with softprompts prompts import.")
+        raise UserError(
+            f"The library {request.library} holds no prompt yet; add some with softprompts prompts import."
+        )
     name = target_name(target.task)
     unread = library.unread(backbone.fingerprint)
     whys = {
@@ -46,11 +50,21 @@ def possible(request: "Request", backbone: Backbone) -> tuple[list[Entry], list[
         or (_broken(entry) if request.strategy == "all" else None)
         for entry in everyone
     }
-    damaged = {name: why for name, why in unread.items() if name not in whys and (request.library / name / CARD).exists()}
-    left_out = [{"name": name, "why": why.rstrip(".")} for name, why in {**whys, **damaged}.items() if why is not None]
+    damaged = {
+        name: why
+        for name, why in unread.items()
+        if name not in whys and (request.library / name / CARD).exists()
+    }
+    left_out = [
+        {"name": name, "why": why.rstrip(".")}
+        for name, why in {**whys, **damaged}.items()
+        if why is not None
+    ]
     fit = [entry for entry in everyone if whys[entry.name] is None]
     if not fit:
-        raise UserError(f"No prompt of {request.library} can be a source for {name}: {_counted(left_out)}.")
+        raise UserError(
+            f"No prompt of {request.library} can be a source for {name}: {_counted(left_out)}."
+        )
     if request.strategy == "mixture":
         _check_rows(fit, target)
     return fit, left_out
@@ -70,7 +84,9 @@ def _counted(left_out: Sequence[dict[str, str]]) -> str:
 def _check_rows(sources: Sequence[Entry], target: RunConfig) -> None:
     """A mixture reads the rows of the tasks it takes in; which those are, only the probe will tell."""
     home = data_folder(target.task)
-    names = dict.fromkeys(name for entry in sources for name in task_names(entry.card["task"]["name"]))
+    names = dict.fromkeys(
+        name for entry in sources for name in task_names(entry.card["task"]["name"])
+    )
     lacking = next((name for name in names if not has_rows(name, home)), None)
     if lacking is not None:
         where = f"are not in {home}" if home is not None else "the hub does not give here"

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..choice import Choice
+from ..config.choice import Choice
 from ..errors import UserError
 from ..tasks import TaskConfig
 from ..tasks.registry import BENCHMARKS, definition
@@ -35,29 +35,45 @@ def best_of(found: "Sequence[Found]", k: int, target: RunConfig) -> list[RunConf
 
 def weighted(found: "Sequence[Found]", k: int, target: RunConfig) -> RunConfig:
     """The target's run started from the k nearest prompts' mean, weighted by `shares` of their similarities."""
-    return start_from(target, [one.entry.folder for one in found[:k]], shares([one.similarity for one in found[:k]]))
+    return start_from(
+        target,
+        [one.entry.folder for one in found[:k]],
+        shares([one.similarity for one in found[:k]]),
+    )
 
 
 def mixture(found: "Sequence[Found]", k: int, target: RunConfig) -> RunConfig:
     """The multi-task run on the target's task and those of the k nearest, each task once."""
-    return multi_task(target, [name for one in found[:k] for name in task_names(one.entry.card["task"]["name"])])
+    return multi_task(
+        target, [name for one in found[:k] for name in task_names(one.entry.card["task"]["name"])]
+    )
 
 
 def multi_task(target: RunConfig, tasks: Sequence[str]) -> RunConfig:
     """The target's run with its task among others, examples-proportional; its last prompt is what counts (Vu 2022 §3.2)."""
     if target.task.task is None or target.task.task == PREFIX_LM:
-        raise UserError("A mixture joins tasks by their names, and the target's own data has none; take --strategy best or average.")
+        raise UserError(
+            "A mixture joins tasks by their names, and the target's own data has none; take --strategy best or average."
+        )
     names = dict.fromkeys([*task_names(target.task.task), *tasks])
     task = dataclasses.replace(target.task, task="+".join(names), metric=None)
-    return dataclasses.replace(target, task=task, tuning=dataclasses.replace(target.tuning, evaluate_every=AT_THE_END, patience=None))
+    return dataclasses.replace(
+        target,
+        task=task,
+        tuning=dataclasses.replace(target.tuning, evaluate_every=AT_THE_END, patience=None),
+    )
 
 
-def start_from(target: RunConfig, sources: Sequence[str | Path], weights: Sequence[float] | None = None) -> RunConfig:
+def start_from(
+    target: RunConfig, sources: Sequence[str | Path], weights: Sequence[float] | None = None
+) -> RunConfig:
     """The target's run, all its settings kept but where its prompt starts."""
     options: dict[str, Any] = {"sources": [str(source) for source in sources]}
     if weights is not None:
         options["weights"] = list(weights)
-    return dataclasses.replace(target, prompt=dataclasses.replace(target.prompt, start=Choice("prompt", options)))
+    return dataclasses.replace(
+        target, prompt=dataclasses.replace(target.prompt, start=Choice("prompt", options))
+    )
 
 
 def shares(similarities: Sequence[float]) -> list[float]:
@@ -67,7 +83,9 @@ def shares(similarities: Sequence[float]) -> list[float]:
     """
     positive = [max(0.0, similarity) for similarity in similarities]
     total = sum(positive)
-    return [value / total for value in positive] if total > 0 else [1 / len(positive)] * len(positive)
+    return (
+        [value / total for value in positive] if total > 0 else [1 / len(positive)] * len(positive)
+    )
 
 
 def probe(target: RunConfig, steps: int) -> RunConfig:
@@ -75,7 +93,9 @@ def probe(target: RunConfig, steps: int) -> RunConfig:
     tuning = target.tuning
     if tuning.epochs is None and steps == tuning.steps <= tuning.embed_at:
         return target
-    short = dataclasses.replace(tuning, steps=steps, epochs=None, embed_at=steps, evaluate_every=AT_THE_END, patience=None)
+    short = dataclasses.replace(
+        tuning, steps=steps, epochs=None, embed_at=steps, evaluate_every=AT_THE_END, patience=None
+    )
     return dataclasses.replace(target, tuning=short)
 
 
@@ -86,20 +106,30 @@ def probe_steps(taken: Iterable[int | None], target: RunConfig) -> int:
     return steps if tuning.epochs is not None else min(steps, tuning.steps)
 
 
-def unfit(entry: "Entry", target: RunConfig, strategy: str, keep_same_task: bool = False) -> str | None:
+def unfit(
+    entry: "Entry", target: RunConfig, strategy: str, keep_same_task: bool = False
+) -> str | None:
     """Why a prompt of the same backbone cannot be a source for the target by this strategy; None where it can."""
     name = target_name(target.task)
     if not keep_same_task and set(task_names(name)) & set(task_names(entry.card["task"]["name"])):
         return "it was tuned on the target's own task (--keep-same-task keeps it)"
     if strategy == "mixture":
         named = entry.told("config", "task", "task")
-        return "its task is no named one, so that it cannot be mixed in" if named in (None, PREFIX_LM) else None
+        return (
+            "its task is no named one, so that it cannot be mixed in"
+            if named in (None, PREFIX_LM)
+            else None
+        )
     return ill_shaped(entry.card["prompt"], target, strategy)
 
 
 def ill_shaped(form: Mapping[str, Any], target: RunConfig, strategy: str) -> str | None:
     """What `prompt.start.prompt` would refuse, told before anything is trained."""
-    ours, held, route = target.prompt, int(form.get("count", 1)), Choice.of(form.get("route", "single"))
+    ours, held, route = (
+        target.prompt,
+        int(form.get("count", 1)),
+        Choice.of(form.get("route", "single")),
+    )
     if strategy == "average" and held > 1:
         return f"it is a mixture of {held} prompts, and mixtures cannot be averaged (tune sources with --preset prompt-tuning)"
     if strategy == "average" and form["length"] != ours.length:
@@ -107,7 +137,10 @@ def ill_shaped(form: Mapping[str, Any], target: RunConfig, strategy: str) -> str
         return f"{lengths} (set --prompt.length {form['length']}, or tune sources of {ours.length})"
     if held not in (1, ours.count):
         return f"it is a mixture of {held} prompts and cannot start {ours.count}"
-    if held > 1 and (route.kind, route.options.get("k")) != (ours.route.kind, ours.route.options.get("k")):
+    if held > 1 and (route.kind, route.options.get("k")) != (
+        ours.route.kind,
+        ours.route.options.get("k"),
+    ):
         return f"it is a mixture routed by {route.kind} and cannot start one routed by {ours.route.kind}"
     return None
 
@@ -121,7 +154,11 @@ def target_name(task: TaskConfig) -> str:
 
 def task_names(name: str) -> list[str]:
     """The tasks of a mixture's name, benchmarks spelled out, each by its full name; of one task, its own."""
-    return [_full(task) for part in name.split("+") for task in BENCHMARKS.get(part.strip(), (part.strip(),))]
+    return [
+        _full(task)
+        for part in name.split("+")
+        for task in BENCHMARKS.get(part.strip(), (part.strip(),))
+    ]
 
 
 def _full(name: str) -> str:

@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..api import Tuned, load, sections, tune_cohort
+from ..artifacts.prompt_file import CARD, safe_name
+from ..artifacts.run_folder import CONFIG, OURS
 from ..backbone import Backbone, load_backbone
-from ..choice import difference
+from ..cli.progress import CohortWatcher
+from ..config.choice import difference
+from ..config.products import Member, run_configs
 from ..errors import UserError
 from ..files import read_json, write_json, write_text
+from ..files.lock import alone_in
 from ..library import default_folder
 from ..library.library import Entry, Found, Library
 from ..library.search import SIMILARITIES
-from ..lock import alone_in
-from ..output import CONFIG, OURS
-from ..progress import CohortWatcher
-from ..prompt.store import CARD, safe_name
 from ..tuning import Run, RunConfig, RunFailedError
-from ..tuning.lists import Member, run_configs
+from ..tuning.api import Tuned, load, sections, tune_cohort
 from ..tuning.team import make_team
 from . import strategies
 from .sources import possible
@@ -59,7 +59,9 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.strategy not in get_args(Strategy):
-            raise UserError(f"There is no strategy {self.strategy!r}; choose one of {', '.join(get_args(Strategy))}.")
+            raise UserError(
+                f"There is no strategy {self.strategy!r}; choose one of {', '.join(get_args(Strategy))}."
+            )
         if (self.strategy == "named") != (self.source is not None):
             raise UserError("A source is named for the strategy 'named', and for no other.")
         for name in ("k", "probe_steps", "mixture_steps"):
@@ -67,16 +69,24 @@ class Request:
             if value is not None and value < 1:
                 raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
         if self.similarity not in SIMILARITIES:
-            raise UserError(f"There is no similarity {self.similarity!r}; choose one of {', '.join(SIMILARITIES)}.")
+            raise UserError(
+                f"There is no similarity {self.similarity!r}; choose one of {', '.join(SIMILARITIES)}."
+            )
         if self.target.tuning.trains != "prompt":
-            raise UserError("Only a prompt can start from another prompt; leave --trains out, and take a preset that tunes a prompt.")
+            raise UserError(
+                "Only a prompt can start from another prompt; leave --trains out, and take a preset that tunes a prompt."
+            )
 
     @property
     def ranks(self) -> bool:
         return self.strategy in ("best", "average", "mixture")
 
     def plain(self) -> Record:
-        return {**dataclasses.asdict(self), "target": self.target.plain(), "library": str(self.library)}
+        return {
+            **dataclasses.asdict(self),
+            "target": self.target.plain(),
+            "library": str(self.library),
+        }
 
 
 def transfer(
@@ -94,7 +104,9 @@ def transfer(
         raise UserError("transfer runs as one process; start it without a launcher.")
     with alone_in(output):
         record, stale = _opened(request, output, overwrite)
-        backbone = backbone or load_backbone(target.model, target.dtype, target.device, target.trust_remote_code)
+        backbone = backbone or load_backbone(
+            target.model, target.dtype, target.device, target.trust_remote_code
+        )
         work = _Work(output, record, overwrite, quiet, backbone, stale)
         if "runs" not in record:
             record |= _chosen(request, work)
@@ -104,7 +116,11 @@ def transfer(
             if isinstance(multi, RunFailedError):
                 raise multi
         wanted = {run["name"]: _started(target, run["start"]) for run in record["runs"]}
-        own = PROBE if record["probe"] and strategies.probe(target, record["probe"]["steps"]) == target else BASELINE
+        own = (
+            PROBE
+            if record["probe"] and strategies.probe(target, record["probe"]["steps"]) == target
+            else BASELINE
+        )
         if own == PROBE or baseline:
             wanted[own] = target
         return _kept(record, dict(zip(wanted, work.tune(wanted), strict=True)), own, output)
@@ -135,7 +151,9 @@ def transfer_to(
         strategy = "named"
     named = str(source) if source is not None else None
     place = Path(library) if library is not None else default_folder()
-    request = Request(target, place, strategy, named, k, similarity, probe_steps, mixture_steps, keep_same_task)
+    request = Request(
+        target, place, strategy, named, k, similarity, probe_steps, mixture_steps, keep_same_task
+    )
     backbone = load_backbone(target.model, target.dtype, target.device, target.trust_remote_code)
     transfer(request, Path(output), baseline, overwrite, backbone=backbone)
     return load(output, backbone=backbone)
@@ -146,7 +164,9 @@ def one_run(*layers: Mapping[str, Any]) -> RunConfig:
     members = run_configs(*layers)
     if members[0].apart:
         listed = ", ".join(members[0].apart)
-        raise UserError(f"transfer takes one value of each setting, but {listed} is a list; softprompts study run is for lists.")
+        raise UserError(
+            f"transfer takes one value of each setting, but {listed} is a list; softprompts study run is for lists."
+        )
     return members[0].config
 
 
@@ -165,12 +185,16 @@ def _chosen(request: Request, work: "_Work") -> Record:
         if isinstance(probe, RunFailedError):
             raise probe
         like = Entry(PROBE, work.runs / PROBE, probe.card).vectors()
-        quiet = Library(request.library, lambda sentence: None)  # damaged prompts were told of already
+        quiet = Library(
+            request.library, lambda sentence: None
+        )  # damaged prompts were told of already
         ranked = quiet.search(like, work.backbone.fingerprint, request.similarity)
         fit = {entry.name for entry in sources}
         found = [one for one in ranked if one.entry.name in fit]
         if not found:
-            raise UserError(f"No source in {request.library} could be compared with the probe; softprompts prompts list tells why.")
+            raise UserError(
+                f"No source in {request.library} could be compared with the probe; softprompts prompts list tells why."
+            )
         sources = [one.entry for one in found]
     taken = sources[: request.k] if request.ranks else sources
     nearness: list[float | None] = [one.similarity for one in found] or [None] * len(sources)
@@ -194,18 +218,35 @@ def _chosen(request: Request, work: "_Work") -> Record:
     }
 
 
-def _planned(request: Request, taken: Sequence[Entry], found: Sequence[Found], runs: Path) -> Record:
+def _planned(
+    request: Request, taken: Sequence[Entry], found: Sequence[Found], runs: Path
+) -> Record:
     """The runs of a strategy: their names, and where their prompts start; the rest is the target's."""
     target, k, names = request.target, request.k, [entry.name for entry in taken]
     if request.strategy == "average":
         config = weighted(found, k, target)
         weights = config.prompt.start.options["weights"]
-        return {"mixture": None, "weights": dict(zip(names, weights, strict=True)), "runs": [_run("average", names, config)]}
+        return {
+            "mixture": None,
+            "weights": dict(zip(names, weights, strict=True)),
+            "runs": [_run("average", names, config)],
+        }
     if request.strategy == "mixture":
         multi = {"task": mixture(found, k, target).task.task, "folder": f"{RUNS}/{MIXTURE}"}
-        return {"mixture": multi, "weights": None, "runs": [_run(f"from-{MIXTURE}", names, start_from(target, [runs / MIXTURE]))]}
-    configs = best_of(found, k, target) if request.ranks else [start_from(target, [entry.folder]) for entry in taken]
-    started = [_run(f"from-{safe_name(name)[:200]}", [name], config) for name, config in zip(names, configs, strict=True)]
+        return {
+            "mixture": multi,
+            "weights": None,
+            "runs": [_run(f"from-{MIXTURE}", names, start_from(target, [runs / MIXTURE]))],
+        }
+    configs = (
+        best_of(found, k, target)
+        if request.ranks
+        else [start_from(target, [entry.folder]) for entry in taken]
+    )
+    started = [
+        _run(f"from-{safe_name(name)[:200]}", [name], config)
+        for name, config in zip(names, configs, strict=True)
+    ]
     return {"mixture": None, "weights": None, "runs": started}
 
 
@@ -221,7 +262,9 @@ def _mixed(request: Request, task: str) -> RunConfig:
     config = multi_task(request.target, task.split("+"))
     if request.mixture_steps is None:
         return config
-    return dataclasses.replace(config, tuning=dataclasses.replace(config.tuning, steps=request.mixture_steps, epochs=None))
+    return dataclasses.replace(
+        config, tuning=dataclasses.replace(config.tuning, steps=request.mixture_steps, epochs=None)
+    )
 
 
 # -- tuning ------------------------------------------------------------------------------------------------------------------
@@ -253,7 +296,9 @@ class _Work:
             watcher.began(runs)
 
         with CohortWatcher([member.apart for member in members], self.quiet) as watcher:
-            return tune_cohort(members, self.runs, self.overwrite, watcher, self.backbone, began=began)
+            return tune_cohort(
+                members, self.runs, self.overwrite, watcher, self.backbone, began=began
+            )
 
     def _clear(self, wanted: Mapping[str, RunConfig]) -> None:
         """Once all that is new was looked at, nothing is overwritten any more but what an earlier choice left."""
@@ -272,22 +317,32 @@ def _opened(request: Request, output: Path, overwrite: bool) -> tuple[Record, li
     path, fresh = output / CHOICE, {"request": request.plain()}
     if not path.exists():
         if any((output / name).exists() for name in (CARD, CONFIG)):
-            raise UserError(f"{output} already holds a run of another command; choose another --output.")
+            raise UserError(
+                f"{output} already holds a run of another command; choose another --output."
+            )
         return fresh, []
     try:
         record = read_json(path)
     except UserError:
         record = None
     if not isinstance(record, dict) or "request" not in record:
-        raise UserError(f"{path} is not one of ours, or damaged; name another folder with --output.")
+        raise UserError(
+            f"{path} is not one of ours, or damaged; name another folder with --output."
+        )
     sound = "runs" not in record or _sound(record)
     if overwrite:
-        named = [Path(run["name"]).name for run in record["runs"]] if sound and "runs" in record else []
+        named = (
+            [Path(run["name"]).name for run in record["runs"]] if sound and "runs" in record else []
+        )
         return fresh, [PROBE, MIXTURE, BASELINE, *named]
     if change := difference(record["request"], json.loads(json.dumps(fresh["request"]))):
-        raise UserError(f"{output} holds a transfer with other settings ({change}); choose another --output, or --overwrite it.")
+        raise UserError(
+            f"{output} holds a transfer with other settings ({change}); choose another --output, or --overwrite it."
+        )
     if not sound:
-        raise UserError(f"{path} is damaged or of another version; start it anew with --overwrite, or choose another --output.")
+        raise UserError(
+            f"{path} is damaged or of another version; start it anew with --overwrite, or choose another --output."
+        )
     return record, []
 
 
@@ -298,9 +353,14 @@ def _sound(record: Record) -> bool:
         return (
             {"probe", "left_out", "mixture", "weights"} <= record.keys()
             and set(record["chosen"]) <= rows.keys()
-            and all({"task", "similarity", "step", "seed", "length"} <= row.keys() for row in rows.values())
+            and all(
+                {"task", "similarity", "step", "seed", "length"} <= row.keys()
+                for row in rows.values()
+            )
             and len(record["runs"]) > 0
-            and all(isinstance(run["name"], str) and run["start"]["sources"] for run in record["runs"])
+            and all(
+                isinstance(run["name"], str) and run["start"]["sources"] for run in record["runs"]
+            )
         )
     except (KeyError, TypeError, AttributeError):
         return False
@@ -309,16 +369,27 @@ def _sound(record: Record) -> bool:
 # -- keeping -----------------------------------------------------------------------------------------------------------------
 
 
-def _kept(record: Record, results: Mapping[str, Tuned | RunFailedError], own: str, output: Path) -> Record:
+def _kept(
+    record: Record, results: Mapping[str, Tuned | RunFailedError], own: str, output: Path
+) -> Record:
     """The best of the runs that started from sources, beside the record of all; `own` is the run that started as usual."""
     told = {name: _result(name, result) for name, result in results.items()}
     baseline = told.get(own)
     started = [told[run["name"]] for run in record["runs"]]
     scored = [result for result in started if result["score"] is not None]
     if not scored:
-        raise RunFailedError(f"No run from a source left a prompt; {started[0]['name']}: {started[0]['stopped']}")
-    best = max(scored, key=lambda result: result["score"])  # the first of equals, which is the most similar
-    record |= {"results": started, "baseline": baseline, "kept": best["name"], "gain": _gain(best, baseline)}
+        raise RunFailedError(
+            f"No run from a source left a prompt; {started[0]['name']}: {started[0]['stopped']}"
+        )
+    best = max(
+        scored, key=lambda result: result["score"]
+    )  # the first of equals, which is the most similar
+    record |= {
+        "results": started,
+        "baseline": baseline,
+        "kept": best["name"],
+        "gain": _gain(best, baseline),
+    }
     kept = results[best["name"]]
     assert isinstance(kept, Tuned)
     kept.save(output)
@@ -330,11 +401,29 @@ def _kept(record: Record, results: Mapping[str, Tuned | RunFailedError], own: st
 def _result(name: str, result: Tuned | RunFailedError) -> Record:
     where = {"name": name, "folder": f"{RUNS}/{name}"}
     if isinstance(result, RunFailedError):
-        return {**where, "metric": None, "score": None, "majority": None, "best_step": None, "failed": True, "stopped": str(result)}
+        return {
+            **where,
+            "metric": None,
+            "score": None,
+            "majority": None,
+            "best_step": None,
+            "failed": True,
+            "stopped": str(result),
+        }
     card = result.card
     metric = card["task"]["metrics"][0]
-    score = {"metric": metric, "score": card["metrics"][metric], "majority": card["majority"][metric]}
-    return {**where, **score, "best_step": card["best_step"], "failed": card["failed"], "stopped": card["stopped"]}
+    score = {
+        "metric": metric,
+        "score": card["metrics"][metric],
+        "majority": card["majority"][metric],
+    }
+    return {
+        **where,
+        **score,
+        "best_step": card["best_step"],
+        "failed": card["failed"],
+        "stopped": card["stopped"],
+    }
 
 
 def _gain(best: Record, baseline: Record | None) -> Record | None:
@@ -342,4 +431,7 @@ def _gain(best: Record, baseline: Record | None) -> Record | None:
     if baseline is None or baseline["score"] is None:
         return None
     points, error = best["score"] - baseline["score"], 100 - baseline["score"]
-    return {"points": round(points, 4), "error_reduction": round(points / error, 4) if error > 0 else None}
+    return {
+        "points": round(points, 4),
+        "error_reduction": round(points / error, 4) if error > 0 else None,
+    }

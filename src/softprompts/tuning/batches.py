@@ -18,7 +18,14 @@ class Batches:
     Of a mixture's `parts` (numbers of rows, in order), one larger than `limit` gives `limit` rows to an epoch, the next ones to the next.
     """
 
-    def __init__(self, lengths: Sequence[int], size: int, seed: int, parts: Sequence[int] | None = None, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        size: int,
+        seed: int,
+        parts: Sequence[int] | None = None,
+        limit: int | None = None,
+    ) -> None:
         self.lengths, self.size, self.seed = lengths, size, seed
         self.parts, self.limit = parts or [len(lengths)], limit
         self.per_epoch = -(-sum(min(part, limit or part) for part in self.parts) // size)
@@ -60,17 +67,25 @@ class Batches:
         return rows
 
 
-def by_length(lengths: Sequence[int], size: int, waste: float = math.inf, waits: Sequence[int] | None = None) -> list[list[int]]:
+def by_length(
+    lengths: Sequence[int], size: int, waste: float = math.inf, waits: Sequence[int] | None = None
+) -> list[list[int]]:
     """All rows once, longest first, in batches of like length: for evaluation, where order does not matter.
 
     `waste` is the most that padding may make of a batch's tokens, from `FEW` on; rows that keep others waiting (`waits`) come first.
     """
     batches: list[list[int]] = []
     tokens = 0
-    for row in sorted(range(len(lengths)), key=lambda row: (-(waits[row] if waits else 0), -lengths[row])):
+    for row in sorted(
+        range(len(lengths)), key=lambda row: (-(waits[row] if waits else 0), -lengths[row])
+    ):
         own = batches[-1] if batches else []
         padded = (len(own) + 1) * max(lengths[own[0]], lengths[row]) if own else 0
-        if not own or len(own) == size or (tokens >= FEW and padded > waste * (tokens + lengths[row])):
+        if (
+            not own
+            or len(own) == size
+            or (tokens >= FEW and padded > waste * (tokens + lengths[row]))
+        ):
             batches.append([])
             tokens = 0
         batches[-1].append(row)

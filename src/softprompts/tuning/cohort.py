@@ -52,9 +52,15 @@ class Nobody:
 class Cohort:
     """Runs side by side, each with its own folder for checkpoints (or none)."""
 
-    def __init__(self, runs: Sequence[Run], folders: Sequence[Path | None], watcher: Watcher | None = None) -> None:
-        if len({id(run.backbone) for run in runs}) > 1 or (len(runs) > 1 and any(not run.backbone.frozen for run in runs)):
-            raise UserError("The runs of a cohort share one frozen model; tune whole models one at a time.")
+    def __init__(
+        self, runs: Sequence[Run], folders: Sequence[Path | None], watcher: Watcher | None = None
+    ) -> None:
+        if len({id(run.backbone) for run in runs}) > 1 or (
+            len(runs) > 1 and any(not run.backbone.frozen for run in runs)
+        ):
+            raise UserError(
+                "The runs of a cohort share one frozen model; tune whole models one at a time."
+            )
         self.members = list(zip(runs, folders, strict=True))
         self.watcher = watcher or Nobody()
         on_cpu = bool(runs) and runs[0].backbone.device.type == "cpu"
@@ -66,9 +72,14 @@ class Cohort:
 
     def train(self) -> None:
         """Until every run has taken its last step or has stopped; one that stops leaves the others alone."""
-        begun, learning = time.monotonic(), {run: run.step for run, _ in self.members if not run.finished}
+        begun, learning = (
+            time.monotonic(),
+            {run: run.step for run, _ in self.members if not run.finished},
+        )
         before = next(iter(learning)).backbone.effort() if learning else {}
-        self._after_step([member for member in self.members if member[0].steps == 0])  # nothing to learn: judged as they are
+        self._after_step(
+            [member for member in self.members if member[0].steps == 0]
+        )  # nothing to learn: judged as they are
         while active := [member for member in self.members if not member[0].finished]:
             self.step()
             for run, _ in active:
@@ -76,9 +87,15 @@ class Cohort:
             self._after_step(active)
         for run, step in learning.items():
             peak, seconds = run.backbone.peak(), time.monotonic() - begun
-            run.cost = {"runs": len(learning), "seconds": round(seconds, 1), "peak_gib": None if peak is None else round(peak, 2)}
+            run.cost = {
+                "runs": len(learning),
+                "seconds": round(seconds, 1),
+                "peak_gib": None if peak is None else round(peak, 2),
+            }
             run.cost["from_step"] = step
-            run.cost |= {name: number - before[name] for name, number in run.backbone.effort().items()}
+            run.cost |= {
+                name: number - before[name] for name, number in run.backbone.effort().items()
+            }
 
     def step(self) -> None:
         """One optimiser step of every run that is not at its end, by one forward and backward pass over the rows of all."""
@@ -96,10 +113,18 @@ class Cohort:
         look_all([run for run in plans if run.looks])
 
     def _after_step(self, members: Sequence[tuple[Run, Path | None]]) -> None:
-        due = [run for run, _ in members if run.stopped is None and run.due(run.config.tuning.evaluate_every)]
+        due = [
+            run
+            for run, _ in members
+            if run.stopped is None and run.due(run.config.tuning.evaluate_every)
+        ]
         self._evaluate(due)
         for run, folder in members:
-            if folder is not None and run.team.writes and (run.due(run.config.tuning.checkpoint_every) or run.stopped is not None):
+            if (
+                folder is not None
+                and run.team.writes
+                and (run.due(run.config.tuning.checkpoint_every) or run.stopped is not None)
+            ):
                 self.save(run, folder)
 
     def _evaluate(self, due: Sequence[Run]) -> None:
@@ -107,7 +132,9 @@ class Cohort:
         if due and due[0].team.size == 1:
             answers = self._answers(due)
         else:
-            answers = [run.answers(lambda rows, run=run: self.watcher.evaluating(run, rows)) for run in due]  # type: ignore[misc]
+            answers = [
+                run.answers(lambda rows, run=run: self.watcher.evaluating(run, rows)) for run in due
+            ]  # type: ignore[misc]
         for run, told in zip(due, answers, strict=True):
             run.judge(told)
             self.watcher.evaluated(run)
@@ -131,12 +158,16 @@ class Cohort:
                 return answer_all(jobs, tick, self.together)
             except torch.OutOfMemoryError:
                 if self.together == 1:
-                    raise UserError("One row alone does not fit into memory; lower --max-length.") from None
+                    raise UserError(
+                        "One row alone does not fit into memory; lower --max-length."
+                    ) from None
             self.together //= 2
             due[0].backbone.forget()
 
     def save(self, run: Run, folder: Path) -> None:
         """The checkpoint last: metrics without it are written again on resume."""
-        write_text(folder / "metrics.jsonl", "".join(json.dumps(entry) + "\n" for entry in run.history))
+        write_text(
+            folder / "metrics.jsonl", "".join(json.dumps(entry) + "\n" for entry in run.history)
+        )
         if not run.failed and run.step:  # ruined numbers are worse than what is on disk
             save_checkpoint(run, folder)

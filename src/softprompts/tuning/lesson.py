@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..backbone import Backbone, Text
+from ..backbone.device import sent
 from ..backbone.masked import Headed, Heads
-from ..devices import sent
 from ..errors import UserError
 from .batches import FEW
 
@@ -59,7 +59,11 @@ def learn(lessons: Sequence[Lesson], room: Room) -> list[Tensor]:
 def _kind(lesson: Lesson) -> tuple[bool, str, int]:
     """Lessons of one kind go through the model together; those that write much would have the others write as many columns."""
     head, longest = lesson.run.prompt.head, lesson.run.longest_target
-    return lesson.run.config.tuning.dropout > 0, "" if head is None else head.pool, longest.bit_length() if longest > BRIEF else 0
+    return (
+        lesson.run.config.tuning.dropout > 0,
+        "" if head is None else head.pool,
+        longest.bit_length() if longest > BRIEF else 0,
+    )
 
 
 class _Row(NamedTuple):
@@ -82,14 +86,25 @@ def _learn_alike(lessons: Sequence[Lesson], room: Room) -> list[Tensor]:
         run, begin = lesson.run, spans[-1].stop if spans else 0
         spans.append(slice(begin, begin + len(lesson.inputs)))
         own = text.rows(spans[-1])
-        vectors.append(run.prompt(own.embeds, own.mask, run.rng))  # of all rows in every process: the same noise however many there are
-        seed = int(torch.randint(2**31, (), generator=run.rng)) if run.config.tuning.dropout > 0 else 0
+        vectors.append(
+            run.prompt(own.embeds, own.mask, run.rng)
+        )  # of all rows in every process: the same noise however many there are
+        seed = (
+            int(torch.randint(2**31, (), generator=run.rng)) if run.config.tuning.dropout > 0 else 0
+        )
         mine = team.share(range(len(lesson.inputs)))
-        weight = 1.0 / lesson.tokens if mine else 0.0  # a process without a row goes through the motions: the others may wait for it
-        batch += [_Row(run, begin + row, lesson.targets[row], weight, seed + row) for row in mine or [0]]
+        weight = (
+            1.0 / lesson.tokens if mine else 0.0
+        )  # a process without a row goes through the motions: the others may wait for it
+        batch += [
+            _Row(run, begin + row, lesson.targets[row], weight, seed + row) for row in mine or [0]
+        ]
     text = text._replace(at=_at(lessons), given=_lengths(vectors))
     nll, gradient = _passes(batch, _stacked([part.detach() for part in vectors]), text, room)
-    torch.autograd.backward(vectors, [gradient[span, : part.shape[1]] for span, part in zip(spans, vectors, strict=True)])
+    torch.autograd.backward(
+        vectors,
+        [gradient[span, : part.shape[1]] for span, part in zip(spans, vectors, strict=True)],
+    )
     return [nll[span].sum() / lesson.tokens for span, lesson in zip(spans, lessons, strict=True)]
 
 
@@ -103,7 +118,9 @@ def _embedded(lessons: Sequence[Lesson]) -> Text | None:
             if first.team.sharded or not _is_memory(error):
                 raise
         if last and len(lessons) == 1:
-            raise UserError("The rows of one step do not fit into memory; lower --batch-size or --max-length.")
+            raise UserError(
+                "The rows of one step do not fit into memory; lower --batch-size or --max-length."
+            )
         first.backbone.forget()  # recorded steps hold memory of their own
     return None
 
@@ -116,7 +133,11 @@ def _stacked(vectors: Sequence[Tensor]) -> Tensor:
 
 def _wide(vectors: Tensor, most: int) -> Tensor:
     """[B, P, H] with zeros up to `most` vectors."""
-    return vectors if vectors.shape[1] == most else nn.functional.pad(vectors, (0, 0, 0, most - vectors.shape[1]))
+    return (
+        vectors
+        if vectors.shape[1] == most
+        else nn.functional.pad(vectors, (0, 0, 0, most - vectors.shape[1]))
+    )
 
 
 def _lengths(vectors: Sequence[Tensor]) -> Tensor | None:
@@ -138,11 +159,15 @@ def _at(lessons: Sequence[Lesson]) -> Tensor | None:
     return torch.cat(found)
 
 
-def _passes(batch: Sequence[_Row], vectors: Tensor, text: Text, room: Room) -> tuple[Tensor, Tensor]:
+def _passes(
+    batch: Sequence[_Row], vectors: Tensor, text: Text, room: Room
+) -> tuple[Tensor, Tensor]:
     """Each row's loss [B] and the gradient of its vectors [B, P, H], in as many passes as memory asks for."""
     backbone, team = batch[0].run.backbone, batch[0].run.team
     nll, gradient = torch.zeros(len(vectors), device=vectors.device), torch.zeros_like(vectors)
-    once = not backbone.frozen or team.sharded  # a pass that cannot be taken back, or that others take in step
+    once = (
+        not backbone.frozen or team.sharded
+    )  # a pass that cannot be taken back, or that others take in step
     todo = [list(batch)] if once else _groups(batch, vectors, text, room)
     while todo:
         rows = todo.pop()
@@ -161,7 +186,9 @@ def _passes(batch: Sequence[_Row], vectors: Tensor, text: Text, room: Room) -> t
             gradient.index_copy_(0, where, found[1])
             continue
         if len(rows) == 1:
-            raise UserError("One row alone does not fit into memory; lower --max-length, or keep fewer activations with --recompute.")
+            raise UserError(
+                "One row alone does not fit into memory; lower --max-length, or keep fewer activations with --recompute."
+            )
         for head, before in kept.items():
             head.grad = before
         backbone.forget()
@@ -173,11 +200,18 @@ def _passes(batch: Sequence[_Row], vectors: Tensor, text: Text, room: Room) -> t
 def _heads(rows: Sequence[_Row]) -> dict[nn.Parameter, Tensor | None]:
     """What the heads of these rows' runs have learned in this step so far: a pass adds to it, and may have to be taken back."""
     heads = {id(row.run): row.run.prompt.head for row in rows}.values()
-    return {own: None if own.grad is None else own.grad.clone() for head in heads if head is not None for own in head.parameters()}
+    return {
+        own: None if own.grad is None else own.grad.clone()
+        for head in heads
+        if head is not None
+        for own in head.parameters()
+    }
 
 
 def _is_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in ("can't allocate memory", "ALLOC_FAILED"))
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        words in str(error) for words in ("can't allocate memory", "ALLOC_FAILED")
+    )
 
 
 def _sizes(rows: Sequence[_Row], vectors: Tensor, text: Text) -> list[int]:
@@ -209,20 +243,32 @@ def _groups(batch: Sequence[_Row], vectors: Tensor, text: Text, room: Room) -> l
 
 def _pass(rows: Sequence[_Row], vectors: Tensor, text: Text) -> tuple[Tensor, Tensor]:
     """One forward and backward pass of the frozen model."""
-    backbone, tuning, device = rows[0].run.backbone, [row.run.config.tuning for row in rows], vectors.device
+    backbone, tuning, device = (
+        rows[0].run.backbone,
+        [row.run.config.tuning for row in rows],
+        vectors.device,
+    )
     if len(rows) < len(vectors):
         where = [row.place for row in rows]
         text, vectors = text.rows(where), vectors[sent(torch.tensor(where), device)]
     assert text.sizes is not None
     width, length = int(text.sizes.max()), vectors.shape[1]
     longest = length if text.given is None else int(text.given.max())
-    text = text._replace(embeds=text.embeds[:, :width], mask=text.mask[:, :width], ids=None if text.ids is None else text.ids[:, :width])
+    text = text._replace(
+        embeds=text.embeds[:, :width],
+        mask=text.mask[:, :width],
+        ids=None if text.ids is None else text.ids[:, :width],
+    )
     weight = torch.tensor([row.weight for row in rows])
     z = weight * torch.tensor([each.z_loss for each in tuning])
     rates = torch.tensor([each.dropout for each in tuning]) if tuning[0].dropout > 0 else None
-    with backbone.learning(rates, torch.tensor([row.seed for row in rows]), any(each.recompute for each in tuning)):
+    with backbone.learning(
+        rates, torch.tensor([row.seed for row in rows]), any(each.recompute for each in tuning)
+    ):
         targets = [row.target for row in rows]
-        nll, gradient = _speaker(rows).gradients(vectors[:, :longest], text, targets, sent(weight, device), sent(z, device))
+        nll, gradient = _speaker(rows).gradients(
+            vectors[:, :longest], text, targets, sent(weight, device), sent(z, device)
+        )
     nll = torch.where(sent(weight > 0, device), nll, 0)
     return nll, _wide(gradient, length)
 
@@ -234,4 +280,8 @@ def _speaker(rows: Sequence[_Row]) -> Backbone:
         return first
     owners = [list(own) for _, own in groupby(rows, key=lambda row: id(row.run))]
     heads = [own[0].run.prompt.head for own in owners]
-    return Headed(first.base, Heads([head for head in heads if head is not None], [len(own) for own in owners]), [])
+    return Headed(
+        first.base,
+        Heads([head for head in heads if head is not None], [len(own) for own in owners]),
+        [],
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .config import TuningConfig
+from ..config.run import TuningConfig
 
 
 class Adafactor(torch.optim.Optimizer):
@@ -31,7 +31,13 @@ class Adafactor(torch.optim.Optimizer):
         factor_from: int = 128,
         epsilon: float = 1e-30,
     ) -> None:
-        defaults = {"lr": lr, "weight_decay": weight_decay, "start_step": start_step, "decay": decay, "clip": clip}
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "start_step": start_step,
+            "decay": decay,
+            "clip": clip,
+        }
         super().__init__(params, defaults | {"factor_from": factor_from, "epsilon": epsilon})
 
     @torch.no_grad()
@@ -55,10 +61,22 @@ class Adafactor(torch.optim.Optimizer):
         parameter.mul_(1.0 - group["weight_decay"]).sub_(group["lr"] * update)
 
 
-def _scaled(gradient: Tensor, state: dict[str, Any], squared: Tensor, beta2: float, mixing: float, factor_from: int) -> Tensor:
+def _scaled(
+    gradient: Tensor,
+    state: dict[str, Any],
+    squared: Tensor,
+    beta2: float,
+    mixing: float,
+    factor_from: int,
+) -> Tensor:
     """Update the second moment and divide the gradient by its root; one factor at a time, since both together can overflow."""
-    sides = sorted((side for side in range(squared.dim()) if squared.shape[side] > 1), key=lambda side: squared.shape[side])
-    if len(sides) != 2 or squared.shape[sides[0]] < factor_from:  # T5X leaves what is no matrix whole
+    sides = sorted(
+        (side for side in range(squared.dim()) if squared.shape[side] > 1),
+        key=lambda side: squared.shape[side],
+    )
+    if (
+        len(sides) != 2 or squared.shape[sides[0]] < factor_from
+    ):  # T5X leaves what is no matrix whole
         return gradient * _average(state, "v", squared, beta2, mixing).rsqrt()
     rows, columns = sides
     row = _average(state, "v_row", squared.mean(columns, keepdim=True), beta2, mixing)
@@ -66,7 +84,9 @@ def _scaled(gradient: Tensor, state: dict[str, Any], squared: Tensor, beta2: flo
     return gradient * (row / row.mean(rows, keepdim=True)).rsqrt() * column.rsqrt()
 
 
-def _average(state: dict[str, Any], name: str, value: Tensor, beta2: float, mixing: float) -> Tensor:
+def _average(
+    state: dict[str, Any], name: str, value: Tensor, beta2: float, mixing: float
+) -> Tensor:
     if name not in state:
         state[name] = torch.zeros_like(value)
     average: Tensor = state[name]
@@ -77,9 +97,16 @@ class AdamW(torch.optim.Optimizer):
     """torch's AdamW to the bit, whose steps `step_all` takes for many runs together."""
 
     def __init__(
-        self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.01
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         step_all([self])
@@ -111,10 +138,17 @@ def step_all(optimizers: Iterable[torch.optim.Optimizer]) -> None:
         _adamw(alike, betas, epsilon)
 
 
-def _adamw(alike: list[tuple[Tensor, dict[str, Any], dict[str, Any]]], betas: tuple[float, float], epsilon: float) -> None:
+def _adamw(
+    alike: list[tuple[Tensor, dict[str, Any], dict[str, Any]]],
+    betas: tuple[float, float],
+    epsilon: float,
+) -> None:
     parameters, states, groups = (list(part) for part in zip(*alike, strict=True))
     gradients = [parameter.grad for parameter in parameters]
-    means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
+    means, squares = (
+        [state["exp_avg"] for state in states],
+        [state["exp_avg_sq"] for state in states],
+    )
     for state in states:
         state["step"] += 1
     steps = [float(state["step"]) for state in states]
@@ -125,15 +159,23 @@ def _adamw(alike: list[tuple[Tensor, dict[str, Any], dict[str, Any]]], betas: tu
     scale = torch._foreach_sqrt(squares)
     torch._foreach_div_(scale, [(1 - betas[1] ** step) ** 0.5 for step in steps])
     torch._foreach_add_(scale, epsilon)
-    sizes = [-group["lr"] / (1 - betas[0] ** step) for group, step in zip(groups, steps, strict=True)]
+    sizes = [
+        -group["lr"] / (1 - betas[0] ** step) for group, step in zip(groups, steps, strict=True)
+    ]
     torch._foreach_addcdiv_(parameters, means, scale, sizes)
 
 
-def make_optimizer(parts: Mapping[str, Sequence[torch.nn.Parameter]], config: TuningConfig) -> torch.optim.Optimizer:
+def make_optimizer(
+    parts: Mapping[str, Sequence[torch.nn.Parameter]], config: TuningConfig
+) -> torch.optim.Optimizer:
     """One optimiser per run, one group per choice with its own learning rate (kept as `base_lr` for the schedule)."""
     own = {"shape": config.shape_lr, "route": config.route_lr, "head": config.head_lr}
     rates = {name: own.get(name) or config.lr for name in parts}
-    groups = [{"params": list(params), "lr": rates[name], "base_lr": rates[name]} for name, params in parts.items() if params]
+    groups = [
+        {"params": list(params), "lr": rates[name], "base_lr": rates[name]}
+        for name, params in parts.items()
+        if params
+    ]
     if config.optimizer == "adafactor":
         return Adafactor(groups, weight_decay=config.weight_decay, start_step=config.start_step)
     return AdamW(groups, weight_decay=config.weight_decay)

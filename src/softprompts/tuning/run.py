@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..artifacts.prompt_file import check_backbone
 from ..backbone import Backbone
-from ..choice import Choice
+from ..config.choice import Choice
+from ..config.run import RunConfig
 from ..errors import UserError
 from ..prompt import Material, Source, build, load_prompt
 from ..prompt.prompt import blank
-from ..prompt.store import check_backbone
 from ..tasks import Task
 from ..tasks.sentinel import opened
 from . import tokens
 from .batches import Batches
-from .config import RunConfig
 from .evaluate import Predictor
 from .lesson import Lesson
 from .optim import learning_rate, make_optimizer
@@ -36,7 +36,14 @@ class RunFailedError(Exception):
 class Run:
     """A run at some step. `Cohort` drives it; alone or among others it computes the same."""
 
-    def __init__(self, config: RunConfig, task: Task, backbone: Backbone, fresh: bool = True, team: Team | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        task: Task,
+        backbone: Backbone,
+        fresh: bool = True,
+        team: Team | None = None,
+    ) -> None:
         """A run at step 0; or, not `fresh`, one that a checkpoint is about to fill, which needs no source prompt any more."""
         self.team = team or Team()
         whole_model = config.tuning.trains == "model"
@@ -45,12 +52,22 @@ class Run:
                 "A prompt of length 0 has nothing to train, and --trains model leaves no prompt: the preset model-tuning sets both."
             )
         if whole_model and (backbone.dtype != "fp32" or self.team.sharded):
-            raise UserError("Tuning the whole model needs it whole and in fp32; set --dtype fp32, and launch without FSDP.")
+            raise UserError(
+                "Tuning the whole model needs it whole and in fp32; set --dtype fp32, and launch without FSDP."
+            )
         self.config = config = resolved(config, task, backbone)
         self.task = task
         if not task.labels and not backbone.generates:
-            raise UserError(f"{task.name} asks for free text, which {backbone.name} cannot write; take a model that generates.")
-        material = Material(backbone, task.start_words, lambda name: fetch_source(name, backbone), backbone.features, len(task.labels))
+            raise UserError(
+                f"{task.name} asks for free text, which {backbone.name} cannot write; take a model that generates."
+            )
+        material = Material(
+            backbone,
+            task.start_words,
+            lambda name: fetch_source(name, backbone),
+            backbone.features,
+            len(task.labels),
+        )
         head = (len(task.labels), backbone.features)
         prompt = (
             build(config.prompt, material, config.seed, backbone.unit)
@@ -70,17 +87,38 @@ class Run:
         budget = self.predictor().budget
         for part in task.mixed:
             if part.form.before and len(self.speaker.whole([part.form.before])[0]) >= budget:
-                raise UserError("The instruction and its examples leave no room for the text; shorten them, or raise --max-length.")
-        whole = [row for part in task.mixed for row in tokens.whole(self.speaker, [e.input for e in part.train])]
+                raise UserError(
+                    "The instruction and its examples leave no room for the text; shorten them, or raise --max-length."
+                )
+        whole = [
+            row
+            for part in task.mixed
+            for row in tokens.whole(self.speaker, [e.input for e in part.train])
+        ]
         self.cut = sum(len(row) > budget for row in whole)
         self.inputs = [self.speaker.cut(row, budget) for row in whole]
         words = list(dict.fromkeys(e.target for e in task.train))
-        answers = opened(self.speaker.tokenise_targets(words), backbone.tokenizer, backbone.name, task.form.sentinel)
+        answers = opened(
+            self.speaker.tokenise_targets(words),
+            backbone.tokenizer,
+            backbone.name,
+            task.form.sentinel,
+        )
         spelled = dict(zip(words, answers, strict=True))
         self.targets = [spelled[e.target] for e in task.train]
-        held = [row for part in task.mixed for row in tokens.whole(self.speaker, [e.input for e in part.validation])]
+        held = [
+            row
+            for part in task.mixed
+            for row in tokens.whole(self.speaker, [e.input for e in part.validation])
+        ]
         self.held_out = [self.speaker.cut(row, budget) for row in held]
-        self.batches = Batches([len(ids) for ids in self.inputs], config.tuning.batch_size, config.seed, task.parts, task.limit)
+        self.batches = Batches(
+            [len(ids) for ids in self.inputs],
+            config.tuning.batch_size,
+            config.seed,
+            task.parts,
+            task.limit,
+        )
 
         per_epoch = self.batches.per_epoch / config.tuning.accumulate
         epochs = config.tuning.epochs
@@ -113,7 +151,10 @@ class Run:
         """What learns, by the choice it belongs to."""
         if "model" not in self.trained:
             return self.prompt.groups()
-        return {"model": list(self.trained["model"].parameters()), "head": self.prompt.groups()["head"]}
+        return {
+            "model": list(self.trained["model"].parameters()),
+            "head": self.prompt.groups()["head"],
+        }
 
     def parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for part in self._parts().values() for parameter in part]
@@ -122,7 +163,10 @@ class Run:
         """All that was learned, by name; tied weights once."""
         found = {f"prompt/{name}": value for name, value in self.prompt.state_dict().items()}
         if "model" in self.trained:
-            found |= {f"model/{name}": value.detach() for name, value in self.trained["model"].named_parameters()}
+            found |= {
+                f"model/{name}": value.detach()
+                for name, value in self.trained["model"].named_parameters()
+            }
         return found
 
     @torch.no_grad()
@@ -156,7 +200,15 @@ class Run:
         many = self.config.tuning.accumulate
         batches = [self.batches[self.step * many + part] for part in range(many)]
         count = sum(len(self.targets[row]) for batch in batches for row in batch)
-        return [Lesson(self, [self.inputs[row] for row in batch], [self.targets[row] for row in batch], count) for batch in batches]
+        return [
+            Lesson(
+                self,
+                [self.inputs[row] for row in batch],
+                [self.targets[row] for row in batch],
+                count,
+            )
+            for batch in batches
+        ]
 
     def take(self, losses: Sequence[Tensor]) -> None:
         """What comes before the optimiser's step, when the lessons' gradients are there."""
@@ -177,7 +229,11 @@ class Run:
     def looks(self) -> bool:
         """Whether it is time to look at the losses."""
         tuning = self.config.tuning
-        return self.step % CHECK_EVERY == 0 or self.due(tuning.evaluate_every) or self.due(tuning.checkpoint_every)
+        return (
+            self.step % CHECK_EVERY == 0
+            or self.due(tuning.evaluate_every)
+            or self.due(tuning.checkpoint_every)
+        )
 
     def due(self, every: int) -> bool:
         return self.step % every == 0 or self.step >= self.steps
@@ -217,7 +273,9 @@ class Run:
         if team.sharded:  # all must call the model in step, so all read the same rows
             own = predictor.answers(self.held_out, tick)
             return team.first(lambda: own)  # one process's word, or they could come to differ
-        return team.together(predictor.answers(team.share(self.held_out), lambda rows: tick(rows * team.size)))
+        return team.together(
+            predictor.answers(team.share(self.held_out), lambda rows: tick(rows * team.size))
+        )
 
     def judge(self, predictions: Sequence[str]) -> None:
         """Score the answers, note it, and keep the prompt if it is the best so far."""
@@ -235,7 +293,11 @@ class Run:
         self.history.append(entry)
         self.pending = []
         patience = self.config.tuning.patience
-        if patience is not None and not self.finished and len(self.history) - 1 - self.history.index(self.best_entry) >= patience:
+        if (
+            patience is not None
+            and not self.finished
+            and len(self.history) - 1 - self.history.index(self.best_entry) >= patience
+        ):
             self.stopped = f"no better {self.metric} in {patience} evaluations"
 
     @property
@@ -249,7 +311,11 @@ class Run:
 
     def _embedded(self, step: int) -> tuple[int, Tensor] | None:
         """The prompt as it is now, to stand for the task; None where it has no tokens."""
-        return (step, self.prompt.fold().table.detach().cpu().clone()) if self.config.prompt.length else None
+        return (
+            (step, self.prompt.fold().table.detach().cpu().clone())
+            if self.config.prompt.length
+            else None
+        )
 
     def restore_best(self) -> None:
         """The prompt as it scored best. A run that ended before `embed_at` is embedded by its last step, a ruined one by its best."""
@@ -271,9 +337,13 @@ def look_all(runs: Sequence[Run]) -> None:
     runs = [run for run in runs if run._unseen]
     if not runs:
         return
-    parameters = [[parameter for parameter in run.parameters() if parameter.numel()] for run in runs]
+    parameters = [
+        [parameter for parameter in run.parameters() if parameter.numel()] for run in runs
+    ]
     largest = torch._foreach_norm([p for own in parameters for p in own], torch.inf)
-    told = torch.stack([*(loss for run in runs for loss in run._unseen), *(norm.float() for norm in largest)]).tolist()
+    told = torch.stack(
+        [*(loss for run in runs for loss in run._unseen), *(norm.float() for norm in largest)]
+    ).tolist()
     losses, norms = told[: -len(largest)], told[-len(largest) :]
     for run, own in zip(runs, parameters, strict=True):
         many = len(run._unseen)
@@ -298,6 +368,8 @@ def fetch_source(name: str, backbone: Backbone) -> Source:
     """A trained prompt of this backbone by its folder."""
     prompt, card = load_prompt(name)
     if prompt.config.length == 0:
-        raise UserError(f"{name} has no prompt vectors to start from: its model was tuned, or nothing was; name a run that tuned a prompt.")
+        raise UserError(
+            f"{name} has no prompt vectors to start from: its model was tuned, or nothing was; name a run that tuned a prompt."
+        )
     check_backbone(name, card, backbone)
     return prompt.source()

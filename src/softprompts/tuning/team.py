@@ -74,7 +74,9 @@ class Parallel(Team):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # transformers would give all but one process empty weights
+        os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = (
+            "false"  # transformers would give all but one process empty weights
+        )
         backbone = load_backbone(model, dtype, "cpu", trust_remote_code)
         _ = backbone.fingerprint, backbone.unit  # read while the weights are whole
         mesh = init_device_mesh(place.type, (self.size,))
@@ -132,7 +134,10 @@ class Parallel(Team):
 
 def make_team(device: str = "auto") -> Team:
     """The team this process was started in: by itself, unless a launcher says otherwise."""
-    sizes = [os.environ.get(name, "1") for name in ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")]
+    sizes = [
+        os.environ.get(name, "1")
+        for name in ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+    ]
     if all(size == "1" for size in sizes):
         return Team()
     return Parallel(cpu=device == "cpu")

@@ -28,7 +28,11 @@ _kept: OrderedDict[str, list[list[int]]] = OrderedDict()
 def cache_folder() -> Path:
     """SOFTPROMPTS_CACHE, or the user's cache folder."""
     own = os.environ.get("SOFTPROMPTS_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "softprompts"
+    return (
+        Path(own)
+        if own
+        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "softprompts"
+    )
 
 
 def whole(backbone: Backbone, texts: Sequence[str]) -> list[list[int]]:
@@ -43,7 +47,9 @@ def whole(backbone: Backbone, texts: Sequence[str]) -> list[list[int]]:
     name = digest.hexdigest()[:40]
     if name not in _kept:
         _kept[name] = (
-            backbone.whole(texts) if len(texts) < FROM else _from_disk(backbone, texts, cache_folder() / "tokens" / f"{name}.safetensors")
+            backbone.whole(texts)
+            if len(texts) < FROM
+            else _from_disk(backbone, texts, cache_folder() / "tokens" / f"{name}.safetensors")
         )
     _kept.move_to_end(name)
     while len(_kept) > 1 and sum(sum(map(len, rows)) for rows in _kept.values()) > KEPT:

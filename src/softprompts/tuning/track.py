@@ -34,7 +34,13 @@ def check_trackers(names: Sequence[str]) -> None:
 class Tracking:
     """A watcher that passes on to another and tells every run's own trackers; with no names it tells nobody."""
 
-    def __init__(self, names: Sequence[str], runs: Sequence[Run], folders: Sequence[Path | None], watcher: Watcher | None = None) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        runs: Sequence[Run],
+        folders: Sequence[Path | None],
+        watcher: Watcher | None = None,
+    ) -> None:
         self.names, self.watcher = list(names), watcher or Nobody()
         self.members = list(zip(runs, folders, strict=True))
         self.trackers: dict[int, list[Any]] = {}
@@ -47,8 +53,12 @@ class Tracking:
             PartialState(cpu=self.members[0][0].backbone.device.type == "cpu")
             with redirect_stdout(sys.stderr):  # they talk, and standard output is for results
                 for number, (run, folder) in enumerate(self.members, 1):
-                    if not (run.finished and run.history):  # of one that was finished before there is nothing to tell
-                        home = folder or (Path("runs") if self._alone else Path("runs") / f"run-{number}")
+                    if not (
+                        run.finished and run.history
+                    ):  # of one that was finished before there is nothing to tell
+                        home = folder or (
+                            Path("runs") if self._alone else Path("runs") / f"run-{number}"
+                        )
                         self.trackers[id(run)] = []
                         self._start(run, home)
         return self
@@ -72,14 +82,21 @@ class Tracking:
             self.trackers[id(run)].append(tracker)
             if "config" not in own[key]:
                 tracker.store_init_configuration(settings)
-            if key == "mlflow" and not self._alone:  # it takes more of a run that is no longer the current one
+            if (
+                key == "mlflow" and not self._alone
+            ):  # it takes more of a run that is no longer the current one
                 tracker.finish()
 
     @property
     def _alone(self) -> bool:
         return len(self.members) == 1
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         with redirect_stdout(sys.stderr):
             for tracker in (tracker for trackers in self.trackers.values() for tracker in trackers):
                 if tracker.name != "mlflow" or self._alone:
@@ -87,12 +104,19 @@ class Tracking:
 
     def tell(self, run: Run, values: Mapping[str, float]) -> None:
         for tracker in self.trackers.get(id(run), ()):
-            whose = {"run_id": tracker.tracker.info.run_id} if tracker.name == "mlflow" and not self._alone else {}
+            whose = (
+                {"run_id": tracker.tracker.info.run_id}
+                if tracker.name == "mlflow" and not self._alone
+                else {}
+            )
             tracker.log(dict(values), step=run.step, **whose)
 
     def stepped(self, run: Run) -> None:
         if self.trackers and run.step % CHECK_EVERY == 0 and run.pending:
-            self.tell(run, {"train/loss": run.pending[-1], "train/lr": run.optimizer.param_groups[0]["lr"]})
+            self.tell(
+                run,
+                {"train/loss": run.pending[-1], "train/lr": run.optimizer.param_groups[0]["lr"]},
+            )
         self.watcher.stepped(run)
 
     def evaluating(self, run: Run, rows: int) -> None:

@@ -18,7 +18,9 @@ _CLASSES = {
     "register": ("casual", "formal"),
 }
 
-STARTERS: dict[str, dict[str, Any]] = {f"helpdesk/{label}": {**_FILES, "text": "text", "label": label} for label in _CLASSES}
+STARTERS: dict[str, dict[str, Any]] = {
+    f"helpdesk/{label}": {**_FILES, "text": "text", "label": label} for label in _CLASSES
+}
 """Task name to the settings it stands for."""
 
 
@@ -27,7 +29,9 @@ def _define(label: str, classes: tuple[str, ...]) -> Definition:
         yield Example(text_of(row, "text").strip(), label_of(row, label, classes))
 
     metrics = ("accuracy", "macro_f1")
-    return Definition(f"helpdesk/{label}", "", make, metrics, classes, word="", columns=("text",), files=_FILES)
+    return Definition(
+        f"helpdesk/{label}", "", make, metrics, classes, word="", columns=("text",), files=_FILES
+    )
 
 
 DEFINITIONS = [_define(*entry) for entry in _CLASSES.items()]

@@ -1,0 +1,104 @@
+"""The command `softprompts prompts recycle`: its flags, and the folder it writes."""
+
+import argparse
+from collections.abc import Sequence
+
+from ..errors import UserError
+from .command import add_model, check_free, make_parser, output_folder, tell
+from .naming import add_library, add_prompt, named_prompt
+
+EXAMPLES = """softprompts prompts recycle runs/stars --model models/new --output runs/stars-new
+  softprompts evaluate runs/stars-new --file test.csv
+  softprompts tune --task helpdesk/intent --model models/new --prompt.start prompt --prompt.start.sources runs/stars-new"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """A prompt of one model as a prompt of another, without training."""
+    options = _parser().parse_args(argv)
+
+    from ..artifacts.embedding import write_embedding
+    from ..artifacts.prompt_file import CARD, TENSORS, load_prompt, save_prompt
+    from ..backbone import load_backbone
+    from ..files import read_json
+    from ..transfer.recycle import Recycling, recycle, recycled_card, shared_words
+
+    how = Recycling(options.method, options.words, options.nearest, options.ridge)
+    if (options.output / "config.yaml").exists():
+        raise UserError(f"{options.output} holds a run of its own; choose another --output.")
+    check_free(options.output, [CARD, TENSORS], options.overwrite)
+    entry = named_prompt(options.prompt, options.library)
+    entry.check_vectors()
+    prompt, card = load_prompt(entry.folder)
+    try:
+        card["task"]["form"], card["scoring"], int(card["config"]["tuning"]["max_length"])
+    except (KeyError, TypeError, ValueError):
+        raise UserError(
+            f"The card of {options.prompt} does not tell how its task is read; tune the prompt again."
+        ) from None
+    loading = (options.dtype, options.device, options.trust_remote_code)
+    source = load_backbone(options.from_model or card["backbone"]["name"], *loading)
+    if source.fingerprint != entry.fingerprint:
+        other = "version of" if source.name == card["backbone"]["name"] else "model than"
+        raise UserError(
+            f"The prompt {options.prompt} was tuned on another {other} {source.name}; name that one with --from-model."
+        )
+    target = load_backbone(options.model, *loading)
+    if target.fingerprint == entry.fingerprint:
+        raise UserError(f"The prompt {options.prompt} is {target.name}'s already; use it as it is.")
+    made = recycle(prompt, source, target, how)
+    words = len(shared_words(source, target, how.words))
+    new = recycled_card(card, str(options.prompt), made, target, how, words)
+    (options.output / CARD).unlink(missing_ok=True)  # a folder with a card holds a whole prompt
+    write_embedding(options.output, None)  # of another prompt
+    save_prompt(options.output, made, new)
+    vectors = made.config.count * made.config.length
+    told = f"{vectors} prompt vectors of {source.name} are mapped to {target.name} by {how.method} over {words:,} shared words"
+    written = read_json(options.output / CARD) | {"folder": str(options.output)}
+    tell(options, written, f"{told}; they are in {options.output}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser("prompts recycle", EXAMPLES, main.__doc__)
+    add_prompt(parser)
+    add_library(parser)
+    parser.add_argument(
+        "--from-model", help="the model it was tuned on, when that is not where the card says"
+    )
+    parser.add_argument(
+        "--output",
+        metavar="FOLDER",
+        type=output_folder,
+        required=True,
+        help="where the new prompt goes",
+    )
+    parser.add_argument(
+        "--method",
+        choices=["least-squares", "words"],
+        default="least-squares",
+        help="a linear map (default), or the nearest words",
+    )
+    parser.add_argument(
+        "--words",
+        metavar="N",
+        type=int,
+        default=0,
+        help="use so many of the commonest shared words (default: all)",
+    )
+    parser.add_argument(
+        "--nearest",
+        metavar="N",
+        type=int,
+        default=1,
+        help="words for one vector, of the method words (default 1)",
+    )
+    parser.add_argument(
+        "--ridge",
+        metavar="SHARE",
+        type=float,
+        default=1e-6,
+        help="what keeps the linear map small (default 1e-6)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a prompt in the folder")
+    add_model(parser, "the model that the prompt is to be for", required=True)
+    return parser

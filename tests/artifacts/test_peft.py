@@ -1,0 +1,268 @@
+"""PEFT both ways, with PEFT itself on the other side: what it saved we read, what we wrote it loads, and the logits are the same."""
+
+import importlib
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from softprompts.artifacts.peft import TASK_TYPES, read_adapter, write_adapter
+from softprompts.backbone import Backbone, Causal, EncoderDecoder, Masked
+from softprompts.cli.main import main
+from softprompts.config.choice import Choice
+from softprompts.errors import UserError
+from softprompts.prompt import Material, PromptConfig, build, save_prompt
+from softprompts.tuning import run_config
+from softprompts.tuning.api import import_peft, load, tune_config
+
+from ..conftest import GOLDEN, golden
+from ..models import KINDS, TEXTS, ours, random_model, told
+
+peft = importlib.import_module("peft") if importlib.util.find_spec("peft") else None
+needs_peft = pytest.mark.skipif(peft is None, reason="PEFT is not installed")
+WORDED = [kind for kind in KINDS if kind != "minilm"]
+
+
+@needs_peft
+@pytest.mark.parametrize("shape", ["direct", "residual", "encoder"])
+@pytest.mark.parametrize("kind", WORDED)
+@torch.no_grad()
+def test_peft_loads_what_we_export_with_the_same_logits(
+    kind: str, shape: str, tmp_path: Path
+) -> None:
+    backbone = random_model(kind)
+    prompt = build(
+        PromptConfig(length=5, shape=Choice(shape)), Material(backbone), 0, backbone.unit
+    )
+    write_adapter(tmp_path, prompt.fold(), backbone.family, backbone.name)
+    model = peft.PeftModel.from_pretrained(random_model(kind).model, tmp_path).eval()
+    expected = told(backbone, model, 5)
+    torch.testing.assert_close(ours(backbone, prompt.fold().table), expected, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(
+        ours(backbone, prompt.fold().table[:, :0]), expected, rtol=1e-4, atol=1e-4
+    ), "the prompt matters"
+
+
+@needs_peft
+@pytest.mark.parametrize("config", ["PromptTuningConfig", "PromptEncoderConfig"])
+@pytest.mark.parametrize("kind", WORDED)
+@torch.no_grad()
+def test_we_import_what_peft_saves_with_the_same_logits(
+    kind: str, config: str, tmp_path: Path
+) -> None:
+    backbone = random_model(kind)
+    options = {"encoder_hidden_size": 16} if config == "PromptEncoderConfig" else {}
+    settings = getattr(peft, config)(
+        task_type=TASK_TYPES[backbone.family], num_virtual_tokens=6, **options
+    )
+    torch.manual_seed(3)
+    model = peft.get_peft_model(random_model(kind).model, settings).eval()
+    model.save_pretrained(tmp_path / "adapter")
+    rows = load_file(tmp_path / "adapter" / "adapter_model.safetensors")["prompt_embeddings"]
+    assert len(rows) == (12 if backbone.family == "encoder-decoder" else 6), "the dead second half"
+    tuned = import_peft(tmp_path / "adapter", backbone=backbone, labels=["positive", "negative"])
+    torch.testing.assert_close(
+        ours(backbone, tuned.prompt.table), told(backbone, model, 6), rtol=1e-4, atol=1e-4
+    )
+    tuned.save(tmp_path / "ours")
+    again = load(tmp_path / "ours", backbone=backbone)
+    assert again.predict(TEXTS, scoring="labels") == tuned.predict(TEXTS, scoring="labels")
+    assert again.card["method"].startswith("imported from PEFT")
+
+
+@pytest.mark.parametrize(
+    ("name", "auto"),
+    [("peft_t5", AutoModelForSeq2SeqLM), ("peft_causal_gpt2", AutoModelForCausalLM)],
+)
+def test_the_official_adapters_are_read(name: str, auto: Any) -> None:
+    numbers = golden(name)
+    family = EncoderDecoder if name == "peft_t5" else Causal
+    backbone = family(auto.from_pretrained(GOLDEN / f"{name}_model"), None, name)
+    adapter = read_adapter(GOLDEN / f"{name}_adapter")
+    assert adapter.family == backbone.family
+    torch.testing.assert_close(
+        adapter.vectors, torch.tensor(numbers["prompt_used"]).view_as(adapter.vectors)
+    )
+    assert len(adapter.vectors) == numbers["num_virtual_tokens"]
+
+
+@pytest.fixture
+def adapter(tmp_path: Path, t5: Backbone) -> Path:
+    write_adapter(
+        tmp_path / "adapter",
+        build(PromptConfig(length=5), Material(t5), 0).fold(),
+        t5.family,
+        t5.name,
+    )
+    return tmp_path / "adapter"
+
+
+def edited(adapter: Path, **changes: Any) -> None:
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"peft_type": "LORA"}, "of type LORA, which is no prompt"),
+        ({"peft_type": "PREFIX_TUNING"}, "of type PREFIX_TUNING"),
+        ({"task_type": "SEQ_CLS"}, "adapter for SEQ_CLS, whose trained head"),
+        ({"task_type": "CAUSAL_LM"}, "is for another model than random-t5"),
+        ({"num_virtual_tokens": 4}, "does not hold the 4 prompt vectors"),
+        ({"num_virtual_tokens": None}, "does not hold the None prompt vectors"),
+        ({"base_model_name_or_path": ["x"]}, "names no base model that can be read"),
+        ({"task_type": ["x"]}, "whose trained head"),
+        ({"peft_type": {}}, "which is no prompt"),
+    ],
+)
+def test_an_adapter_that_is_no_prompt_of_this_model_is_one_sentence(
+    adapter: Path, t5: Backbone, changes: dict[str, Any], why: str
+) -> None:
+    edited(adapter, **changes)
+    with pytest.raises(UserError, match=why):
+        import_peft(adapter, backbone=t5)
+
+
+def test_an_adapter_that_names_no_model_needs_one(adapter: Path) -> None:
+    for name in ("", None):
+        edited(adapter, base_model_name_or_path=name)
+        with pytest.raises(UserError, match="does not name its base model"):
+            import_peft(adapter)
+
+
+def test_damaged_adapters_are_one_sentence(adapter: Path, t5: Backbone, tmp_path: Path) -> None:
+    weights = adapter / "adapter_model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-40])
+    with pytest.raises(UserError, match="damaged"):
+        import_peft(adapter, backbone=t5)
+    save_file({"prompt_embeddings": torch.full((5, 32), float("nan"))}, weights)
+    with pytest.raises(UserError, match="not finite"):
+        import_peft(adapter, backbone=t5)
+    save_file(
+        {
+            "prompt_embeddings": torch.zeros(5, 32),
+            "base_model.classifier.weight": torch.zeros(2, 32),
+        },
+        weights,
+    )
+    with pytest.raises(UserError, match="trains more than its prompt"):
+        import_peft(adapter, backbone=t5)
+    save_file({"prompt_embeddings": torch.zeros(5, 8)}, weights)
+    with pytest.raises(UserError, match="for another model"):
+        import_peft(adapter, backbone=t5)
+    weights.rename(adapter / "adapter_model.bin")
+    with pytest.raises(UserError, match="pickled, which we never read"):
+        import_peft(adapter, backbone=t5)
+    with pytest.raises(UserError, match=r"holds no adapter_config.json"):
+        import_peft(tmp_path, backbone=t5)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"count": 4, "route": Choice("top1")}, "route an input among 4 prompts"),
+        ({"place": "suffix"}, "stands elsewhere"),
+        ({"head": Choice("linear")}, "no place for this prompt's linear head"),
+    ],
+)
+def test_what_peft_cannot_say_is_refused(config: dict[str, Any], why: str, tmp_path: Path) -> None:
+    backbone = random_model("minilm")
+    prompt = build(PromptConfig(length=5, **config), Material(backbone, ["a", "b"], None, 32), 0)
+    with pytest.raises(UserError, match=why):
+        write_adapter(tmp_path / "adapter", prompt.fold(), backbone.family, backbone.name)
+    assert not (tmp_path / "adapter").exists()
+
+
+def test_a_mixture_that_folds_to_one_prompt_exports(tmp_path: Path) -> None:
+    backbone = random_model("t5")
+    prompt = build(
+        PromptConfig(length=5, count=3, route=Choice("stochastic")), Material(backbone), 0
+    )
+    write_adapter(tmp_path, prompt.fold(), backbone.family, backbone.name)
+    torch.testing.assert_close(read_adapter(tmp_path).vectors, prompt.table.mean(0))
+
+
+def test_the_command_line_both_ways(
+    tmp_path: Path, toy_csv: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, back, ours = str(tmp_path / "adapter"), str(tmp_path / "back"), str(tmp_path / "run")
+    task = {"train": str(toy_csv), "text": "review", "label": "mood"}
+    tune_config(
+        run_config({"preset": "residual", "task": task, "tuning": {"steps": 4, "batch_size": 4}}),
+        Path(ours),
+    )
+    assert main(["prompts", "export", ours, "--output", out]) == 0
+    assert "PeftModel.from_pretrained" in capsys.readouterr().out
+    labels = ["--labels", "negative,positive", "--text", "review", "--label", "mood"]
+    assert main(["prompts", "import", out, "--output", back, "--json", *labels]) == 0
+    assert json.loads(capsys.readouterr().out)["backbone"]["name"] == "t5-tiny"
+    assert torch.equal(
+        load_file(f"{back}/prompt.safetensors")["vectors"],
+        load_file(f"{ours}/prompt.safetensors")["vectors"],
+    )
+    answers = []
+    for folder in (ours, back):
+        assert (
+            main(["predict", folder, "--file", str(toy_csv), "--scoring", "labels", "--quiet"]) == 0
+        )
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1]
+    assert main(["evaluate", back, "--file", str(toy_csv), "--quiet", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["majority"]["accuracy"] == 50.0
+    for argv, why in (
+        (["prompts", "export", ours, "--output", out], "already holds adapter_config.json"),
+        (["prompts", "import", out, "--output", back], "already holds prompt.json"),
+        (["prompts", "send", ours], "There is no action 'send'"),
+        (
+            ["prompts", "export", str(tmp_path / "nowhere"), "--output", out, "--overwrite"],
+            "There is no prompt at",
+        ),
+        (["evaluate", back, "--quiet"], "was imported and brings no rows"),
+    ):
+        assert main(argv) == 2
+        assert why in capsys.readouterr().err
+    assert main(["prompts", "import", out, "--output", back, "--overwrite"]) == 0, (
+        "without labels it writes freely"
+    )
+    assert main(["predict", back, "what a lovely film", "--quiet", "--json"]) == 0
+    assert main(["predict", back, "what a lovely film", "--scoring", "labels"]) == 2
+    assert "knows no labels" in capsys.readouterr().err
+
+
+def test_an_imported_prompt_starts_a_run(
+    adapter: Path, t5: Backbone, tmp_path: Path, toy_csv: Path
+) -> None:
+    """Which PEFT cannot do: its prompts cannot be loaded to train on."""
+    imported = import_peft(adapter, backbone=t5, labels={"0": "no", "1": "yes"})
+    assert imported.form.words == {"0": "no", "1": "yes"}
+    assert imported.card["config"]["prompt"]["length"] == 5
+    imported.save(tmp_path / "source")
+    start = {"kind": "prompt", "sources": [str(tmp_path / "source")]}
+    task = {"train": str(toy_csv), "text": "review", "label": "mood"}
+    config = run_config(
+        {
+            "preset": "residual",
+            "task": task,
+            "tuning": {"steps": 4, "batch_size": 4},
+            "prompt": {"length": 5, "start": start},
+        }
+    )
+    assert tune_config(config, None, backbone=t5).card["steps"] == 4
+
+
+def test_saved_prompts_of_an_encoder_keep_their_place(tmp_path: Path) -> None:
+    backbone = random_model("bert")
+    assert isinstance(backbone, Masked)
+    save_prompt(
+        tmp_path, build(PromptConfig(length=5, place="after-bos"), Material(backbone), 0), {}
+    )
+    from softprompts.prompt import load_prompt
+
+    assert load_prompt(tmp_path)[0].config.place == "after-bos"

@@ -1,0 +1,188 @@
+"""Configs: layers, YAML there and back, presets that fit the dataclasses, and sentences for what does not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from softprompts.config.choice import Choice
+from softprompts.config.presets import preset_settings
+from softprompts.config.run import attribute_docs, merge, read_yaml
+from softprompts.errors import UserError
+from softprompts.prompt.prompt import blank
+from softprompts.tuning import PRESETS, RunConfig, TuningConfig, run_config
+
+MODES = [
+    (name, paper) for name in PRESETS for paper in (False, True) if not paper or PRESETS[name].paper
+]
+
+
+@pytest.mark.parametrize(("name", "paper"), MODES)
+def test_presets_are_valid_and_survive_yaml(name: str, paper: bool, tmp_path: Path) -> None:
+    config = run_config(
+        {"preset": name, "paper": paper},
+        {"task": {"task": "helpdesk/intent", "labels": {"a": "b"}}, "seed": 3},
+    )
+    config.save(tmp_path / "config.yaml")
+    assert run_config(read_yaml(tmp_path / "config.yaml")) == config
+
+
+def test_paper_presets_hold_the_papers_numbers() -> None:
+    lester = run_config({"preset": "prompt-tuning", "paper": True})
+    assert (lester.prompt.length, lester.prompt.start.kind, lester.prompt.unit) == (
+        100,
+        "labels",
+        1.0,
+    )
+    assert (lester.tuning.optimizer, lester.tuning.lr, lester.tuning.start_step) == (
+        "adafactor",
+        0.3,
+        1_100_000,
+    )
+    assert (
+        lester.tuning.batch_size,
+        lester.tuning.steps,
+        lester.tuning.dropout,
+        lester.tuning.z_loss,
+    ) == (32, 30_000, 0.1, 1e-4)
+    residual = run_config({"preset": "residual", "paper": True})
+    assert (
+        residual.prompt.shape.options["bottleneck"],
+        residual.tuning.lr,
+        residual.tuning.batch_size,
+    ) == (800, 0.3, 8)
+    smop = run_config({"preset": "smop", "paper": "true"})
+    assert (smop.prompt.count, smop.prompt.length, smop.tuning.lr, smop.tuning.warmup) == (
+        4,
+        5,
+        0.5,
+        0.06,
+    )
+
+
+def test_a_later_layer_wins_and_a_new_kind_forgets_old_options() -> None:
+    below = {"prompt": {"length": 5, "shape": {"kind": "residual", "bottleneck": 9}}}
+    assert merge(below, {"prompt": {"shape": {"depth": 2}}})["prompt"]["shape"] == {
+        "kind": "residual",
+        "bottleneck": 9,
+        "depth": 2,
+    }
+    assert merge(below, {"prompt": {"shape": "direct"}})["prompt"] == {
+        "length": 5,
+        "shape": {"kind": "direct"},
+    }
+    assert (
+        merge(below, {"prompt": {"shape": Choice("residual", {"depth": 3})}})["prompt"]["shape"][
+            "bottleneck"
+        ]
+        == 9
+    )
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        ({"nope": 1}, "no setting nope"),
+        ({"tuning": {"nope": 1}}, "no setting tuning.nope"),
+        ({"tuning": {"lr": "fast"}}, "tuning.lr is 'fast'; give a number"),
+        ({"tuning": {"lr": float("nan")}}, "; give a number"),
+        ({"tuning": {"lr": -1}}, "must be a positive number"),
+        ({"tuning": {"steps": 2.5}}, "; give a whole number"),
+        ({"tuning": {"steps": 0}}, "at least 1"),
+        ({"tuning": {"optimizer": "sgd"}}, "choose one of adamw, adafactor"),
+        ({"tuning": {"dropout": 1.0}}, "dropout is 1.0"),
+        ({"prompt": {"count": 4}}, "need a route"),
+        ({"prompt": {"length": -1}}, "length -1"),
+        ({"prompt": {"shape": {"bottleneck": 4}}}, "shape 'direct' has no option 'bottleneck'"),
+        (
+            {"prompt": {"start": {"kind": "vocabulary", "population": "all"}}},
+            "start.population is 'all'; give a whole number",
+        ),
+        ({"prompt": 7}, "must be a mapping"),
+        ({"prompt": {"shape": [1]}}, "is no start, shape, route or head"),
+        (
+            {
+                "prompt": {"start": {"kind": "uniform", "low": 5}},
+                "task": {"task": "helpdesk/intent"},
+                "seed": -1,
+            },
+            "The seed is -1",
+        ),
+    ],
+)
+def test_a_bad_setting_is_one_sentence(layer: dict[str, Any], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        run_config({"preset": "prompt-tuning"}, layer)
+
+
+def test_a_file_that_names_a_preset_means_it() -> None:
+    config = run_config({"preset": "smop", "tuning": {"steps": 7}})
+    assert (config.prompt.count, config.prompt.route.kind, config.tuning.steps, config.method) == (
+        4,
+        "top1",
+        7,
+        "smop",
+    )
+    assert run_config({"preset": "smop", "paper": True}).method == "smop (paper)"
+
+
+def test_steps_that_are_asked_for_win_over_a_presets_epochs() -> None:
+    assert run_config({"preset": "residual", "paper": True}).tuning.epochs == 20
+    asked = run_config({"preset": "residual", "paper": True, "tuning": {"steps": 3}}).tuning
+    assert (asked.steps, asked.epochs) == (3, None)
+
+
+def test_words_that_yaml_takes_for_booleans_are_refused() -> None:
+    with pytest.raises(UserError, match="put quotes around the word"):
+        run_config(yaml.safe_load("task: {labels: {0: no, 1: yes}}"))
+    assert run_config({"task": {"text": "none"}}).task.text == "none", "a column may be called none"
+
+
+@pytest.mark.parametrize(
+    ("part", "options", "why"),
+    [
+        ("shape", {"kind": "residual", "depth": 0}, "depth must be at least 1"),
+        ("shape", {"kind": "residual", "dropout": 1}, "dropout must be from 0"),
+        ("shape", {"kind": "encoder", "width": 0}, "width must be at least 1"),
+        ("route", {"kind": "top1", "k": -1}, "must not be negative"),
+        ("route", {"kind": "gumbel", "temperature": 0}, "temperature must be positive"),
+    ],
+)
+def test_options_have_ranges(part: str, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        blank(run_config({"preset": "smop", "prompt": {part: options}}).prompt, 8)
+
+
+def test_an_unknown_preset_is_one_sentence() -> None:
+    with pytest.raises(UserError, match="no preset 'lora'"):
+        preset_settings("lora")
+    with pytest.raises(UserError, match="is of no paper"):
+        preset_settings("mixture", paper=True)
+
+
+def test_a_bad_yaml_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("a: [1,")
+    with pytest.raises(UserError, match="cannot be read as YAML"):
+        read_yaml(tmp_path / "c.yaml")
+    (tmp_path / "c.yaml").write_text("just words")
+    with pytest.raises(UserError, match="holds no settings"):
+        read_yaml(tmp_path / "c.yaml")
+    with pytest.raises(UserError, match="does not exist"):
+        read_yaml(tmp_path / "d.yaml")
+
+
+def test_yaml_numbers_without_a_dot_are_numbers() -> None:
+    assert run_config(yaml.safe_load("tuning: {lr: 1e-3, warmup: 5}")).tuning.lr == 0.001
+
+
+def test_every_setting_is_documented() -> None:
+    for kind in (RunConfig, TuningConfig):
+        nested = {"task", "prompt", "tuning"} if kind is RunConfig else set()
+        assert set(kind.__dataclass_fields__) - nested == set(attribute_docs(kind))
+
+
+def test_a_setting_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("seed: 1\ntuning: {steps: 3, steps: 4}\n")
+    with pytest.raises(UserError, match=r"names steps twice \(lines 2 and 2\); leave one out"):
+        read_yaml(tmp_path / "c.yaml")

@@ -1,0 +1,292 @@
+"""Studies: what is planned, and what is refused."""
+
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from softprompts.errors import UserError
+from softprompts.study.checks import check_data
+from softprompts.study.plan import plan, read_study
+from softprompts.study.records import _benchmarks, lines, markdown
+from softprompts.tasks.registry import BENCHMARKS
+
+from ..conftest import DATA
+from .conftest import QUICK, planned
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+ALL = (
+    2 * 2 + 2 * 2 + 2 * 2 * 2 + 3 * 2 * 2
+)  # sources, baselines, transfers; averages, mixtures and what starts from them
+
+
+def test_every_cell_is_planned_once_and_after_what_it_starts_from() -> None:
+    cells = planned()
+    assert len(cells) == len({cell.name for cell in cells}) == ALL
+    for place_, cell in enumerate(cells):
+        assert set(cell.needs) <= {before.name for before in cells[:place_]}
+    transfer = next(cell for cell in cells if cell.stage == "transfer" and cell.seed == 1)
+    assert transfer.starts == ("t5-tiny/source/helpdesk-intent/seed1",)
+    assert (transfer.source, transfer.target, transfer.seed, transfer.config.tuning.steps) == (
+        "helpdesk/intent", "helpdesk/urgency", 1, 2,
+    )  # fmt: skip
+    average = next(cell for cell in cells if cell.stage == "average")
+    assert len(average.starts) == 4, "the source prompts of all seeds"
+    assert average.like == "t5-tiny/baseline/helpdesk-urgency/seed0"
+    assert {
+        cell.config.tuning.steps for cell in cells if cell.stage in ("source", "mixture-source")
+    } == {4}
+
+
+def test_tasks_begin_with_words_of_their_own() -> None:
+    """Or all prompts of one seed would be alike; what is compared with a baseline sees the rows in its order."""
+    cells = plan(read_study(RECIPES / "spot-smoke.yaml"))
+    first = {
+        cell.source or cell.target: cell.config.seed
+        for cell in cells
+        if cell.stage in ("source", "baseline") and cell.seed == 0
+    }
+    assert len(set(first.values())) == len(first) == 6
+    assert all(
+        cell.config.seed == first[cell.target]
+        for cell in cells
+        if cell.stage == "transfer" and cell.seed == 0
+    )
+
+
+def test_a_benchmark_is_one_source_and_many_targets() -> None:
+    cells = planned(sources=["glue", "mnli"], targets=["spot-targets"], seeds=[0], retrieval={})
+    sources = [cell for cell in cells if cell.stage == "source"]
+    assert [cell.source for cell in sources] == ["glue", "glue/mnli"]
+    assert str(sources[0].config.task.task).startswith("glue/cola+glue/sst2+")
+    assert len([cell for cell in cells if cell.stage == "baseline"]) == 10
+    assert len([cell for cell in cells if cell.stage == "transfer"]) == 20
+
+
+def test_a_source_that_is_the_target_is_no_transfer() -> None:
+    cells = planned(sources=["helpdesk/urgency", "helpdesk/area"])
+    pairs = {(cell.source, cell.target) for cell in cells if cell.stage == "transfer"}
+    assert ("helpdesk/urgency", "helpdesk/urgency") not in pairs
+    assert ("helpdesk/urgency", "helpdesk/register") in pairs
+    average = next(
+        cell for cell in cells if cell.stage == "average" and cell.target == "helpdesk/urgency"
+    )
+    assert all("area" in start for start in average.starts)
+
+
+def test_a_task_may_go_on_with_its_own_prompt_where_means_are_to_be_over_all_targets() -> None:
+    cells = planned(sources=["helpdesk/urgency", "helpdesk/area"], own_task=True)
+    assert len([cell for cell in cells if cell.stage == "transfer"]) == 2 * 2 * 2
+    average = next(
+        cell for cell in cells if cell.stage == "average" and cell.target == "helpdesk/urgency"
+    )
+    assert all("area" in start for start in average.starts), "retrieval never finds the task itself"
+
+
+def test_variants_say_what_is_different() -> None:
+    variants = {
+        "long": {"source": {"steps": 9}},
+        "model": {"settings": {"preset": "model-tuning", "prompt": {"length": 0}}, "retrieval": {}},
+    }
+    cells = planned(variants=variants, retrieval={})
+    steps = {cell.variant: cell.config.tuning.steps for cell in cells if cell.stage == "source"}
+    assert steps == {"long": 9, "model": 4}
+    assert {cell.whole_model for cell in cells if cell.variant == "model"} == {True}
+    assert cells[0].name.startswith("long/t5-tiny/source/")
+
+
+def test_own_data_may_be_a_source_or_a_target(toy_csv: Path) -> None:
+    own = {"name": "reviews", "train": str(toy_csv), "text": "review", "label": "mood"}
+    cells = planned(sources=[own], targets=["helpdesk/urgency"], retrieval={})
+    assert [cell.source for cell in cells if cell.stage == "source"] == ["reviews", "reviews"]
+    assert cells[0].config.task.train == str(toy_csv)
+
+
+OWN = {"name": "mine", "train": "mine.csv", "text": "review", "label": "stars"}
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"sources": ["helpdesk/nothing"]}, "There is no task 'helpdesk/nothing'"),
+    ({"sources": ["mnli", "glue/mnli"], "retrieval": {}}, "names a source twice"),
+    (
+        {"targets": ["helpdesk/urgency", "helpdesk/urgency"]},
+        "name every backbone, source, target and seed once",
+    ),
+    ({"seeds": [0, 0]}, "name every backbone, source, target and seed once"),
+    ({"sources": [{"name": 3, "task": "glue"}]}, "a name that is no text"),
+    ({"sources": [{"name": "x"}]}, "names no task"),
+    ({"sources": [], "targets": [], "retrieval": {}}, "nothing to run"),
+    (
+        {"source": {"stepz": 3}},
+        r"There is no setting stepz, which stands under source; did you mean steps\?",
+    ),
+    (
+        {"target": {"colour": 3}},
+        "There is no setting colour, which stands under target; they are those of softprompts tune",
+    ),
+    (
+        {"target": {"lr": -1.0}},
+        r"baseline/helpdesk-urgency/seed0 cannot be run so: lr is -1.0; it must be a positive number",
+    ),
+    ({"settings": {"seed": 3}}, "settings.seed is the study's to set"),
+    ({"target": {"model": "x"}}, "target.model is the study's to set"),
+    ({"settings": {"task": "glue/mnli"}}, "settings.task is the study's to set"),
+    ({"retrieval": {"best": [9]}}, "asks for the top 9, but there are 4 source prompts"),
+    (
+        {"sources": [OWN, "helpdesk/area"], "retrieval": {"mixture": [3]}},
+        "only 2 source prompts can be mixed in, because data with settings",
+    ),
+    (
+        {"targets": []},
+        "The study names no targets, which retrieval needs; add targets, or leave retrieval out",
+    ),
+    ({"sources": []}, "The study names no sources"),
+    ({"seeds": []}, "The study names no seeds"),
+    ({"retrieval": {"average": [0]}}, "it must be different numbers of at least 1"),
+    ({"retrieval": {"similarity": "x"}}, "There is no similarity 'x'"),
+    ({"retrieval": {"worst": [1]}}, "There is no setting retrieval.worst"),
+    (
+        {"settings": {**QUICK, "preset": "mixture"}, "retrieval": {"average": [2]}},
+        "cannot be averaged",
+    ),
+    ({"settings": {"preset": "model-tuning"}}, "retrieval needs prompts"),
+    ({"cohort": 0}, "cohort is 0"),
+    ({"colour": 1}, "There is no setting colour"),
+    ({"variants": {"a": {"stepz": 1}}}, "There is no setting a.stepz"),
+    ({"variants": {"a": 3}}, "The variant a is 3; it must be a mapping"),
+    ({"seeds": [], "retrieval": {}}, "no seeds"),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), BAD)
+def test_bad_studies_are_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence.replace("(", r"\(")):
+        planned(**changes)
+
+
+def test_what_is_missing_or_left_empty_in_the_file_is_named(tmp_path: Path) -> None:
+    for text in (
+        "sources: [helpdesk/area]\nretrieval: {best: [1]}\n",
+        "targets:\nsources: [helpdesk/area]\nretrieval: {best: [1]}\n",
+    ):
+        (tmp_path / "study.yaml").write_text(text)
+        with pytest.raises(UserError, match="The study names no targets"):
+            plan(read_study(tmp_path / "study.yaml"))
+
+
+def test_an_entry_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    for text, twice in (
+        (
+            "seeds: [0]\ntargets: [helpdesk/area]\nseeds: [1]\n",
+            r"seeds twice \(lines 1 and 3\); leave one out",
+        ),
+        (
+            "targets: [helpdesk/area]\ntarget: {steps: 1, steps: 2}\n",
+            r"steps twice \(lines 2 and 2\)",
+        ),
+        ("targets: [{name: a, name: b, train: x.csv}]\n", "name twice"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=twice):
+            read_study(path)
+    path.write_text(
+        "targets: [helpdesk/area]\nsource: &all {steps: 1}\ntarget: {<<: *all, steps: 2}\nsettings: {1: a, '1': b}\n"
+    )
+    assert read_study(path).target == {"steps": 2}
+
+
+def test_mixtures_take_the_named_of_several_sources() -> None:
+    cells = planned(sources=[OWN, "helpdesk/area"], retrieval={"mixture": [2]})
+    mixed = [cell for cell in cells if cell.stage == "mixture-source"]
+    assert {start.split("/")[2] for cell in mixed for start in cell.starts} == {"helpdesk-area"}
+    assert not any(cell.hopeless(set()) for cell in cells)
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("spot-*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_can_be_planned(path: Path) -> None:
+    study = read_study(path)
+    assert study.name == path.stem
+    assert study.about
+    cells = plan(study)
+    stages = {cell.stage for cell in cells}
+    assert {"baseline", "source", "transfer"} <= stages
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the tasks' data is not here")
+@pytest.mark.parametrize("name", ["spot-small", "spot-table1-small", "spot-figure1-small"])
+def test_the_small_recipes_need_no_more_than_the_data_at_hand(name: str, tmp_path: Path) -> None:
+    check_data(plan(read_study(RECIPES / f"{name}.yaml"), None, str(DATA)), tmp_path)
+
+
+def test_the_recipes_are_the_papers() -> None:
+    paper, small = (read_study(RECIPES / f"spot-{scale}.yaml") for scale in ("paper", "small"))
+    cells = plan(paper)
+    assert (
+        len(paper.sources),
+        len({cell.target for cell in cells if cell.stage == "baseline"}),
+    ) == (16, 10)
+    assert {cell.config.tuning.steps for cell in cells if cell.stage == "source"} == {262_144}
+    assert {cell.config.tuning.steps for cell in cells if cell.stage == "transfer"} == {100_000}
+    assert {(cell.config.prompt.length, cell.config.tuning.embed_at) for cell in cells} == {
+        (100, 10_000)
+    }
+    cells = plan(small)
+    assert (
+        len(small.sources),
+        len({cell.target for cell in cells if cell.stage == "baseline"}),
+        small.seeds,
+    ) == (13, 10, [0, 1, 2])
+    assert min(cell.config.tuning.steps for cell in cells if cell.stage == "source") >= 2000
+    assert min(cell.config.tuning.steps for cell in cells if cell.stage == "transfer") >= 1000
+    assert {cell.config.tuning.batch_size for cell in cells} == {32}
+
+
+def test_the_sources_and_targets_are_those_of_the_papers_table_2() -> None:
+    sources, targets = BENCHMARKS["spot-sources"], BENCHMARKS["spot-targets"]
+    (c4, *named) = read_study(RECIPES / "spot-paper.yaml").sources
+    assert c4["name"] == "c4"
+    assert set(named) == set(sources)
+    assert (len(sources), len(targets)) == (15, 10)
+    assert not set(sources) & set(targets), "no source is a target"
+    assert set(read_study(RECIPES / "spot-small.yaml").sources) == set(sources) - {
+        "superglue/record",
+        "nli/doc_nli",
+    }
+
+
+def test_table_1_has_a_mean_of_glue_and_one_of_superglue_for_every_source() -> None:
+    study = read_study(RECIPES / "spot-table1.yaml")
+    found = [
+        {
+            **{
+                name: getattr(cell, name)
+                for name in ("stage", "backbone", "variant", "source", "target", "seed")
+            },
+            "score": place_ % 97 * 1.0,
+        }
+        for place_, cell in enumerate(plan(study))
+    ]
+    table = lines(found, _benchmarks(study))
+    assert len(table) == 1 + 14 + 1 + 1
+    for line in table:
+        own = [
+            told
+            for told in found
+            if all(told[name] == line[name] for name in ("variant", "source")) and told["target"]
+        ]
+        for name in ("glue", "superglue"):
+            expected = fmean(told["score"] for told in own if told["target"] in BENCHMARKS[name])
+            assert line["benchmarks"][name]["mean"] == pytest.approx(expected, abs=0.01)
+    assert "| mean of glue | mean of superglue |" in markdown(table)
+
+
+def test_a_mean_is_over_all_targets_or_not_there() -> None:
+    """A source that is a target itself has one target less, so that its mean could not be compared."""
+    names = ("stage", "backbone", "variant", "source", "target", "seed")
+    cells = planned(sources=["helpdesk/urgency", "helpdesk/area"], retrieval={})
+    table = lines(
+        [{**{name: getattr(cell, name) for name in names}, "score": 50.0} for cell in cells]
+    )
+    assert {line["source"]: line["mean"] and line["mean"]["mean"] for line in table} == {
+        None: 50.0, "helpdesk/urgency": None, "helpdesk/area": 50.0,
+    }  # fmt: skip

@@ -1,0 +1,184 @@
+"""Which prompts of a library can start a target, and what is said of the others."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from softprompts.backbone import Backbone
+from softprompts.cli.transfer import choice
+from softprompts.config.products import run_configs
+from softprompts.errors import UserError
+from softprompts.files import write_tensors
+from softprompts.library.library import Library
+from softprompts.transfer.sources import _counted
+from softprompts.transfer.transfer import Request, transfer
+from softprompts.tuning import run_config
+from softprompts.tuning.api import tune_cohort, tune_config
+
+from ..models import random_t5
+from .made import FEW, SETTINGS, SOURCES, target, vectors
+
+
+def test_the_targets_own_task_is_left_out_unless_asked_for(
+    library: Path, loud: Backbone, tmp_path: Path
+) -> None:
+    record = transfer(Request(target(), library, "all"), tmp_path / "without", backbone=loud)
+    assert [left["name"] for left in record["left_out"]] == ["urgency"]
+    assert (
+        "left out: urgency: it was tuned on the target's own task (--keep-same-task keeps it)"
+        in choice(record)
+    )
+    kept = transfer(
+        Request(target(), library, "all", keep_same_task=True), tmp_path / "with", backbone=loud
+    )
+    assert (kept["left_out"], len(kept["results"])) == ([], 4)
+
+
+def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(
+    library: Path, loud: Backbone, tmp_path: Path
+) -> None:
+    mixed = target(prompt={"count": 2, "route": "soft"})
+    runs = tmp_path / "runs"
+    four = run_configs(
+        {
+            **SETTINGS,
+            "prompt": {"length": 3, "count": 4, "route": "soft"},
+            "task": {"task": ["helpdesk/sentiment"], **FEW},
+        }
+    )
+    tune_cohort(four, runs, backbone=loud)
+    other, newer = random_t5(d_model=40), random_t5(d_model=40)
+    other.name = "other-t5"
+    tune_cohort(
+        run_configs(SETTINGS, {"task": {"task": ["helpdesk/area"], **FEW}}), runs, backbone=other
+    )
+    tune_cohort(
+        run_configs(SETTINGS, {"task": {"task": ["helpdesk/register"], **FEW}}),
+        runs,
+        backbone=newer,
+    )
+    own = tmp_path / "library"
+    Library(own).add(runs / "task=helpdesk-sentiment", "sentiment")
+    Library(own).add(runs / "task=helpdesk-area", "elsewhere")
+    Library(own).add(runs / "task=helpdesk-register", "renewed")
+    whys = [
+        "elsewhere.* is of another backbone",
+        "renewed.* was tuned on another version",
+        "sentiment.* is a mixture of 4",
+    ]
+    with pytest.raises(
+        UserError,
+        match="can be a source for helpdesk/urgency: " + ".*; ".join(rf"1 \({why}" for why in whys),
+    ):
+        transfer(Request(mixed, own, "all"), tmp_path / "none", backbone=loud)
+    Library(own).add(library / "intent", "intent")
+    record = transfer(Request(mixed, own, "all"), tmp_path / "out", backbone=loud)
+    assert record["chosen"] == ["intent"]
+    whys = {left["name"]: left["why"] for left in record["left_out"]}
+    assert whys["sentiment"] == "it is a mixture of 4 prompts and cannot start 2"
+    assert "another backbone" in whys["elsewhere"]
+    assert whys["renewed"].startswith(
+        f"it was tuned on another version of {loud.name}; map it with softprompts prompts recycle"
+    )
+    for name, said in (
+        ("sentiment", "cannot start 2"),
+        ("elsewhere", "another model"),
+        ("renewed", "another version of"),
+    ):
+        with pytest.raises(UserError, match=said):
+            transfer(Request(mixed, own, "named", source=name), tmp_path / "none", backbone=loud)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "part"), [("best", "prompt"), ("best", "embedding"), ("all", "prompt")]
+)
+def test_a_prompt_whose_vectors_are_damaged_is_left_out_and_the_next_is_taken(
+    library: Path, loud: Backbone, tmp_path: Path, strategy: Any, part: str
+) -> None:
+    own = tmp_path / "library"
+    shutil.copytree(library, own)
+    first = transfer(Request(target(), own, k=1), tmp_path / "before", backbone=loud)
+    damaged = own / first["chosen"][0] / f"{part}.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-8])
+    record = transfer(Request(target(), own, strategy, k=1), tmp_path / "after", backbone=loud)
+    left = {row["name"]: row["why"] for row in record["left_out"]}
+    assert "is damaged" in left[first["chosen"][0]]
+    assert set(record["chosen"]) == (
+        {first["ranked"][1]["name"]}
+        if strategy == "best"
+        else set(SOURCES[:3]) - set(first["chosen"])
+    )
+    assert first["chosen"][0] not in [row["name"] for row in record["ranked"]]
+    for name in SOURCES:
+        if name not in (damaged.parent.name, "urgency"):
+            shutil.rmtree(own / name)
+    with pytest.raises(UserError, match=r"No prompt of .* is damaged"):
+        transfer(Request(target(), own, k=1), tmp_path / "none", backbone=loud)
+    assert not (tmp_path / "none").exists(), "it is told before a probe is trained"
+
+
+@pytest.mark.parametrize("strategy", ["best", "average", "all"])
+@pytest.mark.parametrize("wrong", ["nan", "narrow"])
+def test_a_prompt_of_useless_numbers_is_told_before_a_probe_is_trained(
+    library: Path, loud: Backbone, tmp_path: Path, strategy: Any, wrong: str
+) -> None:
+    own = tmp_path / "library"
+    shutil.copytree(library, own)
+    for name in SOURCES[1:]:
+        shutil.rmtree(own / name)
+    held = vectors(own / SOURCES[0])
+    write_tensors(
+        own / SOURCES[0] / "prompt.safetensors",
+        {"vectors": held * torch.nan if wrong == "nan" else held[:, :, :7]},
+    )
+    with pytest.raises(
+        UserError,
+        match="numbers that are not finite" if wrong == "nan" else "does not fit its card",
+    ):
+        transfer(Request(target(), own, strategy, k=1), tmp_path / "none", backbone=loud)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_run_without_a_prompt_is_no_source(library: Path, loud: Backbone, tmp_path: Path) -> None:
+    design = tune_config(
+        run_config({"preset": "prompt-design"}, {"task": {"task": "helpdesk/intent", **FEW}}),
+        tmp_path / "design",
+        backbone=loud,
+    )
+    assert design.prompt.config.length == 0
+    with pytest.raises(
+        UserError, match="design has no prompt vectors: its model was tuned, or nothing was"
+    ):
+        transfer(
+            Request(target(), library, "named", source=str(tmp_path / "design")),
+            tmp_path / "none",
+            backbone=loud,
+        )
+    own = tmp_path / "library"
+    shutil.copytree(library, own)
+    shutil.copytree(tmp_path / "design", own / "design")
+    for strategy in ("all", "best"):
+        record = transfer(
+            Request(target(), own, strategy, k=1, probe_steps=1), tmp_path / strategy, backbone=loud
+        )
+        assert (
+            "no prompt vectors" in {row["name"]: row["why"] for row in record["left_out"]}["design"]
+        )
+        assert "design" not in record["chosen"]
+
+
+def test_many_reasons_are_counted_and_the_rare_are_summed_up() -> None:
+    whys = (
+        ["it is small"] * 5
+        + ["it is old"] * 2
+        + ["a/x is damaged", "a/y is damaged", "a/z is damaged"]
+    )
+    told = _counted([{"name": f"p{place}", "why": why} for place, why in enumerate(whys)])
+    assert told == (
+        "5 (p0, p1, p2 and 2 more), because each is small; 2 (p5, p6), because each is old; 1 (p7), because a/x is damaged; "
+        "2 more for other reasons"
+    )
