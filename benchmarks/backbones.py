@@ -18,12 +18,12 @@ from statistics import mean, stdev
 from typing import Any
 
 from softprompts import tune
-from softprompts.artifacts.prompt_file import safe_name
 from softprompts.backbone import load_backbone
 from softprompts.config.choice import from_mapping
 from softprompts.config.products import run_configs
 from softprompts.errors import UserError
 from softprompts.files import read_json, write_json, write_text
+from softprompts.files.names import safe_name
 from softprompts.tasks import TaskConfig, load_task
 from softprompts.tuning.api import Tuned, sections
 

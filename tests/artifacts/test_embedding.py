@@ -11,7 +11,7 @@ from torch import Tensor
 from softprompts.artifacts.embedding import read_embedding
 from softprompts.backbone import Backbone
 from softprompts.errors import UserError
-from softprompts.files import read_tensors, write_tensors
+from softprompts.files.tensors import read_tensors, write_tensors
 from softprompts.tuning import Run, RunConfig, run_config
 from softprompts.tuning.api import load, tune_config
 

@@ -12,11 +12,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from softprompts.artifacts.peft import TASK_TYPES, read_adapter, write_adapter
+from softprompts.artifacts.prompt_file import save_prompt
 from softprompts.backbone import Backbone, Causal, EncoderDecoder, Masked
 from softprompts.cli.main import main
 from softprompts.config.choice import Choice
 from softprompts.errors import UserError
-from softprompts.prompt import Material, PromptConfig, build, save_prompt
+from softprompts.prompt import Material, PromptConfig, build
 from softprompts.tuning import run_config
 from softprompts.tuning.api import import_peft, load, tune_config
 
@@ -263,6 +264,6 @@ def test_saved_prompts_of_an_encoder_keep_their_place(tmp_path: Path) -> None:
     save_prompt(
         tmp_path, build(PromptConfig(length=5, place="after-bos"), Material(backbone), 0), {}
     )
-    from softprompts.prompt import load_prompt
+    from softprompts.artifacts.prompt_file import load_prompt
 
     assert load_prompt(tmp_path)[0].config.place == "after-bos"

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from softprompts.artifacts.prompt_file import safe_name
+from softprompts.artifacts.prompt_file import load_prompt, save_prompt
 from softprompts.backbone import Backbone
 from softprompts.errors import UserError
-from softprompts.files import read_tensors, write_tensors
-from softprompts.prompt import load_prompt, save_prompt
+from softprompts.files.names import safe_name
+from softprompts.files.tensors import read_tensors, write_tensors
 from softprompts.prompt.prompt import plain
 
 CARD = {"backbone": {"name": "some-t5", "fingerprint": "abc"}}

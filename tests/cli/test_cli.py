@@ -415,7 +415,7 @@ def test_transfer_from_a_saved_prompt(
         )
         == 0
     )
-    from softprompts.files import read_tensors
+    from softprompts.files.tensors import read_tensors
 
     one, other = (
         read_tensors(folder / "prompt.safetensors")[0]["vectors"] for folder in (source, target)

@@ -24,7 +24,8 @@ from softprompts.cli.progress import CohortWatcher
 from softprompts.config.products import Member, run_configs
 from softprompts.errors import UserError
 from softprompts.files import atomic as files
-from softprompts.files import read_tensors, sweep, write_tensors
+from softprompts.files import sweep
+from softprompts.files.tensors import read_tensors, write_tensors
 from softprompts.tasks import Task, TaskConfig, load_task
 from softprompts.tuning import Run
 from softprompts.tuning.api import Tuned, tune_cohort

@@ -8,14 +8,8 @@ import pytest
 import torch
 
 from softprompts.errors import UserError
-from softprompts.files import (
-    check_tensors,
-    read_json,
-    read_tensors,
-    share,
-    write_json,
-    write_tensors,
-)
+from softprompts.files import read_json, share, write_json
+from softprompts.files.tensors import check_tensors, read_tensors, write_tensors
 from softprompts.tasks.sources import read_rows
 
 from ..conftest import another_user

@@ -14,7 +14,7 @@ import pytest
 
 from softprompts.cli.main import main
 from softprompts.errors import UserError
-from softprompts.files.lock import LOCK, alone_in
+from softprompts.files.lock import LOCK, exclusive
 
 from ..conftest import write_toy
 from ..pretraining.conftest import texts
@@ -179,7 +179,7 @@ def test_of_many_one_at_a_time_is_at_work_and_nothing_is_left(tmp_path: Path) ->
         nonlocal inside, most, entered
         for _ in range(200):
             try:
-                with alone_in(folder):
+                with exclusive(folder):
                     with count:
                         inside, entered = inside + 1, entered + 1
                         most = max(most, inside)
@@ -200,14 +200,14 @@ def test_of_many_one_at_a_time_is_at_work_and_nothing_is_left(tmp_path: Path) ->
 
 
 def test_a_folder_that_nothing_came_into_goes_and_others_stay(tmp_path: Path) -> None:
-    with alone_in(tmp_path / "new" / "er"):
+    with exclusive(tmp_path / "new" / "er"):
         assert (tmp_path / "new" / "er" / LOCK).exists()
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / LOCK).write_text("what a killed process left")
-    with alone_in(tmp_path / "old"):
+    with exclusive(tmp_path / "old"):
         pass
-    with alone_in(tmp_path / "full"):
+    with exclusive(tmp_path / "full"):
         (tmp_path / "full" / "file").touch()
     assert sorted(tmp_path.rglob("*")) == [
         tmp_path / "full",
@@ -223,5 +223,5 @@ def test_where_files_cannot_be_locked_it_goes_without(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", none)
-    with alone_in(tmp_path / "run"), alone_in(tmp_path / "run"):
+    with exclusive(tmp_path / "run"), exclusive(tmp_path / "run"):
         assert (tmp_path / "run").is_dir()

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from softprompts.errors import UserError
-from softprompts.files import read_tensors
+from softprompts.files.tensors import read_tensors
 from softprompts.library.library import Entry, Library
 from softprompts.library.search import SIMILARITIES, summary
 

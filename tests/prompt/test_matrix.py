@@ -9,18 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from softprompts.artifacts.prompt_file import load_prompt, save_prompt
 from softprompts.backbone import Backbone
 from softprompts.config.choice import Choice
 from softprompts.errors import UserError
-from softprompts.prompt import (
-    Material,
-    Prompt,
-    PromptConfig,
-    Source,
-    build,
-    load_prompt,
-    save_prompt,
-)
+from softprompts.prompt import Material, Prompt, PromptConfig, Source, build
 
 from ..models import KINDS, random_model
 

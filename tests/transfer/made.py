@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from softprompts.backbone import Backbone
-from softprompts.files import read_tensors
+from softprompts.files.tensors import read_tensors
 from softprompts.tuning import RunConfig, run_config
 
 from ..models import random_t5

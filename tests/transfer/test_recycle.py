@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 import softprompts
 from softprompts.artifacts.embedding import read_embedding, write_embedding
+from softprompts.artifacts.prompt_file import load_prompt
 from softprompts.backbone import Backbone, EncoderDecoder
 from softprompts.cli.main import main as cli
 from softprompts.cli.recycle import main
@@ -22,7 +23,6 @@ from softprompts.config.choice import Choice
 from softprompts.errors import UserError
 from softprompts.files import write_json
 from softprompts.library.library import Library
-from softprompts.prompt import load_prompt
 from softprompts.prompt.prompt import Prompt, PromptConfig, plain, router_of
 from softprompts.transfer.recycle import Recycling, recycle, shared_words
 from softprompts.tuning import Predictor

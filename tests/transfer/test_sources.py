@@ -11,7 +11,7 @@ from softprompts.backbone import Backbone
 from softprompts.cli.transfer import choice
 from softprompts.config.products import run_configs
 from softprompts.errors import UserError
-from softprompts.files import write_tensors
+from softprompts.files.tensors import write_tensors
 from softprompts.library.library import Library
 from softprompts.transfer.sources import _counted
 from softprompts.transfer.transfer import Request, transfer

@@ -14,16 +14,16 @@ import pytest
 import torch
 
 import softprompts
+from softprompts.artifacts.prompt_file import load_prompt
 from softprompts.backbone import Backbone
 from softprompts.cli.transfer import choice, main, outcome
 from softprompts.errors import UserError
 from softprompts.files import read_json, write_json
 from softprompts.library.library import Library
 from softprompts.library.search import SIMILARITIES
-from softprompts.prompt import load_prompt
 from softprompts.transfer.strategies import shares
 from softprompts.transfer.transfer import Request, transfer
-from softprompts.tuning import run_config
+from softprompts.tuning import Watcher, run_config
 from softprompts.tuning.api import tune_config
 
 from .made import FEW, SETTINGS, SOURCES, target, vectors
@@ -33,15 +33,14 @@ from .made import FEW, SETTINGS, SOURCES, target, vectors
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the runs that took a step, once for each step."""
     taken: list[str] = []
-    from softprompts.cli.progress import CohortWatcher
 
-    def stepped(self: CohortWatcher, run: Any) -> None:
+    def stepped(self: Watcher, run: Any) -> None:
         start = run.config.prompt.start
         taken.append(
             "+".join(Path(name).name for name in start.options.get("sources", ())) or "usual"
         )
 
-    monkeypatch.setattr(CohortWatcher, "stepped", stepped)
+    monkeypatch.setattr(Watcher, "stepped", stepped)
     return taken
 
 

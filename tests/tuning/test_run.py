@@ -16,7 +16,7 @@ from softprompts.backbone import Backbone, load_backbone
 from softprompts.cli.main import main
 from softprompts.errors import UserError
 from softprompts.files import atomic as files
-from softprompts.files import read_tensors, write_tensors
+from softprompts.files.tensors import read_tensors, write_tensors
 from softprompts.tasks import TaskConfig, load_task
 from softprompts.tuning import PRESETS, Cohort, Run, RunConfig, RunFailedError, run_config
 from softprompts.tuning.api import tune_config

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from softprompts.cli.main import main
-from softprompts.files import read_tensors
-from softprompts.files.lock import alone_in
+from softprompts.files.lock import exclusive
+from softprompts.files.tensors import read_tensors
 from softprompts.tuning import Run
 from softprompts.tuning.checkpoint import save_checkpoint
 from softprompts.tuning.team import Team
@@ -239,7 +239,7 @@ def test_a_run_goes_on_with_another_number_of_processes(
     again = run(TWO, tmp_path / "parts", *settings[:-2], "--max-length", "63", check=False)
     assert again.returncode != 0
     assert again.stderr.count("holds a run with other settings") == 1, "told once"
-    with alone_in(tmp_path / "parts"):
+    with exclusive(tmp_path / "parts"):
         again = run(TWO, tmp_path / "parts", *settings, check=False)
     assert again.returncode != 0
     assert again.stderr.count("Another process is at work") == 1, "all of them end"

@@ -7,7 +7,7 @@ import pytest
 
 from softprompts.backbone import Backbone
 from softprompts.config.choice import from_mapping
-from softprompts.files import read_tensors
+from softprompts.files.tensors import read_tensors
 from softprompts.tasks import task
 from softprompts.tuning import RunConfig, api, tokens
 from softprompts.tuning.run import Run

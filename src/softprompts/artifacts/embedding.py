@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..files import read_tensors, write_tensors
+from ..files.tensors import read_tensors, write_tensors
 
 EMBEDDING = "embedding.safetensors"
 

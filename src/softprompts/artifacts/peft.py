@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..files import read_json, read_tensors, write_json, write_tensors
+from ..files import read_json, write_json
+from ..files.tensors import read_tensors, write_tensors
 from ..prompt.prompt import Prompt
 
 ADAPTER, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

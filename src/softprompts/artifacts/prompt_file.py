@@ -1,6 +1,5 @@
 """Prompts on disk: `prompt.safetensors` holds the folded vectors (and a mixture's router), `prompt.json` the card. Never pickle."""
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +7,8 @@ import torch
 
 from ..config.choice import from_mapping
 from ..errors import UserError
-from ..files import read_json, read_tensors, write_json, write_tensors
+from ..files import read_json, write_json
+from ..files.tensors import read_tensors, write_tensors
 from ..prompt.prompt import Prompt, PromptConfig, plain, router_of
 
 if TYPE_CHECKING:
@@ -115,8 +115,3 @@ def _checked(folder: Path, card: Any, tensors: dict[str, torch.Tensor]) -> Promp
         prompt.head.weight.data.copy_(weight)
         prompt.head.bias.data.copy_(bias)
     return prompt
-
-
-def safe_name(name: str) -> str:
-    """A task's or model's name as one file name: no slash, no leading dot."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "prompt"

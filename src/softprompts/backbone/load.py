@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import UserError
-from ..files import hush_hub
+from ..files.hub import silence_hub
 from .backbone import DTYPES, Backbone
 from .causal import Causal
 from .encoder_decoder import EncoderDecoder
@@ -69,7 +69,7 @@ def examine(name: str, trust_remote_code: bool = False) -> tuple[type[Backbone],
     """All of a backbone but its weights: its family, config and tokenizer. What could not be a backbone is refused."""
     import transformers
 
-    hush_hub()
+    silence_hub()
     with _told(name):
         config = transformers.AutoConfig.from_pretrained(
             located(name), trust_remote_code=trust_remote_code

@@ -1,5 +1,1 @@
 """Benchmarks: ours beside Hugging Face PEFT on the same model, batches and start. A time counts only where both compute the same."""
-
-from ..cli.bench import BENCHMARKS, main
-
-__all__ = ["BENCHMARKS", "main"]

@@ -13,12 +13,11 @@ from transformers.activations import NewGELUActivation
 from ..artifacts.peft import TASK_TYPES
 from ..backbone import Backbone, Causal
 from ..backbone.backbone import layers_of
-from ..cli.bench import DisagreementError
 from ..errors import UserError
 from ..tasks import Example, Form, Task
 from ..tuning import Cohort, Run, run_config
 from ..tuning.batches import Batches
-from .measure import peft
+from .measure import DisagreementError, peft
 from .tables import PEERS
 from .workload import LONGEST, Rows
 

@@ -15,7 +15,6 @@ import torch
 
 from ..backbone import Backbone
 from ..backbone.hardware import device_name, versions
-from ..cli.bench import DisagreementError
 from ..errors import UserError
 from .tables import PEERS
 
@@ -24,6 +23,10 @@ T = TypeVar("T")
 
 TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
 """The most that two losses of one step may differ, as a share."""
+
+
+class DisagreementError(Exception):
+    """Ours and the peer computed different things, so that their times cannot be compared."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ..backbone import Backbone
-from ..cli.bench import DisagreementError
 from ..errors import UserError
 from .flops import FORMULA, t5_flops
 from .learners import COMPILED, WAYS, Learner, Ours, Peft, Theirs, compile_ours, make_run, ways_of
@@ -25,6 +24,7 @@ from .measure import (
     TOLERANCE,
     Clock,
     Common,
+    DisagreementError,
     Progress,
     Say,
     check_losses,

@@ -10,7 +10,8 @@ from typing import Any
 from ..bench.tables import table
 from ..errors import UserError
 from ..files import check_writable, write_json
-from .command import Parser, some_place, tell
+from ..files.names import some_place
+from .command import Parser, tell
 
 BENCHMARKS = {
     "training": "Tune prompts, alone and many at once, beside PEFT, eager and compiled.",
@@ -32,10 +33,6 @@ EXAMPLES = {
 }
 
 
-class DisagreementError(Exception):
-    """Ours and the peer computed different things, so that their times cannot be compared."""
-
-
 def main(argv: Sequence[str], prog: str = "softprompts bench ") -> int:
     """Run one benchmark: its name, then its flags. Bad input is a `UserError`; 1 where ours and the peer disagree."""
     if not argv or argv[0] in ("-h", "--help"):
@@ -45,7 +42,9 @@ def main(argv: Sequence[str], prog: str = "softprompts bench ") -> int:
     name, *rest = argv
     if name not in BENCHMARKS:
         raise UserError(f"There is no benchmark {name!r}; choose one of {', '.join(BENCHMARKS)}.")
-    module = importlib.import_module(f".{name}", __package__)
+    from ..bench.measure import DisagreementError
+
+    module = importlib.import_module(f"softprompts.bench.{name}")
     options, settings = _parsed(name, module.Settings, rest, prog)
     if options.output is not None:
         check_writable(options.output)

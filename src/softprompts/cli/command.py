@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..files.names import some_place
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,30 +47,6 @@ def output_folder(text: str) -> Path:
     if not text.strip():
         raise UserError("The output folder has no name; give one with --output.")
     return some_place(text)
-
-
-def some_place(text: str) -> Path:
-    """A path that the system can look at, whether or not there is something."""
-    path = Path(text)
-    try:
-        path.exists()
-    except (OSError, ValueError) as error:
-        shown = text if len(text) < 80 else f"{text[:77]}..."
-        raise UserError(
-            f"{shown} cannot be looked at ({getattr(error, 'strerror', None) or error}); name another place."
-        ) from None
-    return path
-
-
-def check_free(folder: Path, names: Sequence[str], overwrite: bool) -> None:
-    """Nobody's work is overwritten unasked, or half of it."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"The output {folder} is no folder; name another with --output.")
-    there = [name for name in names if (folder / name).exists()]
-    if there and not overwrite:
-        raise UserError(
-            f"{folder} already holds {there[0]}; choose another --output, or replace it with --overwrite."
-        )
 
 
 def act(
@@ -117,11 +94,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def few(names: Sequence[str], most: int = 5) -> str:
-    """The first of some names, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def speaks() -> bool:

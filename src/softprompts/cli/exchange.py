@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
-from .command import add_model, check_free, few, make_parser, output_folder, some_place, tell
-from .naming import add_library, add_prompt, named_prompt
+from ..errors import UserError, listing
+from ..files.names import check_free, some_place
+from ..library.library import named_prompt
+from .command import add_model, make_parser, output_folder, tell
+from .naming import add_library, add_prompt
 
 if TYPE_CHECKING:
     from ..tuning.api import Tuned
@@ -121,14 +123,15 @@ def _adapter(options: argparse.Namespace) -> "Tuned":
 
 def _name(options: argparse.Namespace) -> str:
     """As it was given, or the folder's."""
-    from ..artifacts.prompt_file import safe_name
+    from ..files.names import safe_name
 
     return safe_name(options.source.resolve().name) if options.name is None else str(options.name)
 
 
 def _take_runs(options: argparse.Namespace) -> int:
     """A run, or all runs in the folders below: all are looked at before the first is added."""
-    from ..artifacts.prompt_file import CARD, safe_name
+    from ..artifacts.prompt_file import CARD
+    from ..files.names import safe_name
     from ..library.library import Library, NoVectorsError, say
 
     source, library, first = options.source, Library(options.library), _name(options)
@@ -168,7 +171,7 @@ def _take_runs(options: argparse.Namespace) -> int:
         say(f"Left out: {reason}")
     if unfinished:
         say(
-            f"Left out, because their runs have not finished: {few([str(path) for path in unfinished])}."
+            f"Left out, because their runs have not finished: {listing([str(path) for path in unfinished])}."
         )
     told = [
         {"name": entry.name, "folder": str(entry.folder), "task": entry.card["task"]["name"]}
@@ -184,7 +187,7 @@ def _take_runs(options: argparse.Namespace) -> int:
         "imported": told,
         "left_out": [str(path) for path in (*unfinished, *useless)],
     }
-    tell(options, result, f"{few(list(named), 10)} {there}")
+    tell(options, result, f"{listing(list(named), 10)} {there}")
     return 0
 
 
@@ -228,8 +231,8 @@ def export(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
 
     from ..artifacts.peft import ADAPTER, WEIGHTS
+    from ..artifacts.prompt_file import load_prompt
     from ..library.library import KEPT
-    from ..prompt import load_prompt
 
     entry = named_prompt(options.prompt, options.library)
     entry.vectors()  # its embedding goes along

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..config.products import said
-from ..tuning import Run
+from ..tuning import Run, Watcher
 
 REDRAWN = 0.1
 """Seconds between two looks at a run: steps may be far shorter."""
@@ -96,7 +96,7 @@ def _evaluations_left(run: Run) -> int:
     return max(0, math.ceil(run.steps / every) - done)
 
 
-class ProgressWatcher:
+class ProgressWatcher(Watcher):
     """A bar per run: steps, loss, the metric so far, rate and time left; and one more while it is evaluated."""
 
     def __init__(self, quiet: bool = False) -> None:
@@ -118,7 +118,7 @@ class ProgressWatcher:
         self.bars: dict[int, tuple[TaskID, TaskID]] = {}
         self.looked = 0.0
 
-    def __enter__(self) -> "ProgressWatcher":
+    def __enter__(self) -> Self:
         self.progress.start()
         return self
 
@@ -188,7 +188,7 @@ def _loss(run: Run) -> str:
     return f"{pending[-1]:.3f}" if pending else f"{history[-1]['loss']:.3f}" if history else ""
 
 
-class CohortWatcher:
+class CohortWatcher(Watcher):
     """Many runs on one screen: a row for each, the unfinished first, and one bar over the steps of all.
 
     A thread draws it twice a second from the runs themselves, so that a step costs nothing.
@@ -216,9 +216,6 @@ class CohortWatcher:
         )
         self.pace = Pace()
         self.live = Live(console=self.console, get_renderable=self._screen, refresh_per_second=2)
-
-    def __enter__(self) -> "CohortWatcher":
-        return self
 
     def __exit__(
         self,

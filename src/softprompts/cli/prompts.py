@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from ..library.library import named_prompt
 from .command import act, aligned, make_parser, tell
 from .exchange import export, take_in
-from .naming import add_library, add_prompt, named_prompt
+from .naming import add_library, add_prompt
 
 if TYPE_CHECKING:
     from ..library.library import Entry, Library

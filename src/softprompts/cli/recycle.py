@@ -4,8 +4,10 @@ import argparse
 from collections.abc import Sequence
 
 from ..errors import UserError
-from .command import add_model, check_free, make_parser, output_folder, tell
-from .naming import add_library, add_prompt, named_prompt
+from ..files.names import check_free
+from ..library.library import named_prompt
+from .command import add_model, make_parser, output_folder, tell
+from .naming import add_library, add_prompt
 
 EXAMPLES = """softprompts prompts recycle runs/stars --model models/new --output runs/stars-new
   softprompts evaluate runs/stars-new --file test.csv

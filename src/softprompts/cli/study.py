@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..files import make_folder
+from ..study import STUDY
 from .command import act, make_parser, output_folder, tell
 
 if TYPE_CHECKING:
     from ..study.plan import Cell, Study
 
-STUDY = "study.yaml"
 """The study file, as it was last run, in the study's folder."""
 EXAMPLES = {
     "run": "softprompts study run recipes/spot-smoke.yaml --output runs/spot\n"
@@ -127,7 +127,8 @@ def report(argv: Sequence[str]) -> int:
     """Write records, tables and figures of what is done."""
     options, study, folder, cells = _looked_at("report", report.__doc__, argv)
 
-    from ..study.records import markdown, write_study_report
+    from ..analysis.study_report import write_study_report
+    from ..study.records import markdown
 
     told = write_study_report(study, cells, folder, options.output or folder / "report")
     missing = told["total"] - told["done"]
@@ -176,7 +177,7 @@ def _planned(
     options: argparse.Namespace, output: Path | None = None
 ) -> "tuple[Study, Path, list[Cell]]":
     """The study of a file, or of another study's folder; its cells go to `output`, or to where it is."""
-    from ..artifacts.prompt_file import safe_name
+    from ..files.names import safe_name
     from ..study.plan import plan, read_study
 
     path: Path = options.study

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
-from .command import aligned, few, make_parser, output_folder, tell
+from ..errors import UserError, listing
+from .command import aligned, make_parser, output_folder, tell
 from .naming import add_library
 
 EXAMPLES = """softprompts transfer --to helpdesk/urgency --library prompts
@@ -25,6 +25,7 @@ def main(argv: Sequence[str]) -> int:
 
     from ..transfer.transfer import transfer
     from ..tuning import RunFailedError
+    from .progress import CohortWatcher
 
     output = options.output or _folder(request)
     try:
@@ -33,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
             output,
             options.baseline,
             options.overwrite,
-            options.quiet,
+            lambda settings: CohortWatcher(settings, options.quiet),
             chosen=lambda record: None if options.json else print(choice(record), flush=True),
         )
     except RunFailedError as failed:
@@ -162,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _folder(request: Any) -> Path:
-    from ..artifacts.prompt_file import safe_name
+    from ..files.names import safe_name
     from ..transfer.strategies import target_name
 
     how = f"from-{request.source}" if request.source else request.strategy
@@ -216,7 +217,7 @@ def choice(record: dict[str, Any]) -> str:
     groups: dict[str, list[str]] = {}
     for left in record["left_out"]:
         groups.setdefault(left["why"], []).append(left["name"])
-    lines += [f"left out: {few(names)}: {why}" for why, names in groups.items()]
+    lines += [f"left out: {listing(names)}: {why}" for why, names in groups.items()]
     return "\n".join([*lines, *_lengths(record), _why(record)])
 
 

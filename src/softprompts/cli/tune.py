@@ -5,17 +5,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..artifacts.prompt_file import safe_name
 from ..config.products import Member, run_configs
 from ..config.run import read_yaml
 from ..errors import UserError
+from ..files.names import safe_name
 from ..tuning.api import Tuned, sections, tune_cohort, tune_config
 from ..tuning.run import RunFailedError
-from ..tuning.summary import over_seeds, records, table
+from ..tuning.summary import over_seeds, records
 from ..tuning.team import leave_team
 from . import flags
 from .command import make_parser, output_folder, scores, speaks, tell, wordless
 from .progress import CohortWatcher, ProgressWatcher
+from .summary import table
 
 EXAMPLES = """softprompts tune --task helpdesk/intent
   softprompts tune --train reviews.csv --text review --label stars --preset residual --output runs/stars

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..artifacts.prompt_file import safe_name
 from ..errors import UserError
+from ..files.names import safe_name
 from ..prompt.prompt import TABLES
 from .choice import Choice, coerce, options_of
 from .run import RunConfig, merge, run_config

@@ -6,13 +6,9 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from .atomic import make_folder
-
-if TYPE_CHECKING:
-    from ..tuning.team import Team
 
 LOCK = ".at-work"
 """Tells who works in the folder. Only the lock on it counts: a file that a killed process left means nothing."""
@@ -21,17 +17,8 @@ TRIES = 100
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path | None, team: "Team | None" = None) -> Iterator[None]:
-    """Refuse every other process that wants to work in the folder meanwhile; of a team, the process that writes holds the lock."""
-    with contextlib.ExitStack() as stack:
-        if folder is not None:
-            held = _held(folder)
-            team.first(lambda: stack.enter_context(held)) if team else stack.enter_context(held)
-        yield
-
-
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
+def exclusive(folder: Path) -> Iterator[None]:
+    """Keep every other process that wants to write there out of a folder."""
     missing = [place for place in (folder, *folder.parents) if not os.path.exists(place)]
     file = _locked(folder)
     try:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..files import read_tensors, write_tensors
+from ..files.tensors import read_tensors, write_tensors
 from .search import SIMILARITIES
 
 FORM = {"version": 2, "similarities": list(SIMILARITIES)}

@@ -7,6 +7,7 @@ folders; the lock goes when its process does, so hidden folders that a holder fi
 import contextlib
 import math
 import os
+import re
 import shutil
 import sys
 import uuid
@@ -18,12 +19,12 @@ from typing import Any
 from torch import Tensor
 
 from ..artifacts.embedding import EMBEDDING, read_embedding, read_vectors
-from ..artifacts.prompt_file import CARD, TENSORS, safe_name
-from ..cli.command import few
+from ..artifacts.prompt_file import CARD, TENSORS, load_prompt
 from ..config.choice import Choice
-from ..errors import UserError
-from ..files import NoLeaveError, check_tensors, read_json, write_atomically
-from ..prompt import load_prompt
+from ..errors import UserError, listing
+from ..files import NoLeaveError, read_json, write_atomically
+from ..files.names import safe_name, some_place
+from ..files.tensors import check_tensors
 from .index import Index, Told
 from .search import SIMILARITIES, summary
 
@@ -297,7 +298,7 @@ class Library:
         }
         if len(strange) > 1:
             told = f"{len(strange)} folders in {self.folder} hold no {CARD}, so they are no prompts, or unfinished"
-            self.tell(f"{told}: {few(list(strange))}.")
+            self.tell(f"{told}: {listing(list(strange))}.")
             wrong = {name: sentence for name, sentence in wrong.items() if name not in strange}
         for sentence in wrong.values():
             self.tell(sentence)
@@ -427,4 +428,27 @@ def _wait_for(lock: int) -> None:
     except OSError as error:
         raise UserError(
             f"The library cannot be locked ({error.strerror}); keep it on a disk whose files can be."
+        ) from None
+
+
+def named_prompt(prompt: str, library: Path) -> Entry:
+    """A folder where there is one, else a name in the library."""
+    if not prompt.strip():
+        raise UserError("The prompt has no name; give a folder, or a name in the library.")
+    place = some_place(prompt)
+    if (place / CARD).exists():
+        return Entry.of(place, place.resolve().name)
+    if place.is_dir() and prompt != safe_name(prompt):
+        raise UserError(
+            f"{prompt} holds no {CARD}: either it is no prompt, or its run has not finished (run the same command again)."
+        )
+    if prompt != safe_name(prompt):
+        raise UserError(
+            f"There is no prompt at {prompt}; name a folder that tune or import wrote, or a prompt of the library."
+        )
+    try:
+        return Library(library).entry(prompt)
+    except UserError as error:
+        raise UserError(
+            f"No folder {prompt} holds a prompt, and {re.sub('^There', 'there', str(error))}"
         ) from None

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..backbone.load import read_tokenizer, unloadable
 from ..errors import UserError
-from ..files import hush_hub
+from ..files.hub import silence_hub
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 
@@ -91,7 +91,7 @@ def wrapped(made: Any, sentinels: int, length: int) -> Any:
 
 def load_tokenizer(name: str) -> Any:
     """The tokenizer of a model, by its folder or a name that `load_backbone` knows."""
-    hush_hub()
+    silence_hub()
     try:
         tokenizer = read_tokenizer(name)
     except UserError:

@@ -15,8 +15,9 @@ from torch.nn import functional as F
 from ..backbone.load import named_device
 from ..config.choice import difference
 from ..errors import UserError
-from ..files import read_tensors, sweep, write_json, write_tensors, write_text
-from ..files.lock import alone_in
+from ..files import sweep, write_json, write_text
+from ..files.lock import exclusive
+from ..files.tensors import read_tensors, write_tensors
 from .batches import Batches, Tokens, mixed
 from .config import PretrainConfig
 from .corpus import Corpus, file_digest, raw_texts, read_definitions, tokenised
@@ -232,7 +233,7 @@ def pretrain(
     for given in (config.from_model, config.tokenizer):
         if given is not None and Path(given).resolve() == folder.resolve():
             raise UserError(f"{folder} is what the run begins from; name another --output.")
-    with alone_in(folder):
+    with exclusive(folder):
         _open(folder, overwrite)
         return _trained(config, folder, not overwrite and (folder / CHECKPOINT).exists(), watcher)
 

@@ -18,7 +18,8 @@ from ..artifacts.run_folder import CONFIG, MODEL, OURS
 from ..backbone.hardware import machine
 from ..config.run import read_yaml
 from ..errors import UserError
-from ..files import read_json, read_tensors, sweep, write_json
+from ..files import read_json, sweep, write_json
+from ..files.tensors import read_tensors
 from ..library.search import SIMILARITIES
 from ..tasks import TaskConfig
 from ..transfer.strategies import multi_task, shares, start_from

@@ -17,7 +17,8 @@ from ..backbone import examine, load_backbone
 from ..backbone.load import hollow_backbone, named_dtype, placed
 from ..config.choice import difference
 from ..errors import UserError
-from ..files import read_json, read_note
+from ..files import read_json
+from ..files.tensors import read_note
 from ..prompt.route import WITHOUT_ROUTER
 from ..tasks import Task, TaskConfig
 from ..tasks.sources import is_file

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.prompt_file import safe_name
 from ..backbone import DEFAULT
 from ..config.choice import from_mapping
 from ..config.run import merge, read_yaml
 from ..errors import UserError
+from ..files.names import safe_name
 from ..library.search import SIMILARITIES
 from ..prompt.route import WITHOUT_ROUTER
 from ..tasks.registry import BENCHMARKS, definition

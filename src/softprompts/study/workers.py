@@ -17,7 +17,6 @@ from ..tasks.task import DATA_VARIABLE
 from ..tuning import Run, RunConfig, RunFailedError, Watcher
 from ..tuning.api import COHORT, tune_cohort
 from ..tuning.checkpoint import CHECKPOINT
-from ..tuning.cohort import Nobody
 from . import cells as on_disk
 from .cells import Chosen
 from .leases import Claims
@@ -113,17 +112,14 @@ def cohort_of(
 # -- working -----------------------------------------------------------------------------------------------------------------
 
 
-class StudyWatcher(Nobody):
+class StudyWatcher(Watcher):
     """Who is told how a study gets on; this one does not look."""
 
     def looked(self, state: State) -> None:
         """Before and after every cohort."""
 
-    def began(self, runs: Sequence[Run]) -> None:
-        """Before a cohort's first step."""
 
-
-class _Guard(Nobody):
+class _Guard(Watcher):
     """Passes on what a cohort tells, and ends it when a cell was lost."""
 
     def __init__(self, claims: Claims, watcher: Watcher) -> None:

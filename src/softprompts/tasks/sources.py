@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from ..errors import UserError
-from ..files import check_readable, hush_hub
+from ..files import check_readable
+from ..files.hub import silence_hub
 
 
 class Row(NamedTuple):
@@ -157,7 +158,7 @@ def _dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
         raise UserError(
             f"{name} is no file; to read it as a Hugging Face dataset, pip install 'softprompts[data]'."
         ) from None
-    hush_hub()
+    silence_hub()
     datasets.disable_progress_bars()
     try:
         if (Path(name) / "dataset_dict.json").exists() or (Path(name) / "state.json").exists():
@@ -234,7 +235,7 @@ def has_named(name: str, hub: str, split: str, other: str | None, folder: str | 
     """Whether there is something for `read_named` to read: a file, or a dataset that the hub knows. No row is read."""
     if folder is not None:
         return _file_of(Path(folder) / name, split, other) is not None
-    hush_hub()
+    silence_hub()
     try:
         import datasets
 

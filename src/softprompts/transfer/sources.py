@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 from ..artifacts.prompt_file import CARD, check_backbone, load_prompt
 from ..backbone import Backbone
-from ..cli.command import few
-from ..cli.naming import named_prompt
-from ..errors import UserError
-from ..library.library import Entry, Library
+from ..errors import UserError, listing
+from ..library.library import Entry, Library, named_prompt
 from ..tasks.task import data_folder, has_rows
 from ..tuning import RunConfig
 from .strategies import multi_task, target_name, task_names, unfit
@@ -74,7 +72,7 @@ def _counted(left_out: Sequence[dict[str, str]]) -> str:
     """How many prompts were left out for which reason, the commonest first."""
     told, rest = [], len(left_out)
     for why, many in Counter(left["why"] for left in left_out).most_common(REASONS):
-        names = few([left["name"] for left in left_out if left["why"] == why], 3)
+        names = listing([left["name"] for left in left_out if left["why"] == why], 3)
         each = f"each {why.removeprefix('it ')}" if many > 1 and why.startswith("it ") else why
         told.append(f"{many} ({names}), because {each}")
         rest -= many

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..artifacts.prompt_file import CARD, safe_name
+from ..artifacts.prompt_file import CARD
 from ..artifacts.run_folder import CONFIG, OURS
 from ..backbone import Backbone, load_backbone
-from ..cli.progress import CohortWatcher
 from ..config.choice import difference
 from ..config.products import Member, run_configs
 from ..errors import UserError
 from ..files import read_json, write_json, write_text
-from ..files.lock import alone_in
+from ..files.lock import exclusive
+from ..files.names import safe_name
 from ..library import default_folder
 from ..library.library import Entry, Found, Library
 from ..library.search import SIMILARITIES
-from ..tuning import Run, RunConfig, RunFailedError
+from ..tuning import Run, RunConfig, RunFailedError, Watcher
 from ..tuning.api import Tuned, load, sections, tune_cohort
 from ..tuning.team import make_team
 from . import strategies
@@ -36,6 +36,8 @@ PROBE, BASELINE, MIXTURE = "probe", "baseline", "mixture"
 Strategy = Literal["best", "average", "mixture", "named", "all"]
 Record = dict[str, Any]
 """What `choice.json` holds."""
+Watch = Callable[[Sequence[Mapping[str, Any]]], Watcher]
+"""Makes a watcher of runs, given the settings that set each of them apart."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def transfer(
     output: Path,
     baseline: bool = False,
     overwrite: bool = False,
-    quiet: bool = True,
+    watch: Watch = lambda settings: Watcher(),
     backbone: Backbone | None = None,
     chosen: Callable[[Record], object] = lambda record: None,
 ) -> Record:
@@ -102,12 +104,12 @@ def transfer(
     target = request.target
     if make_team(target.device).size > 1:
         raise UserError("transfer runs as one process; start it without a launcher.")
-    with alone_in(output):
+    with exclusive(output):
         record, stale = _opened(request, output, overwrite)
         backbone = backbone or load_backbone(
             target.model, target.dtype, target.device, target.trust_remote_code
         )
-        work = _Work(output, record, overwrite, quiet, backbone, stale)
+        work = _Work(output, record, overwrite, watch, backbone, stale)
         if "runs" not in record:
             record |= _chosen(request, work)
         chosen(record)
@@ -277,7 +279,7 @@ class _Work:
     output: Path
     record: Record
     overwrite: bool
-    quiet: bool
+    watch: Watch
     backbone: Backbone
     stale: Sequence[str] = ()
     """Runs of a choice that is being overwritten."""
@@ -295,7 +297,7 @@ class _Work:
             write_json(self.output / CHOICE, self.record)
             watcher.began(runs)
 
-        with CohortWatcher([member.apart for member in members], self.quiet) as watcher:
+        with self.watch([member.apart for member in members]) as watcher:
             return tune_cohort(
                 members, self.runs, self.overwrite, watcher, self.backbone, began=began
             )

@@ -2,9 +2,10 @@
 
 from ..config.presets import PRESETS
 from ..config.run import RunConfig, TuningConfig, run_config
-from .cohort import Cohort, Watcher
+from .cohort import Cohort
 from .evaluate import Predictor
 from .run import Run, RunFailedError
+from .watch import Watcher
 
 __all__ = [
     "PRESETS",

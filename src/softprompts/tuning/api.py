@@ -11,14 +11,13 @@ from .. import __version__
 from ..artifacts.card import backbone_card, check_card, make_card
 from ..artifacts.embedding import read_embedding, write_embedding
 from ..artifacts.peft import read_adapter, write_adapter
-from ..artifacts.prompt_file import check_backbone
+from ..artifacts.prompt_file import check_backbone, load_prompt, save_prompt
 from ..artifacts.run_folder import CONFIG, CURVE, MODEL, open_folders, save_model
 from ..backbone import Backbone, load_backbone
 from ..config.products import Member, run_configs
 from ..errors import UserError
 from ..files import sweep, write_text
-from ..files.lock import alone_in
-from ..prompt import Prompt, load_prompt, save_prompt
+from ..prompt import Prompt
 from ..prompt.prompt import plain
 from ..tasks import Form, Task, TaskConfig, load_task
 from ..tasks.form import check_template
@@ -266,7 +265,7 @@ def tune_config(
 ) -> Tuned:
     """Run a config to its end, going on where an earlier try in the same folder left off; with others, where a launcher started them."""
     team = make_team(config.device)
-    with alone_in(folder, team):
+    with team.exclusive(folder):
         (result,) = _tune(team, [config], [folder], overwrite, watcher, backbone, trackers)
     if isinstance(result, RunFailedError):
         raise result
@@ -292,7 +291,7 @@ def tune_cohort(
     """
     team = make_team(members[0].config.device)
     folders = [folder / member.name if folder is not None else None for member in members]
-    with alone_in(folder if alone else None, team):
+    with team.exclusive(folder if alone else None):
         results = _tune(
             team,
             [member.config for member in members],

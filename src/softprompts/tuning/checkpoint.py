@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..files import read_tensors, write_tensors
+from ..files.tensors import read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from .run import Run

@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from .evaluate import answer_all
 from .lesson import Room, learn
 from .optim import step_all
 from .run import Run, look_all
+from .watch import Watcher
 
 MANY = 500
 """Steps to come, of all runs, from which compiling is worth its time."""
@@ -24,29 +24,6 @@ MANY = 500
 
 CACHED = 4096
 """Tokens of a pass on a CPU; what a larger one computes would not stay in its cache."""
-
-
-class Watcher(Protocol):
-    """Who is told how the runs get on."""
-
-    def stepped(self, run: Run) -> None: ...
-
-    def evaluating(self, run: Run, rows: int) -> None: ...
-
-    def evaluated(self, run: Run) -> None: ...
-
-
-class Nobody:
-    """A watcher that does not look."""
-
-    def stepped(self, run: Run) -> None:
-        pass
-
-    def evaluating(self, run: Run, rows: int) -> None:
-        pass
-
-    def evaluated(self, run: Run) -> None:
-        pass
 
 
 class Cohort:
@@ -62,7 +39,7 @@ class Cohort:
                 "The runs of a cohort share one frozen model; tune whole models one at a time."
             )
         self.members = list(zip(runs, folders, strict=True))
-        self.watcher = watcher or Nobody()
+        self.watcher = watcher or Watcher()
         on_cpu = bool(runs) and runs[0].backbone.device.type == "cpu"
         self.room, self.together = Room(CACHED if on_cpu else math.inf), 256 if on_cpu else 1024
         for run in runs:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..artifacts.prompt_file import check_backbone
+from ..artifacts.prompt_file import check_backbone, load_prompt
 from ..backbone import Backbone
 from ..config.choice import Choice
 from ..config.run import RunConfig
 from ..errors import UserError
-from ..prompt import Material, Source, build, load_prompt
+from ..prompt import Material, Source, build
 from ..prompt.prompt import blank
 from ..tasks import Task
 from ..tasks.sentinel import opened

@@ -5,7 +5,9 @@ Every process holds the whole prompt, the optimiser's state and the data order, 
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 from ..backbone import Backbone, EncoderDecoder, load_backbone
 from ..backbone.load import default_dtype
 from ..errors import UserError
+from ..files.lock import exclusive
 
 T = TypeVar("T")
 
@@ -52,6 +55,14 @@ class Team:
     def all(self, work: Callable[[], T]) -> T:
         """Done by every process; where one of them has a sentence for the user, all stop with it."""
         return work()
+
+    @contextmanager
+    def exclusive(self, folder: Path | None) -> Iterator[None]:
+        """Keep other commands out of a folder; the process that writes holds the lock."""
+        with ExitStack() as stack:
+            if folder is not None:
+                self.first(lambda: stack.enter_context(exclusive(folder)))
+            yield
 
 
 class Parallel(Team):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..backbone import Backbone
 from ..errors import UserError
-from ..files import read_tensors, write_tensors
+from ..files.tensors import read_tensors, write_tensors
 
 FROM = 2000
 """Fewer texts than this are not worth a file."""

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import UserError
-from .cohort import Nobody, Watcher
 from .run import CHECK_EVERY, Run
+from .watch import Watcher
 
 TRACKS = "trackers"
 """Where in a run's folder TensorBoard's files go."""
@@ -41,7 +41,7 @@ class Tracking:
         folders: Sequence[Path | None],
         watcher: Watcher | None = None,
     ) -> None:
-        self.names, self.watcher = list(names), watcher or Nobody()
+        self.names, self.watcher = list(names), watcher or Watcher()
         self.members = list(zip(runs, folders, strict=True))
         self.trackers: dict[int, list[Any]] = {}
         """By the run's id."""
