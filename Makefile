@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test clean
+.PHONY: demo test schema clean
 
 demo: $(VENV)/.demo
 	$(BIN)/softprompts tune --task helpdesk/intent --output runs/demo
@@ -12,7 +12,13 @@ test: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2
+
+schema: $(VENV)/.test
+	$(BIN)/python -c "from softprompts.config.kinds import FILE, describe_all; FILE.write_text(describe_all())"
+	$(BIN)/softprompts schema run > docs/schema/run.schema.json
+	$(BIN)/softprompts schema study > docs/schema/study.schema.json
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

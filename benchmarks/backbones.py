@@ -20,12 +20,14 @@ from typing import Any
 from softprompts import tune
 from softprompts.backbone import load_backbone
 from softprompts.config.choice import from_mapping
-from softprompts.config.products import run_configs
+from softprompts.config.products import expand_lists
 from softprompts.errors import UserError
 from softprompts.files import read_json, write_json, write_text
 from softprompts.files.names import safe_name
-from softprompts.tasks import TaskConfig, load_task
-from softprompts.tuning.api import Tuned, sections
+from softprompts.tasks import load_task
+from softprompts.config.task import TaskConfig
+from softprompts.tuning.tuned import Tuned
+from softprompts.config.run import sections
 
 TASKS = (
     *("glue/sst2", "textcls/trec", "textcls/agnews", "textcls/cr", "glue/mrpc"),
@@ -69,7 +71,7 @@ def numbers(seeds: str) -> list[int]:
 
 def check(given: Mapping[str, Any], folders: Iterable[Path]) -> None:
     """Tell what is wrong with a measure's settings before long work, and with its tasks' rows unless all folders are measured already."""
-    tasks = {str(member.config.task): member.config.task for member in run_configs(sections(given))}
+    tasks = {str(member.config.task): member.config.task for member in expand_lists(sections(given))}
     if not all((folder / SCORES).exists() for folder in folders):
         for task in tasks.values():
             load_task(task)
@@ -110,7 +112,7 @@ def measure(
         if isinstance(result, Exception):
             tasks[task]["failed"][str(seed)] = str(result)
             continue
-        tasks[task]["majority"] = result.card["majority"]["accuracy"]
+        tasks[task]["majority"] = result.card.majority["accuracy"]
         tasks[task]["best"][str(seed)] = result.metrics["accuracy"]
         last = (result.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1]
         tasks[task]["last"][str(seed)] = json.loads(last)["accuracy"]
@@ -132,7 +134,7 @@ def measure(
 
 def judged(tuned: Tuned, scoring: str) -> float:
     """A prompt's accuracy on its task's validation rows when it answers in another way."""
-    task = load_task(from_mapping(TaskConfig, tuned.card["config"]["task"]))
+    task = load_task(TaskConfig.of(tuned.card.task_settings))
     return task.score(tuned.predictor(scoring)([example.input for example in task.validation]))[
         "accuracy"
     ]

@@ -7,7 +7,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
-from softprompts.tasks import TaskConfig, load_task
+from softprompts.tasks import load_task
+from softprompts.config.task import TaskConfig
 from softprompts.tasks.starter import STARTERS
 
 

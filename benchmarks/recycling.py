@@ -9,20 +9,20 @@ scores nothing; --scoring labels asks which label it finds likeliest, and tells 
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from softprompts.artifacts.prompt_file import CARD, load_prompt
+from softprompts.artifacts.run_folder import CARD, RunFolder
 from softprompts.backbone import load_backbone
 from softprompts.config.choice import from_mapping
 from softprompts.errors import UserError
 from softprompts.files import write_json
-from softprompts.tasks import TaskConfig, load_task
+from softprompts.tasks import load_task
+from softprompts.config.task import TaskConfig
 from softprompts.transfer.recycle import Recycling, recycle, recycled_card, shared_words
-from softprompts.tuning.api import Tuned
+from softprompts.tuning.tuned import Tuned
 
 WAYS = {
     "least squares": Recycling("least-squares"),
@@ -33,15 +33,15 @@ WAYS = {
 
 def judged(folder: Path, options: argparse.Namespace, old: Any, new: Any) -> dict[str, Any]:
     """One prompt: what it scored, and what each way of mapping it scores."""
-    prompt, card = load_prompt(folder, old)
-    own = {**card["config"]["task"], **({"data_dir": options.data_dir} if options.data_dir else {})}
-    task = load_task(from_mapping(TaskConfig, own))
+    prompt, card = RunFolder(folder).load(old)
+    own = {**card.task_settings, **({"data_dir": options.data_dir} if options.data_dir else {})}
+    task = load_task(TaskConfig.of(own))
     metric = task.metrics[0]
     found: dict[str, Any] = {
         "task": task.name,
         "metric": metric,
         "majority": task.majority()[metric],
-        "old": card["metrics"][metric],
+        "old": card.metrics[metric],
     }
     for name, how in WAYS.items():
         made = recycle(prompt, old, new, how)
@@ -71,9 +71,9 @@ def scores(folder: Path) -> dict[str, list[float]]:
     """The scores of the tuned prompts below a folder, by task."""
     found: dict[str, list[float]] = {}
     for path in sorted(folder.glob(f"*/{CARD}")):
-        card = json.loads(path.read_text(encoding="utf-8"))
-        found.setdefault(card["task"]["name"], []).append(
-            card["metrics"][card["task"]["metrics"][0]]
+        card = RunFolder(path.parent).card()
+        found.setdefault(card.task.name, []).append(
+            card.score
         )
     return found
 

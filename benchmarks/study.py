@@ -25,15 +25,17 @@ from softprompts.bench.measure import surroundings
 from softprompts.config.products import Member
 from softprompts.errors import UserError
 from softprompts.files import write_json
-from softprompts.study.plan import Cell, plan, read_study
-from softprompts.tuning import RunConfig, RunFailedError
-from softprompts.tuning.api import tune_cohort
+from softprompts.study.config import read_study
+from softprompts.study.plan import Cell, plan
+from softprompts.tuning import RunFailedError
+from softprompts.config.run import RunConfig
+from softprompts.tuning.tune import tune_cohort
 
 
 def chosen(cells: Sequence[Cell], stage: str, number: int, steps: int | None) -> list[Member]:
     """The first cells of a stage that may share one forward pass, as the runs they are."""
     found = [
-        cell for cell in cells if cell.stage == stage and not cell.needs and not cell.whole_model
+        cell for cell in cells if cell.stage == stage and not cell.needs and not cell.trains_model
     ]
     if not found:
         raise UserError(
@@ -74,7 +76,7 @@ def timed(cohorts: Sequence[Sequence[Member]], backbone: Backbone, home: Path) -
             scores[member.name] = (
                 None
                 if isinstance(outcome, RunFailedError)
-                else outcome.card["metrics"][outcome.card["task"]["metrics"][0]]
+                else outcome.card.score
             )
         costs = [
             outcome.cost
@@ -98,7 +100,7 @@ def measure(members: Sequence[Member]) -> dict[str, Any]:
     """Both ways on one loaded model, each after a step that warms it up; the way that comes second finds some of it done."""
     first = members[0].config
     backbone = load_backbone(first.model, first.dtype, first.device, first.trust_remote_code)
-    backbone.hurry()  # as for many steps, or the warm-up would compile nothing
+    backbone.compile()  # as for many steps, or the warm-up would compile nothing
     ways = {"cohort": [list(members)], "one_by_one": [[member] for member in members]}
     found: dict[str, Any] = {}
     home = Path(tempfile.mkdtemp(prefix="study-"))

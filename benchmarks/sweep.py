@@ -57,8 +57,9 @@ def work(queue: Any, results: Any, device: str, deadline: float, places: dict[st
 
     from softprompts.backbone import load_backbone
     from softprompts.errors import UserError
-    from softprompts.tuning import run_config
-    from softprompts.tuning.api import sections, tune_config
+    from softprompts.config.run import run_config
+    from softprompts.tuning.tune import tune_config
+    from softprompts.config.run import sections
 
     torch.set_num_threads(1)
     backbones: dict[str, Any] = {}
@@ -75,17 +76,17 @@ def work(queue: Any, results: Any, device: str, deadline: float, places: dict[st
             history: list[dict[str, Any]] = []
 
             class Note:
-                def stepped(self, run: Any) -> None: ...
-                def evaluating(self, run: Any, rows: int) -> None: ...
-                def evaluated(self, run: Any, history: list[dict[str, Any]] = history) -> None:
+                def on_step(self, run: Any) -> None: ...
+                def on_rows_answered(self, run: Any, rows: int) -> None: ...
+                def on_evaluation(self, run: Any, history: list[dict[str, Any]] = history) -> None:
                     history[:] = run.history
 
             tuned = tune_config(config, None, watcher=Note(), backbone=backbones[key])
             record |= {
-                k: tuned.card[k] for k in ("metrics", "majority", "best_step", "steps", "stopped")
+                k: getattr(tuned.card, k) for k in ("metrics", "majority", "best_step", "steps", "stopped")
             }
             record["curve"] = [
-                (e["step"], round(e["loss"], 3), e[tuned.card["task"]["metrics"][0]])
+                (e["step"], round(e["loss"], 3), e[tuned.card.metric])
                 for e in history
             ]
         except UserError as error:

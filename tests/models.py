@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from softprompts.backbone import Backbone, Causal, EncoderDecoder, Masked
+from softprompts.backbone.load import BUNDLED_MODELS
 
 TOY = [
     ("the food was great and the staff kind", "positive"),
@@ -41,32 +42,31 @@ TOKENS = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
 
 @cache
 def t5_tokenizer() -> Any:
-    """t5-tiny's tokenizer: real words for random models. One for all of them: it takes longer to read than they take to make."""
-    from softprompts.backbone.load import EMBEDDED
-
-    return transformers.AutoTokenizer.from_pretrained(EMBEDDED["t5-tiny"])
+    """t5-tiny's tokenizer: real words for random models. Loaded once, because that is slow."""
+    return transformers.AutoTokenizer.from_pretrained(BUNDLED_MODELS["t5-tiny"])
 
 
 def byte_tokenizer(
     opening: str | None = None, closing: str | None = None, **named: str
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE over the toy reviews, as GPT-2's and RoBERTa's; `opening` and `closing` go around every text."""
+    """A byte-level BPE like GPT-2's, trained on the toy reviews; every text is put between the
+    special tokens `opening` and `closing`."""
     special = list(dict.fromkeys([*named.values(), "<s>", "</s>"]))
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
+    tokenizer.train_from_iterator(
         LINES,
         trainers.BpeTrainer(
             vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
         ),
     )
-    made.decoder = decoders.ByteLevel()
-    return _wrapped(made, opening, closing, {"bos_token": "<s>", "eos_token": "</s>", **named})
+    tokenizer.decoder = decoders.ByteLevel()
+    return _wrapped(tokenizer, opening, closing, {"bos_token": "<s>", "eos_token": "</s>", **named})
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
-    """A WordPiece over the toy reviews, as BERT's: [CLS] before a text and [SEP] after it."""
+    """A WordPiece tokenizer like BERT's for the toy reviews: [CLS] text [SEP]."""
     named = {
         "pad_token": "[PAD]",
         "unk_token": "[UNK]",
@@ -80,29 +80,25 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
         for mark in ("", "##")
         for letter in "abcdefghijklmnopqrstuvwxyzI0123456789,"
     ]
-    pieces = [
-        *named.values(),
-        *letters,
-        *sorted(words - set(letters)),
-    ]  # not trained: the trainer's ties fall otherwise every time
-    made = Tokenizer(
-        models.WordPiece({piece: index for index, piece in enumerate(pieces)}, unk_token="[UNK]")
-    )
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.decoder = decoders.WordPiece()
-    return _wrapped(made, "[CLS]", "[SEP]", named)
+    # not trained, because the trainer breaks ties differently every time
+    pieces = [*named.values(), *letters, *sorted(words - set(letters))]
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return _wrapped(tokenizer, "[CLS]", "[SEP]", named)
 
 
 def _wrapped(
-    made: Tokenizer, opening: str | None, closing: str | None, named: dict[str, str]
+    tokenizer: Tokenizer, opening: str | None, closing: str | None, named: dict[str, str]
 ) -> PreTrainedTokenizerFast:
     around = [token for token in (opening, closing) if token]
     if around:
         single = " ".join(part for part in (opening, "$A", closing) if part)
-        made.post_processor = processors.TemplateProcessing(
-            single=single, special_tokens=[(t, made.token_to_id(t)) for t in around]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=single, special_tokens=[(t, tokenizer.token_to_id(t)) for t in around]
         )
-    return PreTrainedTokenizerFast(tokenizer_object=made, **named)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
 
 
 def random_t5(**overrides: Any) -> EncoderDecoder:
@@ -122,11 +118,23 @@ def random_encoder_decoder(kind: str) -> EncoderDecoder:
         return EncoderDecoder(AutoModelForSeq2SeqLM.from_config(mt5), t5_tokenizer(), "random-mt5")
     words = byte_tokenizer("<s>", "</s>", pad_token="<pad>")
     bart = transformers.BartConfig(
-        vocab_size=400, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
-        encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=128, scale_embedding=True, init_std=0.2,
-        pad_token_id=words.pad_token_id, bos_token_id=words.bos_token_id, eos_token_id=words.eos_token_id,
-        decoder_start_token_id=words.eos_token_id, forced_eos_token_id=words.eos_token_id,
-    )  # fmt: skip
+        vocab_size=400,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_position_embeddings=128,
+        scale_embedding=True,
+        init_std=0.2,
+        pad_token_id=words.pad_token_id,
+        bos_token_id=words.bos_token_id,
+        eos_token_id=words.eos_token_id,
+        decoder_start_token_id=words.eos_token_id,
+        forced_eos_token_id=words.eos_token_id,
+    )
     return EncoderDecoder(AutoModelForSeq2SeqLM.from_config(bart), words, "random-bart")
 
 
@@ -175,7 +183,7 @@ def random_causal(kind: str) -> Causal:
 
 
 def random_masked(kind: str) -> Masked:
-    """BERT, RoBERTa and DeBERTa with words; `minilm` is a BERT without any."""
+    """BERT, RoBERTa and DeBERTa that fill masks; `minilm` is a BERT that cannot."""
     torch.manual_seed(0)
     sizes = {
         "hidden_size": 32,
@@ -211,8 +219,10 @@ def random_masked(kind: str) -> Masked:
             if kind == "deberta"
             else {}
         )
-        made = transformers.DebertaV2Config if kind == "deberta" else transformers.BertConfig
-        config = made(
+        config_class = (
+            transformers.DebertaV2Config if kind == "deberta" else transformers.BertConfig
+        )
+        config = config_class(
             vocab_size=len(words),
             max_position_embeddings=128,
             pad_token_id=words.pad_token_id,
@@ -230,7 +240,7 @@ KINDS = (*ENCODER_DECODERS, *CAUSALS, *MASKED)
 
 
 def random_model(kind: str) -> Backbone:
-    """A tiny random model by the kind's name; the same one every time."""
+    """A tiny random model by the name of its kind; always the same."""
     if kind in ENCODER_DECODERS:
         return random_encoder_decoder(kind)
     return random_causal(kind) if kind in CAUSALS else random_masked(kind)
@@ -239,9 +249,9 @@ def random_model(kind: str) -> Backbone:
 TEXTS = ["the food was great", "never again", "I love it and the staff was kind"]
 
 
-def told(backbone: Backbone, model: Any, length: int) -> Tensor:
+def peft_log_probs(backbone: Backbone, model: Any, length: int) -> Tensor:
     """Log-probability of each text's target by a PEFT model, one unpadded row at a time [B]."""
-    found = []
+    log_probs = []
     for row, target in zip(
         backbone.tokenise(TEXTS, 40),
         backbone.tokenise_targets(["positive", "negative", "positive"]),
@@ -253,21 +263,21 @@ def told(backbone: Backbone, model: Any, length: int) -> Tensor:
                 input_ids=ids, attention_mask=torch.ones_like(ids), labels=torch.tensor([target])
             ).logits[0]
         elif isinstance(backbone, Causal):
-            whole = torch.tensor([[*row, *target]])
+            sequence = torch.tensor([[*row, *target]])
             begin = length + len(row) - 1
-            logits = model(input_ids=whole, attention_mask=torch.ones_like(whole)).logits[
-                0, begin : begin + len(target)
-            ]
+            output = model(input_ids=sequence, attention_mask=torch.ones_like(sequence))
+            logits = output.logits[0, begin : begin + len(target)]
         else:
-            spot = length + row.index(backbone.tokenizer.mask_token_id)
-            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[
-                0, spot : spot + 1
-            ]
-        found.append(logits.log_softmax(-1).gather(-1, torch.tensor(target)[:, None]).sum())
-    return torch.stack(found)
+            mask = length + row.index(backbone.tokenizer.mask_token_id)
+            output = model(input_ids=ids, attention_mask=torch.ones_like(ids))
+            logits = output.logits[0, mask : mask + 1]
+        target_ids = torch.tensor(target)[:, None]
+        log_probs.append(logits.log_softmax(-1).gather(-1, target_ids).sum())
+    return torch.stack(log_probs)
 
 
-def ours(backbone: Backbone, vectors: Tensor) -> Tensor:
+def our_log_probs(backbone: Backbone, vectors: Tensor) -> Tensor:
+    """The same by a backbone with the prompt `vectors` [P, H]."""
     text = backbone.embed_rows(backbone.tokenise(TEXTS, 40))
     targets = backbone.tokenise_targets(["positive", "negative", "positive"])
     return -backbone.losses(vectors.expand(3, -1, -1), text, targets).nll

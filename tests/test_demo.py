@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from softprompts.cli.main import main
+from softprompts.cli import main
 
 
 @pytest.mark.slow

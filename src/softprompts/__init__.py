@@ -1,36 +1,98 @@
 """softprompts: one frozen model, many tiny prompts.
 
-import softprompts
-tuned = softprompts.tune("helpdesk/intent", output="runs/intent")
-tuned.predict(["Where is my parcel?"])
+    import softprompts
+
+    tuned = softprompts.tune("helpdesk/intent", output="runs/intent")
+    tuned.predict(["Where is my parcel?"])
+
+Everything public is here, loaded when first used; see docs/python.md.
 """
 
+import importlib
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-__all__ = ["Tuned", "UserError", "import_peft", "load", "load_backbone", "transfer_to", "tune"]
+from .version import __version__
 
 if TYPE_CHECKING:
-    from .backbone import load_backbone
+    from .backbone import Backbone, load_backbone
+    from .backbone.families import register_family
+    from .config.choice import Choice
+    from .config.kinds import (
+        register_head,
+        register_optimizer,
+        register_route,
+        register_shape,
+        register_start,
+    )
+    from .config.prompt import PromptConfig
+    from .config.run import RunConfig, run_config
+    from .config.task import TaskConfig
+    from .config.tuning import TuningConfig
     from .errors import UserError
-    from .transfer.transfer import transfer_to
-    from .tuning.api import Tuned, import_peft, load, tune
+    from .library.library import Library
+    from .serving.engine import Engine
+    from .study.study import Study
+    from .tasks.metrics import register_metric
+    from .tasks.registry import register_task
+    from .transfer.transfer import transfer
+    from .tuning.run import RunFailedError
+    from .tuning.tune import tune
+    from .tuning.tuned import Tuned, import_peft, load
 
 _HOMES = {
-    "Tuned": "api",
+    "Backbone": "backbone",
+    "Choice": "config.choice",
+    "Engine": "serving.engine",
+    "Library": "library.library",
+    "PromptConfig": "config.prompt",
+    "RunConfig": "config.run",
+    "RunFailedError": "tuning.run",
+    "Study": "study.study",
+    "TaskConfig": "config.task",
+    "Tuned": "tuning.tuned",
+    "TuningConfig": "config.tuning",
     "UserError": "errors",
-    "import_peft": "api",
-    "load": "api",
+    "import_peft": "tuning.tuned",
+    "load": "tuning.tuned",
     "load_backbone": "backbone",
-    "transfer_to": "transfer.transfer",
-    "tune": "api",
+    "register_family": "backbone.families",
+    "register_head": "config.kinds",
+    "register_metric": "tasks.metrics",
+    "register_optimizer": "config.kinds",
+    "register_route": "config.kinds",
+    "register_shape": "config.kinds",
+    "register_start": "config.kinds",
+    "register_task": "tasks.registry",
+    "run_config": "config.run",
+    "transfer": "transfer.transfer",
+    "tune": "tuning.tune",
 }
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
-    """Names are fetched when first used, so that importing the package does not import torch."""
+    """Fetch a name when it is first used, so that importing the package does not import torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'softprompts' has no attribute {name!r}")
-    from importlib import import_module
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
 
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]
+
+
+class _Package(types.ModuleType):
+    """`softprompts.transfer` is the function, though the room it lives in has the same name."""
+
+    @property
+    def transfer(self) -> Any:
+        return __getattr__("transfer")
+
+    @transfer.setter
+    def transfer(self, module: types.ModuleType) -> None:
+        """Python sets the subpackage here when it is imported."""
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,7 +1,7 @@
 """Errors of a person's input, and how the settings they are about are spelled.
 
 A message says what is wrong and what to do, in one plain sentence. It names a setting by its path
-(`tuning.max_length`), because only whoever speaks to the person knows how they wrote it: as a flag,
+(`tuning.max_length`), because only whoever is_main_process to the person knows how they wrote it: as a flag,
 a key of a YAML file, or an argument in Python.
 """
 
@@ -48,6 +48,9 @@ def spelled(message: str, spelling: Spelling = as_argument) -> str:
 
 class UserError(Exception):
     """Something a person can put right. Its text spells settings as Python arguments."""
+
+    spelling: Spelling | None = None
+    """How the command line spells the settings of this kind of error; None: as flags."""
 
     @property
     def message(self) -> str:

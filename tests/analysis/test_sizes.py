@@ -1,4 +1,4 @@
-"""Score against model size: where the points stand, and what is told where something is missing."""
+"""Score against model size: the positions of the points, also with missing sizes and scores."""
 
 import math
 from typing import Any
@@ -55,16 +55,16 @@ def test_a_line_for_each_variant_and_source_over_the_logarithm_of_sizes() -> Non
     figure = score_by_size(by_size([*reversed(TABLE)], SIZES))
     assert_legible(figure)
     (axes,) = figure.axes
-    found = drawn_lines(axes)
-    assert len(found) == 4
+    plotted = drawn_lines(axes)
+    assert len(plotted) == 4
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    scores = dict(zip(names, (y for _, y in found), strict=True))
+    scores = dict(zip(names, (y for _, y in plotted), strict=True))
     assert scores["prompt, no transfer"] == [60, 70, 80]
     assert scores["prompt, from glue"] == [61, 71, 81]
-    assert math.isnan(scores["model, from glue"][2]), "a mean that is not there yet is a gap"
-    for places, _ in found:
-        assert places == pytest.approx([math.log10(size) for size in SIZES.values()], abs=0.05)
-    assert len({places[0] for places, _ in found}) == 4, "bars stand beside each other"
+    assert math.isnan(scores["model, from glue"][2]), "a missing mean is a gap"
+    for positions, _ in plotted:
+        assert positions == pytest.approx([math.log10(size) for size in SIZES.values()], abs=0.05)
+    assert len({positions[0] for positions, _ in plotted}) == 4, "bars stand side by side"
     labels = [label.get_text() for label in ticks(axes.xaxis, axes.get_xlim())]
     assert labels == ["t5-small-lm-adapt\n77M", "t5-base-lm-adapt\n248M", "t5-xxl-lm-adapt\n11B"]
     bar = axes.containers[0].lines[2][0].get_segments()[0]
@@ -74,21 +74,21 @@ def test_a_line_for_each_variant_and_source_over_the_logarithm_of_sizes() -> Non
 @pytest.mark.parametrize(
     "sizes",
     [{}, dict.fromkeys(SIZES, 7), {"google/t5-base-lm-adapt": 5}],
-    ids=["none", "alike", "some"],
+    ids=["unknown", "equal", "partly known"],
 )
 def test_backbones_of_unknown_or_equal_size_stand_side_by_side(sizes: dict[str, int]) -> None:
     rows = by_size(TABLE, sizes)
     assert list(dict.fromkeys(row["backbone"] for row in rows)) == list(SIZES)
-    for places, _ in drawn_lines(score_by_size(rows).axes[0]):
-        assert places == pytest.approx([0, 1, 2], abs=0.05)
+    for positions, _ in drawn_lines(score_by_size(rows).axes[0]):
+        assert positions == pytest.approx([0, 1, 2], abs=0.05)
 
 
-def test_rows_are_by_size_with_their_numbers() -> None:
+def test_rows_are_sorted_by_size() -> None:
     rows = by_size([*reversed(TABLE)], SIZES)
     assert [row["parameters"] for row in rows] == [
         size for size in SIZES.values() for _ in range(4)
     ]
     assert rows[-1].keys() == {"parameters", "backbone", "variant", "source", "score", "score_std"}
-    assert {(row["score"], row["score_std"]) for row in rows if (row["variant"], row["source"]) == ("prompt", None)} == {
-        (60.0, 1.5), (70.0, 1.5), (80.0, 1.5),
-    }  # fmt: skip
+    baselines = [row for row in rows if (row["variant"], row["source"]) == ("prompt", None)]
+    scores = [(row["score"], row["score_std"]) for row in baselines]
+    assert scores == [(60.0, 1.5), (70.0, 1.5), (80.0, 1.5)]

@@ -12,8 +12,11 @@ from softprompts.artifacts.embedding import read_embedding
 from softprompts.backbone import Backbone
 from softprompts.errors import UserError
 from softprompts.files.tensors import read_tensors, write_tensors
-from softprompts.tuning import Run, RunConfig, run_config
-from softprompts.tuning.api import load, tune_config
+from softprompts.tuning import Run
+from softprompts.config.run import RunConfig
+from softprompts.config.run import run_config
+from softprompts.tuning.tune import tune_config
+from softprompts.tuning.tuned import load
 
 from ..models import random_model
 
@@ -45,16 +48,16 @@ class Look:
     def __init__(self, stop: int = -1, ruin: int = -1) -> None:
         self.stop, self.ruin, self.seen = stop, ruin, dict[int, Tensor]()
 
-    def stepped(self, run: Run) -> None:
+    def on_step(self, run: Run) -> None:
         self.seen[run.step] = run.prompt.fold().table.detach().clone()
         if run.step == self.ruin:
             run.prompt.table.data.fill_(float("nan"))
         if run.step == self.stop:
             raise KeyboardInterrupt
 
-    def evaluating(self, run: Run, rows: int) -> None: ...
+    def on_rows_answered(self, run: Run, rows: int) -> None: ...
 
-    def evaluated(self, run: Run) -> None: ...
+    def on_evaluation(self, run: Run) -> None: ...
 
 
 def embedded(folder: Path) -> tuple[Any, Tensor | None]:
@@ -82,7 +85,7 @@ def test_a_shorter_run_keeps_its_last_step_not_its_best(
         config(toy_csv, lr=1e-7), tmp_path, watcher=look, backbone=t5
     )  # no score changes: the first stays best
     told, vectors = embedded(tmp_path)
-    assert (told, tuned.card["best_step"]) == ({"step": 8}, 4)
+    assert (told, tuned.card.best_step) == ({"step": 8}, 4)
     assert vectors is not None
     assert torch.equal(vectors, look.seen[8])
     assert torch.equal(tuned.prompt.table, look.seen[4])
@@ -122,7 +125,7 @@ def test_a_run_that_was_ruined_is_embedded_by_its_best(
         config(toy_csv, embed_at=at, checkpoint_every=8), tmp_path, watcher=look, backbone=t5
     )
     told, vectors = embedded(tmp_path)
-    assert tuned.card["failed"]
+    assert tuned.card.failed
     assert told == {"step": 4}
     assert vectors is not None
     assert torch.equal(vectors, look.seen[4])

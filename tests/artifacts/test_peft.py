@@ -11,15 +11,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from softprompts.artifacts.peft import TASK_TYPES, read_adapter, write_adapter
+from softprompts.artifacts.peft import read_adapter, write_adapter
 from softprompts.artifacts.prompt_file import save_prompt
 from softprompts.backbone import Backbone, Causal, EncoderDecoder, Masked
-from softprompts.cli.main import main
+from softprompts.cli import main
 from softprompts.config.choice import Choice
 from softprompts.errors import UserError
-from softprompts.prompt import Material, PromptConfig, build
-from softprompts.tuning import run_config
-from softprompts.tuning.api import import_peft, load, tune_config
+from softprompts.prompt import Material
+from softprompts.config.prompt import PromptConfig
+from softprompts.prompt.prompt import build_prompt
+from softprompts.config.run import run_config
+from softprompts.tuning.tune import tune_config
+from softprompts.tuning.tuned import import_peft, load
 
 from ..conftest import GOLDEN, golden
 from ..models import KINDS, TEXTS, ours, random_model, told
@@ -37,15 +40,15 @@ def test_peft_loads_what_we_export_with_the_same_logits(
     kind: str, shape: str, tmp_path: Path
 ) -> None:
     backbone = random_model(kind)
-    prompt = build(
+    prompt = build_prompt(
         PromptConfig(length=5, shape=Choice(shape)), Material(backbone), 0, backbone.unit
     )
     write_adapter(tmp_path, prompt.fold(), backbone.family, backbone.name)
     model = peft.PeftModel.from_pretrained(random_model(kind).model, tmp_path).eval()
-    expected = told(backbone, model, 5)
-    torch.testing.assert_close(ours(backbone, prompt.fold().table), expected, rtol=1e-4, atol=1e-4)
+    expected = peft_log_probs(backbone, model, 5)
+    torch.testing.assert_close(our_log_probs(backbone, prompt.fold().table), expected, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(
-        ours(backbone, prompt.fold().table[:, :0]), expected, rtol=1e-4, atol=1e-4
+        our_log_probs(backbone, prompt.fold().table[:, :0]), expected, rtol=1e-4, atol=1e-4
     ), "the prompt matters"
 
 
@@ -59,7 +62,7 @@ def test_we_import_what_peft_saves_with_the_same_logits(
     backbone = random_model(kind)
     options = {"encoder_hidden_size": 16} if config == "PromptEncoderConfig" else {}
     settings = getattr(peft, config)(
-        task_type=TASK_TYPES[backbone.family], num_virtual_tokens=6, **options
+        task_type=backbone.peft_task_type, num_virtual_tokens=6, **options
     )
     torch.manual_seed(3)
     model = peft.get_peft_model(random_model(kind).model, settings).eval()
@@ -68,12 +71,12 @@ def test_we_import_what_peft_saves_with_the_same_logits(
     assert len(rows) == (12 if backbone.family == "encoder-decoder" else 6), "the dead second half"
     tuned = import_peft(tmp_path / "adapter", backbone=backbone, labels=["positive", "negative"])
     torch.testing.assert_close(
-        ours(backbone, tuned.prompt.table), told(backbone, model, 6), rtol=1e-4, atol=1e-4
+        our_log_probs(backbone, tuned.prompt.table), peft_log_probs(backbone, model, 6), rtol=1e-4, atol=1e-4
     )
     tuned.save(tmp_path / "ours")
     again = load(tmp_path / "ours", backbone=backbone)
     assert again.predict(TEXTS, scoring="labels") == tuned.predict(TEXTS, scoring="labels")
-    assert again.card["method"].startswith("imported from PEFT")
+    assert again.card.method.startswith("imported from PEFT")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +88,7 @@ def test_the_official_adapters_are_read(name: str, auto: Any) -> None:
     family = EncoderDecoder if name == "peft_t5" else Causal
     backbone = family(auto.from_pretrained(GOLDEN / f"{name}_model"), None, name)
     adapter = read_adapter(GOLDEN / f"{name}_adapter")
-    assert adapter.family == backbone.family
+    assert adapter.task_type == backbone.peft_task_type
     torch.testing.assert_close(
         adapter.vectors, torch.tensor(numbers["prompt_used"]).view_as(adapter.vectors)
     )
@@ -96,7 +99,7 @@ def test_the_official_adapters_are_read(name: str, auto: Any) -> None:
 def adapter(tmp_path: Path, t5: Backbone) -> Path:
     write_adapter(
         tmp_path / "adapter",
-        build(PromptConfig(length=5), Material(t5), 0).fold(),
+        build_prompt(PromptConfig(length=5), Material(t5), 0).fold(),
         t5.family,
         t5.name,
     )
@@ -141,7 +144,7 @@ def test_damaged_adapters_are_one_sentence(adapter: Path, t5: Backbone, tmp_path
     weights = adapter / "adapter_model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-40])
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match="corrupted"):
         import_peft(adapter, backbone=t5)
     save_file({"prompt_embeddings": torch.full((5, 32), float("nan"))}, weights)
     with pytest.raises(UserError, match="not finite"):
@@ -175,7 +178,7 @@ def test_damaged_adapters_are_one_sentence(adapter: Path, t5: Backbone, tmp_path
 )
 def test_what_peft_cannot_say_is_refused(config: dict[str, Any], why: str, tmp_path: Path) -> None:
     backbone = random_model("minilm")
-    prompt = build(PromptConfig(length=5, **config), Material(backbone, ["a", "b"], None, 32), 0)
+    prompt = build_prompt(PromptConfig(length=5, **config), Material(backbone, ["a", "b"], None, 32), 0)
     with pytest.raises(UserError, match=why):
         write_adapter(tmp_path / "adapter", prompt.fold(), backbone.family, backbone.name)
     assert not (tmp_path / "adapter").exists()
@@ -183,7 +186,7 @@ def test_what_peft_cannot_say_is_refused(config: dict[str, Any], why: str, tmp_p
 
 def test_a_mixture_that_folds_to_one_prompt_exports(tmp_path: Path) -> None:
     backbone = random_model("t5")
-    prompt = build(
+    prompt = build_prompt(
         PromptConfig(length=5, count=3, route=Choice("stochastic")), Material(backbone), 0
     )
     write_adapter(tmp_path, prompt.fold(), backbone.family, backbone.name)
@@ -243,7 +246,7 @@ def test_an_imported_prompt_starts_a_run(
     """Which PEFT cannot do: its prompts cannot be loaded to train on."""
     imported = import_peft(adapter, backbone=t5, labels={"0": "no", "1": "yes"})
     assert imported.form.words == {"0": "no", "1": "yes"}
-    assert imported.card["config"]["prompt"]["length"] == 5
+    assert imported.card.config["prompt"]["length"] == 5
     imported.save(tmp_path / "source")
     start = {"kind": "prompt", "sources": [str(tmp_path / "source")]}
     task = {"train": str(toy_csv), "text": "review", "label": "mood"}
@@ -255,14 +258,14 @@ def test_an_imported_prompt_starts_a_run(
             "prompt": {"length": 5, "start": start},
         }
     )
-    assert tune_config(config, None, backbone=t5).card["steps"] == 4
+    assert tune_config(config, None, backbone=t5).card.steps == 4
 
 
 def test_saved_prompts_of_an_encoder_keep_their_place(tmp_path: Path) -> None:
     backbone = random_model("bert")
     assert isinstance(backbone, Masked)
     save_prompt(
-        tmp_path, build(PromptConfig(length=5, place="after-bos"), Material(backbone), 0), {}
+        tmp_path, build_prompt(PromptConfig(length=5, place="after-bos"), Material(backbone), 0), {}
     )
     from softprompts.artifacts.prompt_file import load_prompt
 

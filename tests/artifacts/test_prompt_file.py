@@ -11,14 +11,14 @@ from softprompts.backbone import Backbone
 from softprompts.errors import UserError
 from softprompts.files.names import safe_name
 from softprompts.files.tensors import read_tensors, write_tensors
-from softprompts.prompt.prompt import plain
+from softprompts.prompt.prompt import folded_prompt
 
 CARD = {"backbone": {"name": "some-t5", "fingerprint": "abc"}}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    save_prompt(tmp_path / "p", plain(torch.randn(1, 3, 8)), CARD)
+    save_prompt(tmp_path / "p", folded_prompt(torch.randn(1, 3, 8)), CARD)
     return tmp_path / "p"
 
 
@@ -38,7 +38,7 @@ def test_another_backbones_prompt_is_refused(folder: Path, t5: Backbone) -> None
         load_prompt(folder, t5)
     save_prompt(
         folder,
-        plain(torch.randn(1, 3, 8)),
+        folded_prompt(torch.randn(1, 3, 8)),
         {"backbone": {"name": t5.name, "fingerprint": t5.fingerprint}},
     )
     load_prompt(folder, t5)
@@ -48,7 +48,7 @@ def test_a_prompt_of_another_version_of_the_same_model_can_be_recycled(
     folder: Path, t5: Backbone
 ) -> None:
     save_prompt(
-        folder, plain(torch.randn(1, 3, 8)), {"backbone": {"name": t5.name, "fingerprint": "abc"}}
+        folder, folded_prompt(torch.randn(1, 3, 8)), {"backbone": {"name": t5.name, "fingerprint": "abc"}}
     )
     with pytest.raises(
         UserError,
@@ -60,7 +60,7 @@ def test_a_prompt_of_another_version_of_the_same_model_can_be_recycled(
 def test_a_truncated_file_is_refused(folder: Path) -> None:
     path = folder / "prompt.safetensors"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match="corrupted"):
         load_prompt(folder)
 
 
@@ -104,16 +104,18 @@ def test_a_write_that_fails_leaves_the_old_file(
 
     monkeypatch.setattr("safetensors.torch.save_file", broken)
     with pytest.raises(UserError, match="disk full"):
-        save_prompt(folder, plain(torch.randn(1, 5, 8)), CARD)
+        save_prompt(folder, folded_prompt(torch.randn(1, 5, 8)), CARD)
     assert (folder / "prompt.safetensors").read_bytes() == before
     assert len(list(folder.iterdir())) == 2
 
 
 def test_folding_a_t5_prompt_keeps_kilobytes(t5: Backbone, tmp_path: Path) -> None:
     from softprompts.config.choice import Choice
-    from softprompts.prompt import Material, PromptConfig, build
+    from softprompts.prompt import Material
+    from softprompts.config.prompt import PromptConfig
+    from softprompts.prompt.prompt import build_prompt
 
-    prompt = build(PromptConfig(10, shape=Choice("residual")), Material(t5), 0)
+    prompt = build_prompt(PromptConfig(10, shape=Choice("residual")), Material(t5), 0)
     save_prompt(tmp_path, prompt, CARD)
     assert (tmp_path / "prompt.safetensors").stat().st_size < 10 * 32 * 4 + 500, (
         "the network is folded away"

@@ -1,4 +1,4 @@
-"""What only the decoder-only family promises; what it shares with the others is in test_families.py."""
+"""What is particular to the decoder-only family; test_families.py tests what all share."""
 
 import pytest
 import torch
@@ -6,7 +6,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from softprompts.backbone import Causal, Text
-from softprompts.prompt import Material, PromptConfig, build
+from softprompts.config.prompt import PromptConfig
+from softprompts.prompt import Material
+from softprompts.prompt.prompt import build_prompt
 from softprompts.tuning import Predictor
 
 from ..conftest import GOLDEN, golden
@@ -43,16 +45,16 @@ def test_loss_logits_and_gradient_match_peft(peft_model: Causal) -> None:
         zip(case["input_ids"], case["attention_mask"], case["labels"], strict=True)
     ):
         length = sum(mask)
-        first = next(place for place in range(length) if labels[place] >= 0)
+        first = next(column for column in range(length) if labels[column] >= 0)
         before, target = torch.tensor([ids[:first]], dtype=torch.long), ids[first:length]
         text = Text(peft_model.embedding(before), torch.ones_like(before))
         losses = peft_model.losses(prompt[None], text, [target])
         expected = torch.tensor(case["logits"][row]).log_softmax(-1)
-        told = sum(
-            float(expected[len(prompt) + first - 1 + place, token])
-            for place, token in enumerate(target)
+        log_prob = sum(
+            float(expected[len(prompt) + first - 1 + offset, token])
+            for offset, token in enumerate(target)
         )
-        assert -losses.nll.item() == pytest.approx(told, abs=1e-3)
+        assert -losses.nll.item() == pytest.approx(log_prob, abs=1e-3)
         total, tokens = total + losses.nll.sum(), tokens + len(target)
     assert (total / tokens).item() == pytest.approx(case["loss"], abs=1e-5)
     (total / tokens).backward()
@@ -61,7 +63,8 @@ def test_loss_logits_and_gradient_match_peft(peft_model: Causal) -> None:
 
 @pytest.mark.parametrize("side", ["right_padded", "left_padded"])
 def test_generation_equals_the_unpadded_rows(peft_model: Causal, side: str) -> None:
-    """PEFT itself puts the pads between prompt and text on the left and answers otherwise; the unpadded rows are right."""
+    """With left padding, PEFT puts the pads between prompt and text and generates something else;
+    the unpadded rows are right."""
     text = peft_model.embed(
         torch.tensor(PEFT[side]["input_ids"]), torch.tensor(PEFT[side]["attention_mask"])
     )
@@ -73,23 +76,23 @@ def test_generation_equals_the_unpadded_rows(peft_model: Causal, side: str) -> N
     ]
 
 
-def test_beginnings_and_ends_follow_the_tokenizer(backbone: Causal) -> None:
+def test_special_tokens_follow_the_tokenizer(backbone: Causal) -> None:
     row = backbone.tokenise(["never again"], 20)[0]
     assert (row[0] == backbone.tokenizer.bos_token_id) == (
         backbone.name in ("tiny-llama", "tiny-gemma2")
-    ), "<s> where the tokenizer gives it"
-    assert row[-1] != backbone.tokenizer.eos_token_id, "no end before the target"
+    ), "<s> if the tokenizer adds it"
+    assert row[-1] != backbone.tokenizer.eos_token_id, "no end of sequence before the target"
     target = backbone.tokenise_targets(["positive"])[0]
     assert target[-1] == backbone.tokenizer.eos_token_id
-    assert backbone.tokenizer.decode(target[:-1]) == " positive", "spelled as a word after a space"
+    assert backbone.tokenizer.decode(target[:-1]) == " positive", "tokenised as after a space"
 
 
-def test_the_answer_counts_in_the_budget(backbone: Causal) -> None:
+def test_the_target_counts_in_the_budget(backbone: Causal) -> None:
     longest = max(map(len, backbone.tokenise_targets(["positive", "negative"])))
     assert (
         Predictor(
             backbone,
-            build(PromptConfig(length=4), Material(backbone), 0),
+            build_prompt(PromptConfig(length=4), Material(backbone), 0),
             ["positive", "negative"],
             max_length=64,
         ).budget

@@ -1,4 +1,4 @@
-"""The encoder-decoder family against PEFT's numbers, against plain transformers, and against the promise to stay frozen."""
+"""The encoder-decoder family against PEFT and plain transformers."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ def peft_model() -> EncoderDecoder:
 
 
 def peft_prompt() -> torch.Tensor:
-    """The adapter file holds a dead second half: only the first rows are the prompt."""
+    """The second half of the adapter file is unused: only the first rows are the prompt."""
     rows = load_file(GOLDEN / "peft_t5_adapter" / "adapter_model.safetensors")["prompt_embeddings"]
     return rows[: PEFT["num_virtual_tokens"]]
 
@@ -45,7 +45,7 @@ def test_loss_logits_and_gradient_match_peft(peft_model: EncoderDecoder) -> None
     )
     logits = torch.tensor(PEFT["logits"]).log_softmax(-1)
     for row, target in enumerate(targets):
-        expected = sum(logits[row, place, token] for place, token in enumerate(target))
+        expected = sum(logits[row, column, token] for column, token in enumerate(target))
         assert -losses.nll[row].item() == pytest.approx(float(expected), abs=1e-3)
     without = peft_model.losses(prompt[:0].expand(3, 0, -1), text, targets)
     assert (without.nll.sum() / without.tokens.sum()).item() == pytest.approx(
@@ -58,7 +58,7 @@ def test_generation_matches_peft(peft_model: EncoderDecoder) -> None:
     text = peft_model.embed(torch.tensor(PEFT["input_ids"]), torch.tensor(PEFT["attention_mask"]))
     assert peft_model.generate(prompt, text, 10).tolist() == [
         row[1:] for row in PEFT["generated_ids"]
-    ], "PEFT's rows lead with the start token"
+    ], "PEFT's rows begin with the start token"
     alone = Text(text.embeds[2:, :3], text.mask[2:, :3])
     assert peft_model.generate(prompt[:1], alone, 10).tolist() == [
         PEFT["generated_ids_row2_alone_unpadded"][0][1:]
@@ -68,13 +68,13 @@ def test_generation_matches_peft(peft_model: EncoderDecoder) -> None:
 def test_dropout_is_on_inside_and_off_outside(t5: Backbone) -> None:
     text = t5.embed_rows(t5.tokenise(["some text here"], 20))
     prompt, target = torch.randn(1, 4, 32), t5.tokenise_targets(["yes"])
-    quiet = t5.losses(prompt, text, target).nll
-    with t5.learning(torch.tensor([0.5]), torch.tensor([7])):
-        assert t5.losses(prompt, text, target).nll != quiet
+    without_dropout = t5.losses(prompt, text, target).nll
+    with t5.training_mode(torch.tensor([0.5]), torch.tensor([7])):
+        assert t5.losses(prompt, text, target).nll != without_dropout
         assert t5.losses(prompt, text, target).nll != t5.losses(prompt, text, target).nll
-    assert t5.losses(prompt, text, target).nll == quiet
-    with t5.learning():
-        assert t5.losses(prompt, text, target).nll == quiet
+    assert t5.losses(prompt, text, target).nll == without_dropout
+    with t5.training_mode():
+        assert t5.losses(prompt, text, target).nll == without_dropout
 
 
 def test_z_is_the_squared_log_normaliser(peft_model: EncoderDecoder) -> None:
@@ -88,7 +88,7 @@ def test_z_is_the_squared_log_normaliser(peft_model: EncoderDecoder) -> None:
     torch.testing.assert_close(z, expected, rtol=1e-4, atol=1e-3)
 
 
-def test_the_fingerprint_ignores_the_load_dtype_and_notices_the_weights(tiny: Backbone) -> None:
+def test_the_fingerprint_depends_on_the_weights_but_not_on_the_dtype(tiny: Backbone) -> None:
     assert load_backbone(dtype="bf16", device="cpu").fingerprint == tiny.fingerprint
     one, other = random_t5(), random_t5()
     assert one.fingerprint == other.fingerprint
@@ -101,62 +101,68 @@ def test_the_fingerprint_ignores_the_load_dtype_and_notices_the_weights(tiny: Ba
     )
 
 
-def test_the_unit_is_the_power_of_two_nearest_the_embedding_scale(tiny: Backbone) -> None:
+def test_the_unit_is_the_embedding_scale_as_a_power_of_two(tiny: Backbone) -> None:
     assert tiny.unit == 1.0
-    louder = random_t5()
+    scaled_up = random_t5()
     with torch.no_grad():
-        louder.model.shared.weight.mul_(12.5 / louder.model.shared.weight.square().mean().sqrt())
-    assert louder.unit == 16.0
+        scaled_up.model.shared.weight.mul_(
+            12.5 / scaled_up.model.shared.weight.square().mean().sqrt()
+        )
+    assert scaled_up.unit == 16.0
 
 
 def test_bart_scales_its_embeddings_and_has_a_limit(bart: Backbone) -> None:
     ids = torch.tensor([10, 11])
-    torch.testing.assert_close(bart.vectors(ids), bart.embedding.weight[ids].detach() * 32**0.5)
-    assert bart.longest == 128
+    torch.testing.assert_close(
+        bart.input_embeddings(ids), bart.embedding.weight[ids].detach() * 32**0.5
+    )
+    assert bart.max_positions == 128
 
 
 @pytest.mark.parametrize(
     ("name", "dtype", "why"),
     [("t5-tiny", "fp16", "T5 overflows"), ("no/such-model-anywhere", "fp32", "cannot be loaded")],
 )
-def test_what_cannot_be_loaded_is_one_sentence(name: str, dtype: str, why: str) -> None:
+def test_a_clear_error_for_what_cannot_be_loaded(name: str, dtype: str, why: str) -> None:
     with pytest.raises(UserError, match=why):
         load_backbone(name, dtype)
 
 
-def test_a_model_of_no_family_is_refused(tmp_path: Path) -> None:
+def test_an_unsupported_model_type_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "vit", "architectures": ["ViTModel"]}')
-    with pytest.raises(UserError, match="of no family we know"):
+    with pytest.raises(
+        UserError, match="unsupported model type vit; supported families: decoder-only"
+    ):
         load_backbone(str(tmp_path))
 
 
-def test_a_models_own_penalties_and_lengths_do_not_touch_generation(tiny: Backbone) -> None:
+def test_generation_ignores_the_models_penalties_and_minimum_lengths(tiny: Backbone) -> None:
     text = tiny.embed_rows(
         tiny.tokenise(
             ["Classify the sentiment of the review as positive or negative. A wonderful film."], 60
         )
     )
     before = tiny.generate(torch.zeros(1, 0, 256), text, 12).tolist()
-    own = tiny.model.generation_config
-    own.min_length, own.repetition_penalty, own.no_repeat_ngram_size = 56, 5.0, 1
+    config = tiny.model.generation_config
+    config.min_length, config.repetition_penalty, config.no_repeat_ngram_size = 56, 5.0, 1
     try:
         assert tiny.generate(torch.zeros(1, 0, 256), text, 12).tolist() == before
     finally:
-        own.min_length, own.repetition_penalty, own.no_repeat_ngram_size = None, None, None
+        config.min_length, config.repetition_penalty, config.no_repeat_ngram_size = None, None, None
 
 
-def test_dropout_reaches_a_model_whose_config_says_0() -> None:
+def test_dropout_works_if_the_models_config_sets_it_to_0() -> None:
     backbone = random_t5(dropout_rate=0)
     text, target = (
         backbone.embed_rows(backbone.tokenise(["some text"], 20)),
         backbone.tokenise_targets(["yes"]),
     )
-    quiet = backbone.losses(torch.zeros(1, 4, 32), text, target).nll
-    with backbone.learning(torch.tensor([0.5]), torch.tensor([7])):
-        assert backbone.losses(torch.zeros(1, 4, 32), text, target).nll != quiet
+    without_dropout = backbone.losses(torch.zeros(1, 4, 32), text, target).nll
+    with backbone.training_mode(torch.tensor([0.5]), torch.tensor([7])):
+        assert backbone.losses(torch.zeros(1, 4, 32), text, target).nll != without_dropout
 
 
-def test_the_embedded_model_needs_no_network() -> None:
+def test_the_bundled_model_needs_no_network() -> None:
     code = (
         "import socket\n"
         "def refuse(*a, **k): raise AssertionError('network')\n"
@@ -167,7 +173,7 @@ def test_the_embedded_model_needs_no_network() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
-def test_texts_are_cut_to_the_budget_and_keep_their_end(tiny: Backbone) -> None:
+def test_texts_are_truncated_to_the_budget_and_keep_their_end(tiny: Backbone) -> None:
     rows = tiny.tokenise(["word " * 500, "short"], 30)
     assert len(rows[0]) == 30
     assert rows[0][-1] == tiny.tokenizer.eos_token_id
@@ -175,8 +181,8 @@ def test_texts_are_cut_to_the_budget_and_keep_their_end(tiny: Backbone) -> None:
         tiny.tokenise(["x"], -3)
 
 
-def test_the_embedded_model_knows_some_language(tiny: Backbone) -> None:
-    """Its supervised training shows without any prompt."""
+def test_the_bundled_model_knows_some_language(tiny: Backbone) -> None:
+    """It was trained on supervised tasks too, so it works without a prompt."""
     question = "Classify the sentiment of the review as positive or negative. "
     text = tiny.embed_rows(
         tiny.tokenise(

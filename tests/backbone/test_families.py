@@ -1,5 +1,6 @@
-"""What every family promises, on a tiny random model of each kind: a prompt stands where a hand would put it, pads and neighbours do
-not matter, scores are losses, generation goes through the cache as the whole sequence would, nothing frozen moves."""
+"""What all families have in common, on a tiny random model of each kind: prompts are joined as by
+hand, padding and batching change nothing, scores are losses, the key-value cache changes nothing,
+and the model stays frozen."""
 
 import dataclasses
 import hashlib
@@ -8,15 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from softprompts.backbone import Backbone, Causal, EncoderDecoder, Masked, Text, load_backbone
-from softprompts.backbone.rows import Place
+from softprompts.backbone.batch import Place
+from softprompts.config.run import run_config
 from softprompts.errors import UserError
 from softprompts.prompt.head import Linear
 from softprompts.tasks import load_task
-from softprompts.tuning import Cohort, Run, run_config
-from softprompts.tuning.api import load, tune_config
+from softprompts.tuning import Cohort, Run
+from softprompts.tuning.tune import tune_config
+from softprompts.tuning.tuned import load
 
 from ..models import KINDS, TOY, random_model
 
@@ -25,18 +29,18 @@ LABELS = ["positive", "negative"]
 PLACES: tuple[Place, ...] = ("prefix", "after-bos", "suffix")
 
 
-def answering(kind: str) -> Backbone:
+def with_any_head(kind: str) -> Backbone:
     backbone = random_model(kind)
     return (
-        backbone.answering(Linear(2, 32, torch.Generator()), LABELS)
-        if backbone.best_head(LABELS) == "linear"
+        backbone.with_head(Linear(2, 32, torch.Generator()), LABELS)
+        if backbone.default_head(LABELS) == "linear"
         else backbone
     )
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def backbone(request: pytest.FixtureRequest) -> Backbone:
-    return answering(request.param)
+    return with_any_head(request.param)
 
 
 def prompts(rows: int, length: int = 4) -> Tensor:
@@ -46,13 +50,13 @@ def prompts(rows: int, length: int = 4) -> Tensor:
 
 
 def places(backbone: Backbone) -> list[Place]:
-    return [place for place in PLACES if place != "after-bos" or backbone.surround[0]]
+    return [place for place in PLACES if place != "after-bos" or backbone.special_token_counts[0]]
 
 
 def by_hand(backbone: Backbone, row: list[int], place: Place) -> tuple[Tensor, int]:
-    """[1, P + T, H] with the prompt put in by slicing, and the number of tokens before it."""
+    """[1, P + T, H] with the prompt inserted by slicing, and the number of tokens before it."""
     embeds = backbone.embedding(torch.tensor([row]))
-    closing = backbone.surround[1]
+    closing = backbone.special_token_counts[1]
     if isinstance(backbone, Masked) and backbone.tokenizer.mask_token_id in row:
         closing += 1
     at = {"prefix": 0, "after-bos": 1, "suffix": len(row) - closing}[place]
@@ -62,7 +66,7 @@ def by_hand(backbone: Backbone, row: list[int], place: Place) -> tuple[Tensor, i
 def plain_logits(
     backbone: Backbone, embeds: Tensor, at: int, row: list[int], target: list[int]
 ) -> Tensor:
-    """The logits [N, V] that tell the target, from transformers alone: no mask, no positions, no cache of ours."""
+    """The logits [N, V] of the target, by plain transformers: no mask, positions or cache."""
     model = backbone.model
     if isinstance(backbone, EncoderDecoder):
         logits: Tensor = model(inputs_embeds=embeds, labels=torch.tensor([target])).logits[0]
@@ -75,8 +79,8 @@ def plain_logits(
     if hasattr(backbone, "head"):
         pooled: Tensor = backbone.head(model(inputs_embeds=embeds).last_hidden_state.mean(1))
         return pooled
-    spot = row.index(backbone.tokenizer.mask_token_id)
-    words: Tensor = model(inputs_embeds=embeds).logits[:, spot + (4 if at <= spot else 0)]
+    mask = row.index(backbone.tokenizer.mask_token_id)
+    words: Tensor = model(inputs_embeds=embeds).logits[:, mask + (4 if at <= mask else 0)]
     return words
 
 
@@ -93,8 +97,8 @@ def test_the_prompt_is_joined_as_by_hand(backbone: Backbone) -> None:
             torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_positions_in_the_mask_and_in_the_sequence(backbone: Backbone) -> None:
-    """The prompt is never masked, pads always are, and a row's own tokens are numbered on through prompt and text."""
+def test_masks_and_positions(backbone: Backbone) -> None:
+    """Only pads are masked, and positions count through prompt and text."""
     for place in places(backbone):
         rows = backbone.tokenise(TEXTS, 40)
         joined = backbone.join(prompts(3), backbone.embed_rows(rows, place))  # type: ignore[attr-defined]
@@ -109,21 +113,21 @@ def test_positions_in_the_mask_and_in_the_sequence(backbone: Backbone) -> None:
                 )
             else:
                 assert mask[row].tolist() == sorted(mask[row].tolist(), reverse=True), (
-                    "pads at the end: the model's own positions are right"
+                    "pads come last, so that the model's own positions are right"
                 )
 
 
-def test_padding_and_batch_make_up_do_not_matter(backbone: Backbone) -> None:
+def test_padding_and_batching_change_nothing(backbone: Backbone) -> None:
     rows, targets = (
         backbone.tokenise(TEXTS, 40),
         backbone.tokenise_targets(["positive", "negative", "positive"]),
     )
     ids, mask = backbone.collate(rows)
     for place in places(backbone):
-        whole = backbone.embed_rows(rows, place)
+        batch = backbone.embed_rows(rows, place)
         losses, scores = (
-            backbone.losses(prompts(3), whole, targets).nll,
-            backbone.scores(prompts(3), whole, targets[:2]),
+            backbone.losses(prompts(3), batch, targets).nll,
+            backbone.scores(prompts(3), batch, targets[:2]),
         )
         for pads in ((5, 2), (0, 7), (7, 0)):
             padded = backbone.embed(
@@ -147,7 +151,7 @@ def test_padding_and_batch_make_up_do_not_matter(backbone: Backbone) -> None:
                 atol=1e-4,
             )
             torch.testing.assert_close(
-                backbone.losses(prompts(1), whole.rows([row]), [targets[row]]).nll[0],
+                backbone.losses(prompts(1), batch.rows([row]), [targets[row]]).nll[0],
                 losses[row],
                 rtol=1e-4,
                 atol=1e-4,
@@ -155,7 +159,7 @@ def test_padding_and_batch_make_up_do_not_matter(backbone: Backbone) -> None:
 
 
 def test_rows_of_very_different_lengths(backbone: Backbone) -> None:
-    """One word beside a hundred, on the GPU where there is one: pads that see nothing must not make gradients that are no numbers."""
+    """One word beside a hundred, on a GPU if there is one: pads must not lead to NaN gradients."""
     backbone.model.to("cuda" if torch.cuda.is_available() else "cpu")
     try:
         texts = ["it", "never again", "the food " * 12, "good " * 44]
@@ -204,39 +208,40 @@ def test_scores_are_the_losses_of_the_candidates(backbone: Backbone) -> None:
     )
 
 
-def test_the_cache_writes_what_the_whole_sequence_would(backbone: Backbone) -> None:
-    """Rows of different lengths in one batch, token by token against a plain run of each row alone."""
+def test_generation_with_the_cache_matches_the_full_sequence(backbone: Backbone) -> None:
+    """Rows of different lengths in a batch, against each row alone, token by token."""
     text = backbone.embed_rows(backbone.tokenise(TEXTS, 40))
     if not backbone.generates:
-        with pytest.raises(UserError, match="cannot write"):
+        with pytest.raises(UserError, match="cannot generate"):
             backbone.generate(prompts(3), text, 5)
         return
     for place in places(backbone):
         rows = backbone.tokenise(TEXTS, 40)
-        written = backbone.generate(prompts(3), backbone.embed_rows(rows, place), 5).tolist()
+        generated = backbone.generate(prompts(3), backbone.embed_rows(rows, place), 5).tolist()
         for row, tokens in enumerate(rows):
             embeds, _ = by_hand(backbone, tokens, place)
-            told: list[int] = []
-            for token in written[row]:
-                if told and told[-1] in backbone.ends:
-                    assert token == backbone.pad
+            expected: list[int] = []
+            for token in generated[row]:
+                if expected and expected[-1] in backbone.eos_ids:
+                    assert token == backbone.pad_id
                     continue
-                told.append(int(_next(backbone, embeds, told).argmax()))
-                assert token == told[-1]
+                expected.append(int(_next(backbone, embeds, expected).argmax()))
+                assert token == expected[-1]
 
 
-def _next(backbone: Backbone, embeds: Tensor, told: list[int]) -> Tensor:
+def _next(backbone: Backbone, embeds: Tensor, tokens: list[int]) -> Tensor:
     if isinstance(backbone, EncoderDecoder):
-        read: Tensor = backbone.model(
-            inputs_embeds=embeds, decoder_input_ids=torch.tensor([[backbone.start, *told]])
+        seq2seq: Tensor = backbone.model(
+            inputs_embeds=embeds,
+            decoder_input_ids=torch.tensor([[backbone.decoder_start_id, *tokens]]),
         ).logits[0, -1]
-        return read
-    written = backbone.embedding(torch.tensor([told], dtype=torch.long))
+        return seq2seq
+    written = backbone.embedding(torch.tensor([tokens], dtype=torch.long))
     logits: Tensor = backbone.model(inputs_embeds=torch.cat([embeds, written], dim=1)).logits[0, -1]
     return logits
 
 
-def test_frozen_means_frozen(backbone: Backbone) -> None:
+def test_the_model_stays_frozen(backbone: Backbone) -> None:
     def digest() -> str:
         return hashlib.sha256(
             b"".join(p.detach().numpy().tobytes() for p in backbone.model.parameters())
@@ -248,7 +253,7 @@ def test_frozen_means_frozen(backbone: Backbone) -> None:
         [prompt, *backbone.model.parameters()], lr=0.1
     )  # even if somebody hands it all to an optimiser
     for _ in range(3):
-        with backbone.learning(torch.full((2,), 0.1), torch.arange(2)):
+        with backbone.training_mode(torch.full((2,), 0.1), torch.arange(2)):
             backbone.losses(prompt, text, backbone.tokenise_targets(LABELS)).nll.sum().backward()
         optimizer.step()
     assert digest() == before
@@ -258,25 +263,25 @@ def test_frozen_means_frozen(backbone: Backbone) -> None:
 
 
 def test_after_bos_needs_a_bos() -> None:
-    with pytest.raises(UserError, match="opens a text with no token of its own"):
+    with pytest.raises(UserError, match="adds no token before a text"):
         random_model("t5").check_place("after-bos")
     random_model("bart").check_place("after-bos")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_is_loaded_as_its_family(kind: str, tmp_path: Path) -> None:
-    made = random_model(kind)
-    made.model.save_pretrained(tmp_path)
-    made.tokenizer.save_pretrained(tmp_path)
+    saved = random_model(kind)
+    saved.model.save_pretrained(tmp_path)
+    saved.tokenizer.save_pretrained(tmp_path)
     loaded = load_backbone(str(tmp_path), device="cpu")
-    assert type(loaded) is type(made)
-    assert loaded.fingerprint == made.fingerprint
+    assert type(loaded) is type(saved)
+    assert loaded.fingerprint == saved.fingerprint
     assert (
-        loaded.best_head(LABELS)
-        == made.best_head(LABELS)
+        loaded.default_head(LABELS)
+        == saved.default_head(LABELS)
         == ("linear" if kind == "minilm" else "words")
     )
-    assert loaded.longest == {"t5": None, "mt5": None}.get(kind, 128)
+    assert loaded.max_positions == {"t5": None, "mt5": None}.get(kind, 128)
     assert len(loaded.blocks()) == (4 if isinstance(loaded, EncoderDecoder) else 2)
     assert loaded.blocks()[-1] is loaded.last_block()
 
@@ -299,8 +304,9 @@ def test_every_preset_learns(kind: str, toy_csv: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_router_sees_the_text_and_never_the_target(kind: str, toy_csv: Path) -> None:
-    """Two runs on the same texts with other label words: what reaches the prompt, and so every route, is the same to the bit."""
+def test_the_router_sees_the_text_but_not_the_target(kind: str, toy_csv: Path) -> None:
+    """Runs on the same texts with different label words give the prompt, and so every route,
+    bit-identical inputs."""
     backbone = random_model(kind)
     seen: list[list[Tensor]] = []
     for words in (
@@ -316,22 +322,22 @@ def test_the_router_sees_the_text_and_never_the_target(kind: str, toy_csv: Path)
             }
         )
         run = Run(config, load_task(config.task), backbone)
-        given: list[Tensor] = []
+        inputs: list[Tensor] = []
         run.prompt.register_forward_pre_hook(
-            lambda prompt, inputs, given=given: given.extend(
-                [*inputs[:2], prompt.chosen(*inputs[:2])]
+            lambda prompt, arguments, inputs=inputs: inputs.extend(
+                [*arguments[:2], prompt.chosen(*arguments[:2])]
             )
         )
         Cohort([run], [None]).step()
-        seen.append(given)
+        seen.append(inputs)
     assert len(seen[0]) == 3
     assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart", "gpt2", "llama", "gemma2", "bert", "minilm"])
 @pytest.mark.parametrize("place", ["suffix", "after-bos"])
-def test_a_run_keeps_its_place(kind: str, place: Place, toy_csv: Path, tmp_path: Path) -> None:
-    """Training, evaluation, saving and loading all put the prompt where it was asked to stand."""
+def test_a_prompt_keeps_its_place(kind: str, place: Place, toy_csv: Path, tmp_path: Path) -> None:
+    """In training, evaluation, saving and loading."""
     backbone = random_model(kind)
     task = {"train": str(toy_csv), "text": "review", "label": "mood"}
     settings = {"steps": 4, "batch_size": 8, "max_length": 64, "lr": 0.1}
@@ -343,14 +349,14 @@ def test_a_run_keeps_its_place(kind: str, place: Place, toy_csv: Path, tmp_path:
             "prompt": {"length": 4, "place": place},
         }
     )
-    if place == "after-bos" and not backbone.surround[0]:
-        with pytest.raises(UserError, match="no token of its own"):
+    if place == "after-bos" and not backbone.special_token_counts[0]:
+        with pytest.raises(UserError, match="adds no token before a text"):
             tune_config(config, None, backbone=backbone)
         return
     run = Run(config, load_task(config.task), backbone)
     rows = run.batches[0]
     vectors = run.prompt.fold().table.detach().expand(len(rows), -1, -1)
-    view = run.speaker
+    view = run.backbone_with_head
     with torch.no_grad():
         by_place = [
             view.losses(
@@ -361,7 +367,7 @@ def test_a_run_keeps_its_place(kind: str, place: Place, toy_csv: Path, tmp_path:
             for where in (place, "prefix")
         ]
     Cohort([run], [None]).step()
-    run.look()
+    check_losses([run])
     expected, other = (float(losses.nll.sum() / losses.tokens.sum()) for losses in by_place)
     assert run.pending[0] == pytest.approx(expected, rel=1e-4)
     assert abs(other - expected) > 1e-5, "the place matters"
@@ -374,12 +380,10 @@ def test_a_run_keeps_its_place(kind: str, place: Place, toy_csv: Path, tmp_path:
     assert again.probabilities(texts) != tuned.probabilities(texts)
 
 
-def test_a_checkpoint_without_some_of_its_weights_is_one_sentence(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    made = random_model("t5")
-    made.model.save_pretrained(tmp_path)
-    made.tokenizer.save_pretrained(tmp_path)
+def test_a_checkpoint_with_missing_weights_is_an_error(tmp_path: Path) -> None:
+    saved = random_model("t5")
+    saved.model.save_pretrained(tmp_path)
+    saved.tokenizer.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     del weights["encoder.block.1.layer.0.SelfAttention.q.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
@@ -388,11 +392,11 @@ def test_a_checkpoint_without_some_of_its_weights_is_one_sentence(tmp_path: Path
         load_backbone(str(tmp_path), device="cpu")
 
 
-def test_text_rows_are_those_rows() -> None:
+def test_rows_of_a_text() -> None:
     text = Text(
         torch.randn(3, 4, 2), torch.ones(3, 4), torch.tensor([1, 2, 3]), torch.arange(12).view(3, 4)
     )
     some = text.rows([2, 0])
-    assert some.at is not None
-    assert some.at.tolist() == [3, 1]
+    assert some.insert_at is not None
+    assert some.insert_at.tolist() == [3, 1]
     assert torch.equal(some.embeds, text.embeds[[2, 0]])

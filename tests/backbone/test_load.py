@@ -1,4 +1,4 @@
-"""Model folders that lack something are refused in one sentence."""
+"""Clear errors for incomplete model folders."""
 
 import json
 import logging
@@ -14,16 +14,16 @@ from ..models import random_model
 
 
 @pytest.mark.parametrize("kind", ["t5", "mt5", "bart", "gpt2", "llama", "bert", "roberta"])
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path, kind: str) -> None:
-    """transformers makes one up for most kinds, of special tokens and no words."""
+def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Path, kind: str) -> None:
+    """For most model types, transformers would make up one without words."""
     random_model(kind).model.save_pretrained(tmp_path)
     with pytest.raises(
-        UserError, match=r"tokenizer.*; take a copy of the model with its tokenizer files"
+        UserError, match=r"tokenizer.*; use a copy of the model with its tokenizer files"
     ):
         load_backbone(str(tmp_path), device="cpu")
 
 
-def test_a_tokenizer_of_bytes_needs_no_file_of_words(tmp_path: Path) -> None:
+def test_a_byte_tokenizer_needs_no_vocabulary_file(tmp_path: Path) -> None:
     random_model("t5").model.save_pretrained(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "ByT5Tokenizer"})
@@ -31,21 +31,21 @@ def test_a_tokenizer_of_bytes_needs_no_file_of_words(tmp_path: Path) -> None:
     assert load_backbone(str(tmp_path), device="cpu").tokenise(["x"], 10) == [[123, 1]]
 
 
-def test_an_output_of_its_own_is_kept_without_a_word(
+def test_a_separate_output_matrix_is_loaded_without_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """T5 v1.1 and FLAN-T5: transformers keeps both matrices, and warns that it does, with advice that is not for a user."""
-    made = random_model("t5")
-    own = torch.randn_like(made.model.shared.weight)
-    made.model.lm_head.weight = torch.nn.Parameter(own)
-    made.model.save_pretrained(tmp_path)
-    made.tokenizer.save_pretrained(tmp_path)
+    """T5 v1.1 and FLAN-T5: transformers keeps both matrices, but warns of it."""
+    saved = random_model("t5")
+    output = torch.randn_like(saved.model.shared.weight)
+    saved.model.lm_head.weight = torch.nn.Parameter(output)
+    saved.model.save_pretrained(tmp_path)
+    saved.tokenizer.save_pretrained(tmp_path)
     logger, before = logging.getLogger("transformers"), caplog.text
     logger.addHandler(caplog.handler)
     try:
-        read = load_backbone(str(tmp_path), device="cpu", dtype="fp32").model
+        loaded = load_backbone(str(tmp_path), device="cpu", dtype="fp32").model
     finally:
         logger.removeHandler(caplog.handler)
-    assert torch.equal(read.lm_head.weight, own)
-    assert not torch.equal(read.shared.weight, own)
+    assert torch.equal(loaded.lm_head.weight, output)
+    assert not torch.equal(loaded.shared.weight, output)
     assert caplog.text == before

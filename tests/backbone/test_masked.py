@@ -1,4 +1,4 @@
-"""What only the encoder-only family promises: a mask for the label word, or a head that is saved with the prompt."""
+"""What is particular to the encoder-only family: filling masks, and heads saved with prompts."""
 
 from pathlib import Path
 from typing import Any
@@ -8,15 +8,19 @@ import torch
 import transformers
 
 from softprompts.backbone import Causal, Masked
-from softprompts.backbone.load import FAMILIES
-from softprompts.backbone.masked import Headed
+from softprompts.backbone.families import family_for
+from softprompts.backbone.masked import MaskedWithHead
 from softprompts.config.choice import Choice
+from softprompts.config.prompt import PromptConfig
+from softprompts.config.run import run_config
 from softprompts.errors import UserError
-from softprompts.prompt import Material, PromptConfig, build
+from softprompts.prompt import Material
 from softprompts.prompt.head import Linear
+from softprompts.prompt.prompt import build_prompt
 from softprompts.tasks import load_task
-from softprompts.tuning import Run, run_config
-from softprompts.tuning.api import load, tune_config
+from softprompts.tuning import Run
+from softprompts.tuning.tune import tune_config
+from softprompts.tuning.tuned import load
 
 from ..models import random_masked
 
@@ -32,7 +36,7 @@ def settings(toy_csv: Path, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "deberta"])
-def test_a_text_gets_one_mask_after_its_last_word_unless_it_has_its_own(kind: str) -> None:
+def test_a_text_without_a_mask_gets_one_after_its_last_word(kind: str) -> None:
     backbone = random_masked(kind)
     mask, sep = backbone.tokenizer.mask_token_id, backbone.tokenizer.sep_token_id
     row, own = backbone.tokenise(
@@ -55,19 +59,19 @@ def test_only_the_mask_gets_logits() -> None:
     text = backbone.embed_rows(backbone.tokenise(["never again", "I love it and the staff"], 20))
     backbone.losses(torch.randn(2, 4, 32), text, backbone.tokenise_targets(LABELS))
     hook.remove()
-    assert seen == [(2, 1, backbone.vocabulary)]
+    assert seen == [(2, 1, backbone.vocab_size)]
     assert not backbone.model.base_model._forward_hooks
 
 
-def test_a_label_of_several_tokens_is_one_sentence_or_a_head() -> None:
+def test_a_label_of_several_tokens_needs_a_head() -> None:
     backbone = random_masked("bert")
     with pytest.raises(
         UserError,
-        match=r"fills one mask with one token, and 'positive negative' is 2.*--prompt.head linear",
+        match=r"fills one mask with one token, and 'positive negative' has 2.*prompt.head='linear'",
     ):
         backbone.tokenise_targets(["positive negative"])
-    assert backbone.best_head(["positive", "positive negative"]) == "linear"
-    assert backbone.best_head(["positive", "zzzzqqqq$%&"]) == "linear", "a word it does not know"
+    assert backbone.default_head(["positive", "positive negative"]) == "linear"
+    assert backbone.default_head(["positive", "zzzzqqqq$%&"]) == "linear", "a word it does not know"
 
 
 def test_a_model_without_words_cannot_fill_a_mask(toy_csv: Path) -> None:
@@ -78,19 +82,19 @@ def test_a_model_without_words_cannot_fill_a_mask(toy_csv: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bert", "minilm"])
-def test_it_chooses_among_the_labels_and_never_generates(kind: str, toy_csv: Path) -> None:
+def test_it_scores_labels_and_never_generates(kind: str, toy_csv: Path) -> None:
     tuned = tune_config(settings(toy_csv), None, backbone=random_masked(kind))
-    assert tuned.card["scoring"] == tuned.card["config"]["tuning"]["scoring"] == "labels"
-    assert tuned.card["config"]["prompt"]["head"]["kind"] == (
+    assert tuned.card.scoring == tuned.card.config["tuning"]["scoring"] == "labels"
+    assert tuned.card.config["prompt"]["head"]["kind"] == (
         "linear" if kind == "minilm" else "words"
     )
     assert set(tuned.predict(["never again", "I love it"])) <= set(LABELS)
-    with pytest.raises(UserError, match="cannot write freely"):
+    with pytest.raises(UserError, match="cannot generate"):
         tuned.predict(["x"], scoring="generate")
 
 
 @pytest.mark.parametrize("pool", ["mean", "first"])
-def test_the_head_learns_and_is_saved_with_the_prompt(
+def test_the_head_is_trained_and_saved_with_the_prompt(
     pool: str, toy_csv: Path, tmp_path: Path
 ) -> None:
     backbone = random_masked("minilm")
@@ -104,18 +108,18 @@ def test_the_head_learns_and_is_saved_with_the_prompt(
     assert again.prompt.head.pool == pool
     assert torch.equal(again.prompt.head.weight, tuned.prompt.head.weight)  # type: ignore[union-attr]
     assert again.probabilities(texts) == tuned.probabilities(texts)
-    assert tuned.metrics["accuracy"] > tuned.card["majority"]["accuracy"]
-    assert tuned.card["trained_parameters"] == 4 * 32 + 2 * 32 + 2
+    assert tuned.metrics["accuracy"] > tuned.card.majority["accuracy"]
+    assert tuned.card.trained_parameters == 4 * 32 + 2 * 32 + 2
 
 
 def test_a_resumed_run_keeps_its_head(toy_csv: Path, tmp_path: Path) -> None:
     class Stop:
-        def stepped(self, run: Any) -> None:
+        def on_step(self, run: Any) -> None:
             if run.step == 12:
                 raise KeyboardInterrupt
 
-        def evaluating(self, run: Any, rows: int) -> None: ...
-        def evaluated(self, run: Any) -> None: ...
+        def on_rows_answered(self, run: Any, rows: int) -> None: ...
+        def on_evaluation(self, run: Any) -> None: ...
 
     config = settings(toy_csv, tuning={"checkpoint_every": 5})
     with pytest.raises(KeyboardInterrupt):
@@ -126,7 +130,7 @@ def test_a_resumed_run_keeps_its_head(toy_csv: Path, tmp_path: Path) -> None:
     assert torch.equal(resumed.prompt.head.weight, whole.prompt.head.weight)  # type: ignore[union-attr]
 
 
-def test_a_head_that_is_not_of_this_task_is_refused(toy_csv: Path, tmp_path: Path) -> None:
+def test_a_head_that_does_not_fit_the_card_is_an_error(toy_csv: Path, tmp_path: Path) -> None:
     tune_config(settings(toy_csv), tmp_path, backbone=random_masked("minilm"))
     card = (tmp_path / "prompt.json").read_text()
     (tmp_path / "prompt.json").write_text(card.replace('"kind": "linear"', '"kind": "words"', 1))
@@ -134,15 +138,15 @@ def test_a_head_that_is_not_of_this_task_is_refused(toy_csv: Path, tmp_path: Pat
         load(tmp_path, backbone=random_masked("minilm"))
 
 
-def test_a_head_is_for_models_that_only_encode(t5: Any, toy_csv: Path) -> None:
-    with pytest.raises(UserError, match="answers in its own words"):
+def test_a_head_is_for_encoder_only_models(t5: Any, toy_csv: Path) -> None:
+    with pytest.raises(UserError, match="predicts words; a linear head is for encoder-only models"):
         tune_config(settings(toy_csv, prompt={"head": "linear"}), None, backbone=t5)
 
 
-def test_first_reads_the_first_token_of_the_text_wherever_the_prompt_is() -> None:
+def test_first_pools_the_texts_first_token_wherever_the_prompt_is() -> None:
     backbone = random_masked("minilm")
     head = Linear(2, 32, torch.Generator(), pool="first")
-    headed = backbone.answering(head, LABELS)
+    headed = backbone.with_head(head, LABELS)
     rows, prompt = headed.tokenise(["never again"], 20), torch.randn(1, 4, 32)
     words = backbone.embedding(torch.tensor(rows))
     for place, embeds, column in (
@@ -159,7 +163,7 @@ def test_first_reads_the_first_token_of_the_text_wherever_the_prompt_is() -> Non
 
 def test_bert_as_a_decoder_is_a_decoder() -> None:
     def family(**settings: Any) -> Any:
-        return next(f for f in FAMILIES if f.fits(transformers.BertConfig(**settings)))
+        return family_for(transformers.BertConfig(**settings))
 
     assert family(architectures=["BertLMHeadModel"], is_decoder=True) is Causal
     assert family(architectures=["BertForMaskedLM"]) is Masked
@@ -178,7 +182,7 @@ def test_the_residual_preset_for_bert(paper: bool, toy_csv: Path) -> None:
         short,
     )
     tuned = tune_config(config, None, backbone=random_masked("bert"))
-    made = tuned.card["config"]["prompt"]
+    made = tuned.card.config["prompt"]
     assert (made["head"], made["shape"]["kind"], made["length"]) == (
         {"kind": "linear", "pool": "first"},
         "residual",
@@ -188,7 +192,7 @@ def test_the_residual_preset_for_bert(paper: bool, toy_csv: Path) -> None:
 
 
 def test_one_backbone_serves_prompts_with_and_without_a_head(toy_csv: Path, tmp_path: Path) -> None:
-    """The head belongs to its prompt: what was tuned on the same model before does not answer for another."""
+    """A head belongs to its prompt and is not used for other prompts on the same model."""
     texts = ["never again", "I love it"]
     words = tune_config(settings(toy_csv), tmp_path / "words", backbone=random_masked("bert"))
     headed = tune_config(
@@ -197,18 +201,18 @@ def test_one_backbone_serves_prompts_with_and_without_a_head(toy_csv: Path, tmp_
     assert load(tmp_path / "words", backbone=headed.backbone).probabilities(
         texts
     ) == words.probabilities(texts)
-    shared = Headed(random_masked("bert"), Linear(2, 32, torch.Generator()), LABELS)
+    shared = MaskedWithHead(random_masked("bert"), Linear(2, 32, torch.Generator()), LABELS)
     assert load(tmp_path / "words", backbone=shared).probabilities(texts) == words.probabilities(
         texts
     )
-    assert shared.answering(None, ["other", "words"]) is shared.base
+    assert shared.with_head(None, ["other", "words"]) is shared.base
     relabelled = {"task": {"labels": {"positive": "great", "negative": "dull"}}}
     assert tune_config(
         settings(toy_csv, **relabelled), None, backbone=headed.backbone
     ).form.labels == ["great", "dull"]
 
 
-def test_a_long_text_keeps_its_own_mask_and_is_counted_as_cut(toy_csv: Path) -> None:
+def test_a_long_text_keeps_its_own_mask_and_counts_as_truncated(toy_csv: Path) -> None:
     backbone = random_masked("bert")
     mask = backbone.tokenizer.mask_token_id
     for template, near in (("{} it was [MASK]", backbone.pieces("it was")), ("[MASK] , {}", [])):
@@ -221,13 +225,13 @@ def test_a_long_text_keeps_its_own_mask_and_is_counted_as_cut(toy_csv: Path) -> 
         toy_csv, task={"text": None, "template": "[MASK] , {review}"}, tuning={"max_length": 10}
     )
     run = Run(config, load_task(config.task), backbone)
-    assert run.cut == len(run.inputs)
+    assert run.cut_texts == len(run.inputs)
 
 
-def test_the_head_is_drawn_apart_from_the_start() -> None:
+def test_the_head_and_the_start_draw_different_numbers() -> None:
     backbone = random_masked("minilm")
     config = PromptConfig(length=2, start=Choice("normal"), head=Choice("linear"))
-    prompt = build(config, Material(backbone, LABELS, None, 32), 0)
+    prompt = build_prompt(config, Material(backbone, LABELS, None, 32), 0)
     assert prompt.head is not None
     drawn = torch.stack([prompt.head.weight.flatten(), prompt.table.flatten()]).detach()
     assert abs(float(torch.corrcoef(drawn)[0, 1])) < 0.5

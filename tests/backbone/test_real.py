@@ -1,4 +1,5 @@
-"""The core on real models, where they are made: SOFTPROMPTS_BACKBONES names a folder with flan-t5-small, smollm2-135m or minilm-l6."""
+"""The core on real models, if SOFTPROMPTS_BACKBONES names a folder with them: flan-t5-small,
+smollm2-135m or minilm-l6."""
 
 import os
 from pathlib import Path
@@ -8,11 +9,14 @@ import torch
 
 from softprompts.artifacts.peft import write_adapter
 from softprompts.backbone import Backbone, load_backbone
-from softprompts.prompt import Material, PromptConfig, build
-from softprompts.tuning import run_config
-from softprompts.tuning.api import load, tune_config
+from softprompts.config.prompt import PromptConfig
+from softprompts.config.run import run_config
+from softprompts.prompt import Material
+from softprompts.prompt.prompt import build_prompt
+from softprompts.tuning.tune import tune_config
+from softprompts.tuning.tuned import load
 
-from ..models import TEXTS, ours, told
+from ..models import TEXTS, our_log_probs, peft_log_probs
 
 HOME = Path(os.environ.get("SOFTPROMPTS_BACKBONES", "backbones"))
 MODELS = ["flan-t5-small", "smollm2-135m", "minilm-l6"]
@@ -22,16 +26,16 @@ PRESETS = ["mixture", "prompt-tuning", "residual", "smop", "p-tuning"]
 @pytest.fixture(scope="module", params=MODELS)
 def backbone(request: pytest.FixtureRequest) -> Backbone:
     if not (HOME / request.param).is_dir():
-        pytest.skip(f"{request.param} is not made; SOFTPROMPTS_BACKBONES would name its folder")
+        pytest.skip(f"no {request.param}; set SOFTPROMPTS_BACKBONES to the folder it is in")
     return load_backbone(str(HOME / request.param), dtype="fp32", device="cpu")
 
 
 def test_pads_on_either_side_give_the_unpadded_answers(backbone: Backbone) -> None:
-    prompt = build(
+    prompt = build_prompt(
         PromptConfig(length=8), Material(backbone, ["positive", "negative"]), 0, backbone.unit
     )
     if not backbone.generates:
-        pytest.skip("it has a head of its own in test_families")
+        pytest.skip("it needs a head; see test_families")
     rows = backbone.tokenise(TEXTS, 40)
     ids, mask = backbone.collate(rows)
     vectors = prompt.fold().table.detach().expand(3, -1, -1)
@@ -42,22 +46,26 @@ def test_pads_on_either_side_give_the_unpadded_answers(backbone: Backbone) -> No
         text = backbone.embed(
             torch.nn.functional.pad(ids, pads), torch.nn.functional.pad(mask, pads)
         )
-        written = backbone.generate(vectors, text, 6).tolist()
+        generated = backbone.generate(vectors, text, 6).tolist()
         assert [
-            answer[: len(single)] for answer, single in zip(written, alone, strict=True)
+            answer[: len(single)] for answer, single in zip(generated, alone, strict=True)
         ] == alone
 
 
 def test_peft_has_the_same_logits(backbone: Backbone, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="PEFT is not installed")
     if not backbone.generates:
-        pytest.skip("its head is nothing PEFT can say")
-    prompt = build(PromptConfig(length=8), Material(backbone), 0, backbone.unit).fold()
+        pytest.skip("PEFT cannot hold its head")
+    prompt = build_prompt(PromptConfig(length=8), Material(backbone), 0, backbone.unit).fold()
     write_adapter(tmp_path, prompt, backbone.family, backbone.name)
     fresh = load_backbone(backbone.name, dtype="fp32", device="cpu")
     with torch.no_grad():
-        expected = told(backbone, peft.PeftModel.from_pretrained(fresh.model, tmp_path).eval(), 8)
-        torch.testing.assert_close(ours(backbone, prompt.table), expected, rtol=1e-3, atol=1e-3)
+        expected = peft_log_probs(
+            backbone, peft.PeftModel.from_pretrained(fresh.model, tmp_path).eval(), 8
+        )
+        torch.testing.assert_close(
+            our_log_probs(backbone, prompt.table), expected, rtol=1e-3, atol=1e-3
+        )
 
 
 @pytest.mark.slow

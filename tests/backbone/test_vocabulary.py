@@ -1,4 +1,4 @@
-"""Which pieces count as common: the stated rule for each kind of tokenizer."""
+"""Common, usable tokens: the rule for each kind of tokenizer."""
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -53,7 +53,7 @@ def test_common_pieces_are_usable_and_in_order(kind: str) -> None:
     )
     if kind != "Unigram":
         assert all(len(piece.lstrip("#")) > 1 for piece in pieces), (
-            "the base alphabet's order says nothing of frequency"
+            "the base alphabet is not sorted by frequency"
         )
     assert common_pieces(tokenizer, len(tokenizer), 3) == ids[:3]
     assert common_pieces(tokenizer, ids[3], 0) == ids[:3], (
@@ -61,7 +61,7 @@ def test_common_pieces_are_usable_and_in_order(kind: str) -> None:
     )
 
 
-def test_the_embedded_models_commonest_pieces_are_common_words(tiny: Backbone) -> None:
+def test_the_bundled_models_most_common_pieces_are_common_words(tiny: Backbone) -> None:
     ids = tiny.common_pieces(5000)
     assert len(ids) == 5000
     first = tiny.tokenizer.convert_ids_to_tokens(ids[:20].tolist())

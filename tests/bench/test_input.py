@@ -55,7 +55,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFi
         ["training", "--output", str(tmp_path)], capsys
     )
     for place in (tmp_path / "file" / "out.json", tmp_path / "new" / "deep" / ("x" * 300)):
-        assert "name another place." in refused(["training", "--output", str(place)], capsys)
+        assert "choose another path." in refused(["training", "--output", str(place)], capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

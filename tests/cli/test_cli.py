@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from softprompts.cli.main import main
+from softprompts.cli import main
 from softprompts.errors import UserError
 
 from ..conftest import another_user, write_toy
@@ -64,7 +64,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_help_comes_within_a_second() -> None:
     begun = time.perf_counter()
     shown = subprocess.run(
-        [sys.executable, "-m", "softprompts.cli.main", "--help"],
+        [sys.executable, "-m", "softprompts", "--help"],
         capture_output=True,
         text=True,
         check=True,
@@ -94,7 +94,7 @@ def test_every_command_has_help_with_an_example(
 
 def test_help_tells_the_defaults_that_a_run_has(capsys: pytest.CaptureFixture[str]) -> None:
     """The default preset's settings lie over the dataclasses' own."""
-    from softprompts.tuning import run_config
+    from softprompts.config.run import run_config
 
     with pytest.raises(SystemExit):
         main(["tune", "--help"])
@@ -228,7 +228,7 @@ def test_evaluate_takes_the_split_that_is_asked_for(
     [
         ("evaluate", {"message": "hiya", "register": "casual"}, "has no column 'text'; its columns are message, register: rename one"),
         ("evaluate", {"text": "hiya"}, "rows.jsonl has no column 'register'; its columns are text: rename one to 'register'"),
-        ("evaluate", {"text": "hiya", "register": "rude"}, "none of casual, formal. (1 more such row) Mend it, or leave such rows out"),
+        ("evaluate", {"text": "hiya", "register": "rude"}, "not one of casual, formal. (1 more such row) Correct it, or leave such rows out"),
         ("predict", {"message": "hiya"}, "rows.jsonl has no column 'text'; its columns are message: rename one to 'text'"),
     ],
 )  # fmt: skip
@@ -368,7 +368,7 @@ def test_predict_reads_standard_input(tuned: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "softprompts.cli.main",
+        "softprompts",
         "predict",
         str(tuned),
         "-",
@@ -449,7 +449,7 @@ def test_a_card_never_decides_whose_code_runs(
         asked.append(trust_remote_code)
         raise UserError("enough")
 
-    monkeypatch.setattr("softprompts.tuning.api.load_backbone", spy)
+    monkeypatch.setattr("softprompts.tuning.tuned.load_backbone", spy)
     assert main(["predict", str(tmp_path / "theirs"), "text"]) == 2
     assert asked == [False]
 
@@ -477,9 +477,9 @@ def test_the_readmes_commands_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Every softprompts line of the README names commands, flags, presets and options that exist."""
     from softprompts.cli import flags
     from softprompts.cli.command import make_parser
-    from softprompts.cli.main import COMMANDS
-    from softprompts.config.products import run_configs
-    from softprompts.tuning.api import sections
+    from softprompts.cli import COMMANDS
+    from softprompts.config.products import expand_lists
+    from softprompts.config.run import sections
 
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     lines = [
@@ -494,7 +494,7 @@ def test_the_readmes_commands_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             parser = make_parser("tune", "", None)
             parser.add_argument("--output")
             flags.add(parser)
-            run_configs(sections(flags.parse(parser, rest)[1]))
+            expand_lists(sections(flags.parse(parser, rest)[1]))
 
 
 BAD = [
@@ -565,7 +565,7 @@ BAD = [
         "start 'text' needs its option 'text'",
     ),
     (["tune", "--task", "helpdesk/intent", "--seed", "99999999999"], "The seed is 99999999999"),
-    (["tune", "--task", "helpdesk/intent", "--output", "/dev/null/x"], "cannot be a folder"),
+    (["tune", "--task", "helpdesk/intent", "--output", "/dev/null/x"], "cannot be created"),
     (["tune", "--task", "helpdesk/intent", "--output", ""], "has no name"),
     (
         ["tune", "--task", "helpdesk/intent", "--splits", "smop"],
@@ -577,15 +577,15 @@ BAD = [
     ),
     (
         ["tune", "--task", "prefix-lm", "--train", "x.txt", "--text", "a"],
-        "--task prefix-lm has its own text; leave --text out.",
+        "The task prefix-lm has its own text; leave out --text.",
     ),
     (
         ["tune", "--task", "prefix-lm", "--train", "x.txt", "--label", "a"],
-        "--task prefix-lm has its own label; leave --label out.",
+        "The task prefix-lm has its own label; leave out --label.",
     ),
     (
         ["tune", "--task", "helpdesk/intent", "--metric", "f1"],
-        "--metric f1 is of two classes, and helpdesk/intent has 8; take macro_f1.",
+        "--metric f1 is for two classes, but helpdesk/intent has 8; use --metric macro_f1.",
     ),
     (
         ["tune", "--task", "helpdesk/intent", "--labels", "a,b"],
@@ -697,7 +697,7 @@ def test_a_terminal_sees_a_progress_bar(
     command = [
         sys.executable,
         "-m",
-        "softprompts.cli.main",
+        "softprompts",
         *own_data(toy_csv),
         "--steps",
         "12",

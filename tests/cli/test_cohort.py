@@ -5,8 +5,6 @@ import io
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -19,16 +17,17 @@ import yaml
 from rich.console import Console
 
 from softprompts.backbone import Backbone
-from softprompts.cli.main import main
+from softprompts.cli import main
 from softprompts.cli.progress import CohortWatcher
-from softprompts.config.products import Member, run_configs
+from softprompts.config.products import Member
+from softprompts.config.products import expand_lists
 from softprompts.errors import UserError
-from softprompts.files import atomic as files
-from softprompts.files import sweep
 from softprompts.files.tensors import read_tensors, write_tensors
-from softprompts.tasks import Task, TaskConfig, load_task
+from softprompts.tasks import Task, load_task
+from softprompts.config.task import TaskConfig
 from softprompts.tuning import Run
-from softprompts.tuning.api import Tuned, tune_cohort
+from softprompts.tuning.tune import tune_cohort
+from softprompts.tuning.tuned import Tuned
 
 QUICK = ["--steps", "4", "--batch-size", "4", "--evaluate-every", "2", "--checkpoint-every", "2", "--prompt.length", "3",
          "--max-length", "40", "--device", "cpu"]  # fmt: skip
@@ -86,26 +85,26 @@ def test_lists_make_their_product_tasks_first_and_seeds_last() -> None:
         "task": {"task": "helpdesk/intent+helpdesk/area, trec"},
         "preset": "smop",
     }
-    members = run_configs(layers)
+    members = expand_lists(layers)
     assert [(m.config.task.task, m.config.tuning.lr, m.config.seed) for m in members] == [
         (task, lr, seed)
         for task in ("helpdesk/intent+helpdesk/area", "trec")
         for lr in (0.1, 0.3)
         for seed in (1, 0)
     ]
-    assert members[0].apart == {"task": "helpdesk/intent+helpdesk/area", "lr": 0.1, "seed": 1}
+    assert members[0].varied == {"task": "helpdesk/intent+helpdesk/area", "lr": 0.1, "seed": 1}
     assert members[0].name == "task=helpdesk-intent-helpdesk-area_lr=0.1_seed=1"
     assert {m.config.preset for m in members} == {"smop"}
 
 
 def test_presets_in_a_list_bring_their_own_settings() -> None:
-    mixture, residual = run_configs({"preset": "mixture,residual"})
+    mixture, residual = expand_lists({"preset": "mixture,residual"})
     assert (mixture.config.prompt.count, residual.config.prompt.count) == (16, 1)
     assert (mixture.name, residual.name) == ("preset=mixture", "preset=residual")
 
 
 def test_kinds_and_their_options_may_be_lists() -> None:
-    shapes = run_configs(
+    shapes = expand_lists(
         {
             "preset": "prompt-tuning",
             "prompt": {"shape": ["direct", {"kind": "residual", "bottleneck": 9}]},
@@ -116,7 +115,7 @@ def test_kinds_and_their_options_may_be_lists() -> None:
         {"kind": "residual", "bottleneck": 9},
     ]
     assert [m.name for m in shapes] == ["shape=direct", "shape=residual-bottleneck-9"]
-    rates = run_configs(
+    rates = expand_lists(
         {"prompt": {"start": {"kind": "uniform", "low": "-0.5,0"}}},
         {"prompt": {"shape": {"kind": "residual,encoder"}}},
     )
@@ -125,7 +124,7 @@ def test_kinds_and_their_options_may_be_lists() -> None:
         for low in ("-0.5", "0.0")
         for shape in ("residual", "encoder")
     ]
-    over = run_configs(
+    over = expand_lists(
         {"prompt": {"shape": ["direct", "residual"]}}, {"prompt": {"shape": "encoder"}}
     )
     assert [m.apart for m in over] == [{}], "a flag over a file's list"
@@ -140,8 +139,8 @@ def test_settings_with_commas_of_their_own_stay_as_they_are() -> None:
         "label": "x,y",
     }
     start = {"kind": "prompt", "sources": "runs/a,runs/b", "weights": [0.3, 0.7]}
-    (member,) = run_configs({"task": task, "preset": "prompt-tuning", "prompt": {"start": start}})
-    assert member.apart == {}
+    (member,) = expand_lists({"task": task, "preset": "prompt-tuning", "prompt": {"start": start}})
+    assert member.varied == {}
     assert member.config.task.labels == {"0": "no", "1": "yes"}
     assert (member.config.task.template, member.config.task.train) == (
         task["template"],
@@ -151,14 +150,14 @@ def test_settings_with_commas_of_their_own_stay_as_they_are() -> None:
         "sources": ["runs/a", "runs/b"],
         "weights": [0.3, 0.7],
     }
-    (member,) = run_configs({"prompt": {"start": {"kind": "text", "text": "one, two"}}})
+    (member,) = expand_lists({"prompt": {"start": {"kind": "text", "text": "one, two"}}})
     assert member.config.prompt.start.options == {"text": "one, two"}
 
 
 def test_a_list_of_one_is_a_cohort_of_one() -> None:
     """So that its run is found again when the list grows."""
-    assert [m.name for m in run_configs({"seed": [3]})] == ["seed=3"]
-    assert [m.name for m in run_configs({"seed": 3})] == [""]
+    assert [m.name for m in expand_lists({"seed": [3]})] == ["seed=3"]
+    assert [m.name for m in expand_lists({"seed": 3})] == [""]
 
 
 def test_folders_differ_and_their_names_are_safe() -> None:
@@ -168,7 +167,7 @@ def test_folders_differ_and_their_names_are_safe() -> None:
     )
     names = [
         m.name
-        for m in run_configs({"task": {"task": ["a/b", "a-b", "A+B", "../c", long, f"{long}+x"]}})
+        for m in expand_lists({"task": {"task": ["a/b", "a-b", "A+B", "../c", long, f"{long}+x"]}})
     ]
     assert len({name.lower() for name in names}) == 6
     assert all(
@@ -259,7 +258,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
         redirect_stderr(io.StringIO()) as err,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr("softprompts.tuning.api.load_task", counted)
+        patch.setattr("softprompts.tuning.tune.load_task", counted)
         assert main([*STUDY, "--json", "--output", str(folder)]) == 0
     assert read == ["helpdesk/register", "helpdesk/urgency"], "once each"
     assert err.getvalue() == "", "nothing where there is no terminal"
@@ -350,7 +349,7 @@ def test_a_finished_study_is_not_trained_again(
     before = (folder / "task=helpdesk-register_seed=1" / "prompt.safetensors").read_bytes()
     steps: list[tuple[str, int]] = []
     monkeypatch.setattr(
-        "softprompts.cli.progress.CohortWatcher.stepped",
+        "softprompts.cli.progress.CohortWatcher.on_step",
         lambda self, run: steps.append((run.task.name, run.config.seed)),
     )
     assert main([*STUDY[:4], "0,1,2", *STUDY[5:], "--output", str(folder)]) == 0
@@ -383,7 +382,7 @@ def small(toy_csv: Path, **more: Any) -> list[Member]:
         "max_length": 64,
         **more.pop("tuning", {}),
     }
-    return run_configs(
+    return expand_lists(
         {"preset": "prompt-tuning", "prompt": {"length": 4}, "task": task, "tuning": tuning, **more}
     )
 
@@ -394,14 +393,14 @@ class Watch:
     def __init__(self, stop: int = -1) -> None:
         self.stop, self.steps = stop, Counter[int]()
 
-    def stepped(self, run: Run) -> None:
+    def on_step(self, run: Run) -> None:
         self.steps[run.config.seed] += 1
         if self.steps.total() == self.stop:
             raise KeyboardInterrupt
 
-    def evaluating(self, run: Run, rows: int) -> None: ...
+    def on_rows_answered(self, run: Run, rows: int) -> None: ...
 
-    def evaluated(self, run: Run) -> None: ...
+    def on_evaluation(self, run: Run) -> None: ...
 
 
 def test_an_interrupted_cohort_goes_on_each_run_from_its_own_checkpoint(
@@ -515,7 +514,7 @@ def test_every_run_has_its_own_track(t5: Backbone, toy_csv: Path, tmp_path: Path
         logs = EventAccumulator(str(tmp_path / member.name / "trackers" / "softprompts")).Reload()
         scores = {event.step: event.value for event in logs.Scalars("validation/accuracy")}
         assert set(scores) == {10, 20}
-        assert scores[tuned.card["best_step"]] == pytest.approx(tuned.metrics["accuracy"], abs=1e-3)
+        assert scores[tuned.card.best_step] == pytest.approx(tuned.metrics["accuracy"], abs=1e-3)
         settings = next((tmp_path / member.name / "trackers").rglob("hparams.yml")).read_text()
         assert f"\nseed: {member.config.seed}\n" in settings
 
@@ -532,14 +531,14 @@ def test_a_terminal_sees_as_many_runs_as_it_is_high(
     class Looking(CohortWatcher):
         """Draws when half of the runs are finished, as the thread might."""
 
-        def stepped(self, run: Run) -> None:
+        def on_step(self, run: Run) -> None:
             if run.step == 6:
                 begin = screen.tell()
                 self.live.refresh()
                 frames.append(screen.getvalue()[begin:])
 
-    with Looking([member.apart for member in members]) as watcher:
-        tune_cohort(members, None, watcher=watcher, backbone=t5, began=watcher.began)
+    with Looking([member.varied for member in members]) as watcher:
+        tune_cohort(members, None, watcher=watcher, backbone=t5, on_start=watcher.on_start)
     for piece in (
         "steps",
         "seed",
@@ -565,8 +564,8 @@ def test_no_terminal_sees_nothing(
     t5: Backbone, toy_csv: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     members = small(toy_csv, seed=[0, 1], tuning={"steps": 1})
-    with CohortWatcher([member.apart for member in members]) as watcher:
-        tune_cohort(members, None, watcher=watcher, backbone=t5, began=watcher.began)
+    with CohortWatcher([member.varied for member in members]) as watcher:
+        tune_cohort(members, None, watcher=watcher, backbone=t5, on_start=watcher.on_start)
     assert capsys.readouterr() == ("", "")
 
 
@@ -603,37 +602,9 @@ def test_a_checkpoint_with_numbers_that_are_none_replaces_no_prompt(
     assert (folder / "prompt.safetensors").read_bytes() == good
 
 
-def test_a_file_that_another_process_is_writing_is_left_alone(tmp_path: Path) -> None:
-    alive = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        theirs, dead, elsewhere = (
-            tmp_path / f".checkpoint.{who}.safetensors"
-            for who in (
-                f"{files._mark()}-{alive.pid}",
-                f"{files._mark()}-999999999",
-                "0123abcd-999999999",
-            )
-        )
-        for path in (theirs, dead, elsewhere):
-            path.touch()
-        sweep(tmp_path, ["checkpoint.safetensors"])
-        assert theirs.exists()
-        assert elsewhere.exists(), "another machine's process may be alive"
-        assert not dead.exists()
-    finally:
-        alive.kill()
-        alive.wait()
-
-
-def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot be written"):
-        write_tensors(tmp_path / "file" / "x.safetensors", {"a": torch.zeros(2)})
-
-
 def test_too_many_runs_are_refused_before_any_is_made() -> None:
     with pytest.raises(UserError, match="100,000 runs"):
-        run_configs(
+        expand_lists(
             {
                 "seed": ",".join(map(str, range(1000))),
                 "tuning": {"lr": [0.1 * (n + 1) for n in range(100)]},

@@ -11,11 +11,13 @@ import torch
 
 from softprompts.artifacts.peft import write_adapter
 from softprompts.backbone import Backbone
-from softprompts.cli.main import main
+from softprompts.cli import main
 from softprompts.library.library import Library
-from softprompts.prompt import Material, PromptConfig, build
+from softprompts.prompt import Material
+from softprompts.config.prompt import PromptConfig
+from softprompts.prompt.prompt import build_prompt
 
-from ..library.made import make_prompt
+from ..library.prompts import make_prompt
 
 Capture = pytest.CaptureFixture[str]
 
@@ -135,12 +137,11 @@ def test_show_tells_scores_and_lineage(library: Library, capsys: Capture) -> Non
     "card",
     [
         {"config": {"prompt": {"start": "text"}}},
-        {"stopped": 5},
         {"majority": None},
-        {"config": [], "method": None},
+        {"config": {}, "method": None},
     ],
 )
-def test_show_takes_a_card_that_was_edited(
+def test_show_takes_a_card_that_lacks_parts(
     library: Library, capsys: Capture, card: dict[str, Any]
 ) -> None:
     make_prompt(Path("runs/edited"), torch.ones(1, 2, 4), **card)
@@ -150,6 +151,14 @@ def test_show_takes_a_card_that_was_edited(
     assert ("majority" in text) == ("majority" not in card), (
         "nothing is told that the card does not tell"
     )
+
+
+@pytest.mark.parametrize("card", [{"stopped": 5}, {"config": []}, {"seed": "one"}])
+def test_a_corrupted_card_is_reported(
+    library: Library, capsys: Capture, card: dict[str, Any]
+) -> None:
+    make_prompt(Path("runs/edited"), torch.ones(1, 2, 4), **card)
+    assert f"is corrupted ({next(iter(card))} is " in refused(capsys, "show", "runs/edited")
 
 
 def test_search_ranks_the_others_of_the_same_backbone(library: Library, capsys: Capture) -> None:
@@ -296,7 +305,7 @@ def test_a_cohort_with_a_damaged_run_is_refused_as_a_whole(
     for name in "ab":
         make_prompt(Path("study") / name, torch.ones(1, 2, 4))
     Path("study/b/prompt.safetensors").write_bytes(b"half")
-    assert "study/b/prompt.safetensors is damaged" in refused(capsys, "import", "study")
+    assert "study/b/prompt.safetensors is corrupted" in refused(capsys, "import", "study")
     assert [entry.name for entry in library.entries()] == ["far", "near", "stranger", "target"]
 
 
@@ -316,12 +325,12 @@ def test_a_run_without_vectors_is_left_out_and_the_others_come_in(
 def test_an_adapter_goes_into_the_library(
     tiny: Backbone, library: Library, capsys: Capture
 ) -> None:
-    prompt = build(PromptConfig(length=5), Material(tiny), 0, tiny.unit).fold()
+    prompt = build_prompt(PromptConfig(length=5), Material(tiny), 0, tiny.unit).fold()
     write_adapter(Path("adapter"), prompt, tiny.family, "t5-tiny")
     told(capsys, "import", "adapter", "--name", "theirs", "--labels", "no,yes", "--device", "cpu")
     entry = library.entry("theirs")
     torch.testing.assert_close(entry.vectors(), prompt.table.data)
-    assert (entry.card["backbone"]["name"], entry.step) == ("t5-tiny", None)
+    assert (entry.card.backbone.name, entry.card.embedded_at) == ("t5-tiny", None)
     capsys.readouterr()
     assert main(["prompts", "show", "theirs"]) == 0
     shown = capsys.readouterr().out
@@ -387,11 +396,11 @@ BAD = [
     ),
     (["export", "nobody", "--output", "x"], "there is no prompt nobody in the library"),
     (["export", "near", "--as", "pickle", "--output", "x"], "invalid choice"),
-    (["show", "x" * 300], "xxx... cannot be looked at (File name too long)"),
-    (["import", "x" * 300], "cannot be looked at (File name too long)"),
-    (["list", "--library", "x" * 300], "cannot be looked at (File name too long)"),
+    (["show", "x" * 300], "xxx... cannot be accessed (File name too long)"),
+    (["import", "x" * 300], "cannot be accessed (File name too long)"),
+    (["list", "--library", "x" * 300], "cannot be accessed (File name too long)"),
     (["export", "mixture", "--output", "new"], "a mixture cannot be exported"),
-    (["export", "near", "--output", "library/.lock"], "The output library/.lock is no folder"),
+    (["export", "near", "--output", "library/.lock"], "The output library/.lock is not a folder"),
     (["send"], "There is no action 'send'"),
 ]
 

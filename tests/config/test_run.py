@@ -7,11 +7,14 @@ import pytest
 import yaml
 
 from softprompts.config.choice import Choice
-from softprompts.config.presets import preset_settings
-from softprompts.config.run import attribute_docs, merge, read_yaml
+from softprompts.config.presets import PRESETS, preset_settings
+from softprompts.config.prompt import PromptConfig
+from softprompts.config.run import RunConfig, merge, run_config
+from softprompts.config.schema import attribute_docs, schema_of
+from softprompts.config.task import TaskConfig
+from softprompts.config.tuning import TuningConfig
+from softprompts.config.yaml_file import read_yaml
 from softprompts.errors import UserError
-from softprompts.prompt.prompt import blank
-from softprompts.tuning import PRESETS, RunConfig, TuningConfig, run_config
 
 MODES = [
     (name, paper) for name in PRESETS for paper in (False, True) if not paper or PRESETS[name].paper
@@ -35,7 +38,7 @@ def test_paper_presets_hold_the_papers_numbers() -> None:
         "labels",
         1.0,
     )
-    assert (lester.tuning.optimizer, lester.tuning.lr, lester.tuning.start_step) == (
+    assert (lester.tuning.optimizer.kind, lester.tuning.lr, lester.tuning.start_step) == (
         "adafactor",
         0.3,
         1_100_000,
@@ -84,8 +87,8 @@ def test_a_later_layer_wins_and_a_new_kind_forgets_old_options() -> None:
     ("layer", "why"),
     [
         ({"nope": 1}, "no setting nope"),
-        ({"tuning": {"nope": 1}}, "no setting tuning.nope"),
-        ({"tuning": {"lr": "fast"}}, "tuning.lr is 'fast'; give a number"),
+        ({"tuning": {"nope": 1}}, "no setting nope"),
+        ({"tuning": {"lr": "fast"}}, "lr is 'fast'; give a number"),
         ({"tuning": {"lr": float("nan")}}, "; give a number"),
         ({"tuning": {"lr": -1}}, "must be a positive number"),
         ({"tuning": {"steps": 2.5}}, "; give a whole number"),
@@ -93,21 +96,21 @@ def test_a_later_layer_wins_and_a_new_kind_forgets_old_options() -> None:
         ({"tuning": {"optimizer": "sgd"}}, "choose one of adamw, adafactor"),
         ({"tuning": {"dropout": 1.0}}, "dropout is 1.0"),
         ({"prompt": {"count": 4}}, "need a route"),
-        ({"prompt": {"length": -1}}, "length -1"),
+        ({"prompt": {"length": -1}}, "prompt.length is -1; it must not be negative"),
         ({"prompt": {"shape": {"bottleneck": 4}}}, "shape 'direct' has no option 'bottleneck'"),
         (
             {"prompt": {"start": {"kind": "vocabulary", "population": "all"}}},
             "start.population is 'all'; give a whole number",
         ),
         ({"prompt": 7}, "must be a mapping"),
-        ({"prompt": {"shape": [1]}}, "is no start, shape, route or head"),
+        ({"prompt": {"shape": [1]}}, "prompt.shape is \\[1\\]; write the name of a kind"),
         (
             {
                 "prompt": {"start": {"kind": "uniform", "low": 5}},
                 "task": {"task": "helpdesk/intent"},
                 "seed": -1,
             },
-            "The seed is -1",
+            "seed is -1; it must be from 0 to below",
         ),
     ],
 )
@@ -139,19 +142,33 @@ def test_words_that_yaml_takes_for_booleans_are_refused() -> None:
     assert run_config({"task": {"text": "none"}}).task.text == "none", "a column may be called none"
 
 
+def test_a_uniform_start_needs_low_below_high() -> None:
+    start = {"kind": "uniform", "low": 5}
+    with pytest.raises(UserError, match=r"start.low is 5.0; it must be below prompt.start.high"):
+        run_config({"prompt": {"start": start}})
+
+
 @pytest.mark.parametrize(
     ("part", "options", "why"),
     [
-        ("shape", {"kind": "residual", "depth": 0}, "depth must be at least 1"),
-        ("shape", {"kind": "residual", "dropout": 1}, "dropout must be from 0"),
-        ("shape", {"kind": "encoder", "width": 0}, "width must be at least 1"),
-        ("route", {"kind": "top1", "k": -1}, "must not be negative"),
-        ("route", {"kind": "gumbel", "temperature": 0}, "temperature must be positive"),
+        ("shape", {"kind": "residual", "depth": 0}, "depth is 0; it must be from 1 to"),
+        (
+            "shape",
+            {"kind": "residual", "dropout": 1},
+            "dropout is 1.0; it must be from 0 to below 1",
+        ),
+        ("shape", {"kind": "encoder", "width": 0}, "width is 0; it must be from 1 to"),
+        ("route", {"kind": "top1", "k": -1}, "k is -1; it must not be negative"),
+        (
+            "route",
+            {"kind": "gumbel", "temperature": 0},
+            "temperature is 0.0; it must be a positive number",
+        ),
     ],
 )
 def test_options_have_ranges(part: str, options: dict[str, Any], why: str) -> None:
     with pytest.raises(UserError, match=why):
-        blank(run_config({"preset": "smop", "prompt": {part: options}}).prompt, 8)
+        run_config({"preset": "smop", "prompt": {part: options}})
 
 
 def test_an_unknown_preset_is_one_sentence() -> None:
@@ -166,7 +183,7 @@ def test_a_bad_yaml_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read as YAML"):
         read_yaml(tmp_path / "c.yaml")
     (tmp_path / "c.yaml").write_text("just words")
-    with pytest.raises(UserError, match="holds no settings"):
+    with pytest.raises(UserError, match="contains no settings"):
         read_yaml(tmp_path / "c.yaml")
     with pytest.raises(UserError, match="does not exist"):
         read_yaml(tmp_path / "d.yaml")
@@ -177,12 +194,12 @@ def test_yaml_numbers_without_a_dot_are_numbers() -> None:
 
 
 def test_every_setting_is_documented() -> None:
-    for kind in (RunConfig, TuningConfig):
-        nested = {"task", "prompt", "tuning"} if kind is RunConfig else set()
-        assert set(kind.__dataclass_fields__) - nested == set(attribute_docs(kind))
+    for kind in (RunConfig, TaskConfig, PromptConfig, TuningConfig):
+        undocumented = set(schema_of(kind)["properties"]) - set(attribute_docs(kind))
+        assert undocumented == ({"task", "prompt", "tuning"} if kind is RunConfig else set())
 
 
 def test_a_setting_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("seed: 1\ntuning: {steps: 3, steps: 4}\n")
-    with pytest.raises(UserError, match=r"names steps twice \(lines 2 and 2\); leave one out"):
+    with pytest.raises(UserError, match=r"sets steps twice \(lines 2 and 2\); remove one"):
         read_yaml(tmp_path / "c.yaml")

@@ -1,4 +1,4 @@
-"""One process at a time in an output folder: the second is refused and touches nothing, and the dead hold nothing."""
+"""One process at a time in an output folder: a second one is refused and changes nothing."""
 
 import errno
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from softprompts.cli.main import main
+from softprompts.cli import main
 from softprompts.errors import UserError
-from softprompts.files.lock import LOCK, exclusive
+from softprompts.files.lock import LOCK_FILE, exclusive
 
 from ..conftest import write_toy
 from ..pretraining.conftest import texts
@@ -25,104 +25,52 @@ STOPPING = """
 import os, signal, sys, torch
 torch.set_num_threads(1)
 from softprompts import cli
-from softprompts.pretraining.train import Pretraining
+from softprompts.pretraining.run import Pretraining
 from softprompts.tuning import cohort
 
 def stop_after(save):
-    def saved(*given):
-        save(*given)
+    def save_and_stop(*arguments):
+        save(*arguments)
         os.kill(os.getpid(), signal.SIGSTOP)
-    return saved
+    return save_and_stop
 
-cohort.save_checkpoint, Pretraining.save = stop_after(cohort.save_checkpoint), stop_after(Pretraining.save)
+cohort.save_checkpoint = stop_after(cohort.save_checkpoint)
+Pretraining.save = stop_after(Pretraining.save)
 sys.exit(cli.main(sys.argv[1:]))
 """
-"""The command line, but it stops for good at its first checkpoint."""
+"""The command line, which stops for good at its first checkpoint."""
 
 QUICK = [
-    "--steps",
-    "4",
-    "--batch-size",
-    "4",
-    "--checkpoint-every",
-    "2",
-    "--prompt.length",
-    "3",
-    "--max-length",
-    "40",
-    "--device",
-    "cpu",
+    *("--steps", "4", "--batch-size", "4", "--checkpoint-every", "2", "--prompt.length", "3"),
+    *("--max-length", "40", "--device", "cpu"),
 ]
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Reviews, a text, and a prompt to start from."""
+    """A folder with labelled reviews, a text, and a prompt to start from."""
     folder = tmp_path_factory.mktemp("home")
     write_toy(folder)
     (folder / "text.txt").write_text("\n\n".join(texts()), encoding="utf-8")
-    assert main([*own(folder, "tune"), "--output", str(folder / "source")]) == 0
+    assert main([*on_reviews(folder, "tune"), "--output", str(folder / "source")]) == 0
     return folder
 
 
-def own(home: Path, command: str) -> list[str]:
-    return [
-        command,
-        "--train",
-        str(home / "reviews.csv"),
-        "--text",
-        "review",
-        "--label",
-        "mood",
-        "--preset",
-        "prompt-tuning",
-        *QUICK,
-    ]
+def on_reviews(home: Path, command: str) -> list[str]:
+    data = ["--train", str(home / "reviews.csv"), "--text", "review", "--label", "mood"]
+    return [command, *data, "--preset", "prompt-tuning", *QUICK]
 
 
 def commands(home: Path) -> dict[str, list[str]]:
-    sizes = [
-        "--d-model",
-        "16",
-        "--d-kv",
-        "8",
-        "--d-ff",
-        "32",
-        "--num-layers",
-        "1",
-        "--num-decoder-layers",
-        "1",
-        "--num-heads",
-        "2",
-    ]
-    rows = [
-        "--vocabulary",
-        "150",
-        "--sentinels",
-        "9",
-        "--input-length",
-        "24",
-        "--batch-tokens",
-        "320",
-        "--processes",
-        "1",
-    ]
-    pretrain = [
-        "pretrain",
-        "--text",
-        str(home / "text.txt"),
-        "--objectives",
-        "span=1",
-        *sizes,
-        *rows,
-        "--device",
-        "cpu",
-    ]
+    sizes = "--d-model 16 --d-kv 8 --d-ff 32 --num-layers 1 --num-decoder-layers 1 --num-heads 2"
+    rows = "--vocabulary 150 --sentinels 9 --input-length 24 --batch-tokens 320 --processes 1"
+    steps = "--steps 4 --warmup 1 --checkpoint-every 2 --device cpu"
+    pretrain = ["pretrain", "--text", str(home / "text.txt"), "--objectives", "span=1"]
     return {
-        "a run": own(home, "tune"),
-        "a cohort": [*own(home, "tune"), "--seed", "0,1"],
-        "a transfer": [*own(home, "transfer"), "--from", str(home / "source")],
-        "pretraining": [*pretrain, "--steps", "4", "--warmup", "1", "--checkpoint-every", "2"],
+        "a run": on_reviews(home, "tune"),
+        "a cohort": [*on_reviews(home, "tune"), "--seed", "0,1"],
+        "a transfer": [*on_reviews(home, "transfer"), "--from", str(home / "source")],
+        "pretraining": [*pretrain, *f"{sizes} {rows} {steps}".split()],
     }
 
 
@@ -136,7 +84,7 @@ def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
 
 @pytest.mark.usefixtures("no_curves")
 @pytest.mark.parametrize("name", ["a run", "a cohort", "a transfer", "pretraining"])
-def test_a_second_process_is_refused_until_the_first_is_dead(
+def test_a_second_process_is_refused_until_the_first_ends(
     name: str,
     home: Path,
     tmp_path: Path,
@@ -144,47 +92,48 @@ def test_a_second_process_is_refused_until_the_first_is_dead(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("SOFTPROMPTS_CACHE", str(tmp_path / "cache"))
-    command, folder = (
-        [*commands(home)[name], "--output", str(tmp_path / "out"), "--quiet"],
-        tmp_path / "out",
-    )
-    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    folder = tmp_path / "out"
+    command = [*commands(home)[name], "--output", str(folder), "--quiet"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     first = subprocess.Popen(
-        [sys.executable, "-c", STOPPING, *command], stdout=subprocess.DEVNULL, env=path
+        [sys.executable, "-c", STOPPING, *command], stdout=subprocess.DEVNULL, env=environment
     )
     try:
-        assert os.WIFSTOPPED(os.waitpid(first.pid, os.WUNTRACED)[1]), "it is at work"
+        assert os.WIFSTOPPED(os.waitpid(first.pid, os.WUNTRACED)[1]), "it is running"
         before = contents(folder)
-        assert folder / LOCK in before
+        assert folder / LOCK_FILE in before
         for more in ([], ["--overwrite"]):
             assert main([*command, *more]) == 2
-            who = f"(process {first.pid} on host {socket.gethostname()})"
-            told = f"softprompts: Another process is at work in {folder} {who}; wait for it, or name another --output.\n"
-            assert capsys.readouterr() == ("", told)
+            holder = f"(process {first.pid} on host {socket.gethostname()})"
+            message = (
+                f"softprompts: Another process is using {folder} {holder}; "
+                "wait until it ends, or choose another --output.\n"
+            )
+            assert capsys.readouterr() == ("", message)
             assert contents(folder) == before
     finally:
         first.send_signal(signal.SIGKILL)
         first.wait()
     assert main(command) == 0
-    assert not list(folder.rglob(LOCK))
+    assert not list(folder.rglob(LOCK_FILE))
     assert list(folder.rglob("prompt.json" if name != "pretraining" else "training.json"))
 
 
-def test_of_many_one_at_a_time_is_at_work_and_nothing_is_left(tmp_path: Path) -> None:
-    """They make and remove the folder and the file under each other's eyes."""
-    folder, inside, most, entered = tmp_path / "some" / "where", 0, 0, 0
-    count = threading.Lock()
+def test_of_many_threads_one_at_a_time_holds_the_lock_and_nothing_is_left(tmp_path: Path) -> None:
+    """The threads create and remove the folder and the file concurrently."""
+    folder, inside, most, entered = tmp_path / "deep" / "folder", 0, 0, 0
+    counting = threading.Lock()
 
     def work() -> None:
         nonlocal inside, most, entered
         for _ in range(200):
             try:
                 with exclusive(folder):
-                    with count:
+                    with counting:
                         inside, entered = inside + 1, entered + 1
                         most = max(most, inside)
                     time.sleep(0)
-                    with count:
+                    with counting:
                         inside -= 1
             except UserError:
                 continue
@@ -196,15 +145,15 @@ def test_of_many_one_at_a_time_is_at_work_and_nothing_is_left(tmp_path: Path) ->
         thread.join()
     assert (most, inside) == (1, 0)
     assert entered > 0
-    assert not list(tmp_path.rglob(LOCK))
+    assert not list(tmp_path.rglob(LOCK_FILE))
 
 
-def test_a_folder_that_nothing_came_into_goes_and_others_stay(tmp_path: Path) -> None:
+def test_only_new_folders_that_stay_empty_are_removed(tmp_path: Path) -> None:
     with exclusive(tmp_path / "new" / "er"):
-        assert (tmp_path / "new" / "er" / LOCK).exists()
+        assert (tmp_path / "new" / "er" / LOCK_FILE).exists()
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "old").mkdir()
-    (tmp_path / "old" / LOCK).write_text("what a killed process left")
+    (tmp_path / "old" / LOCK_FILE).write_text("left by a killed process")
     with exclusive(tmp_path / "old"):
         pass
     with exclusive(tmp_path / "full"):
@@ -216,12 +165,12 @@ def test_a_folder_that_nothing_came_into_goes_and_others_stay(tmp_path: Path) ->
     ]
 
 
-def test_where_files_cannot_be_locked_it_goes_without(
+def test_a_file_system_without_locks_is_used_unlocked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "flock", none)
+    monkeypatch.setattr(fcntl, "flock", fail)
     with exclusive(tmp_path / "run"), exclusive(tmp_path / "run"):
         assert (tmp_path / "run").is_dir()

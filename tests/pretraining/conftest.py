@@ -1,4 +1,4 @@
-"""A small corpus, a tokenizer made from it, and a config that learns it in seconds."""
+"""A small corpus, a tokenizer trained on it, and a config that learns it in seconds."""
 
 import json
 import random
@@ -11,55 +11,33 @@ import pytest
 from softprompts.pretraining.config import PretrainConfig
 from softprompts.pretraining.tokenizer import train_tokenizer
 
-WORDS = [
-    "the",
-    "a",
-    "cat",
-    "dog",
-    "bird",
-    "fish",
-    "sat",
-    "ran",
-    "flew",
-    "swam",
-    "on",
-    "under",
-    "over",
-    "by",
-    "mat",
-    "tree",
-    "house",
-    "river",
-    "and",
-    "then",
-    "it",
-    "slept",
-    "ate",
-    "sang",
-]
+WORDS = (
+    "the a cat dog bird fish sat ran flew swam on under over by mat tree house river and then it "
+    "slept ate sang"
+)
 
 
 def texts(count: int = 60, seed: int = 0) -> list[str]:
-    rng = random.Random(seed)
+    rng, words = random.Random(seed), WORDS.split()
     return [
-        " ".join(rng.choice(WORDS) for _ in range(rng.randint(20, 60))) + "." for _ in range(count)
+        " ".join(rng.choice(words) for _ in range(rng.randint(20, 60))) + "." for _ in range(count)
     ]
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _temporary_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOFTPROMPTS_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="session")
-def words() -> Any:
+def tokenizer() -> Any:
     return train_tokenizer(texts(), 200, 20)
 
 
 @pytest.fixture(scope="session")
-def words_folder(words: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("words")
-    words.save_pretrained(folder)
+def tokenizer_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save_pretrained(folder)
     return folder
 
 
@@ -80,14 +58,35 @@ def tasks_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def make(text_file: Path, tasks_file: Path, words_folder: Path) -> Callable[..., PretrainConfig]:
-    def config(**settings: Any) -> PretrainConfig:
-        common = {
-            "text": [str(text_file)], "tasks": [str(tasks_file)], "tokenizer": str(words_folder), "d_model": 16, "d_kv": 8, "d_ff": 32,
-            "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2, "input_length": 24, "batch_tokens": 320, "steps": 6, "warmup": 2,
-            "log_every": 2, "device": "cpu", "processes": 1, "objectives": {"span": 0.5, "prefix": 0.25, "tasks": 0.25},
-        }  # fmt: skip
-        return PretrainConfig(**{**common, **settings})
+SMALL: dict[str, Any] = {
+    "d_model": 16,
+    "d_kv": 8,
+    "d_ff": 32,
+    "num_layers": 1,
+    "num_decoder_layers": 1,
+    "num_heads": 2,
+}
 
-    return config
+
+@pytest.fixture
+def make_config(
+    text_file: Path, tasks_file: Path, tokenizer_folder: Path
+) -> Callable[..., PretrainConfig]:
+    def make(**settings: Any) -> PretrainConfig:
+        defaults: dict[str, Any] = {
+            "text": [str(text_file)],
+            "tasks": [str(tasks_file)],
+            "tokenizer": str(tokenizer_folder),
+            **SMALL,
+            "input_length": 24,
+            "batch_tokens": 320,
+            "steps": 6,
+            "warmup": 2,
+            "log_every": 2,
+            "device": "cpu",
+            "processes": 1,
+            "objectives": {"span": 0.5, "prefix": 0.25, "tasks": 0.25},
+        }
+        return PretrainConfig(**{**defaults, **settings})
+
+    return make

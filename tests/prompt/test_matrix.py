@@ -1,4 +1,5 @@
-"""One matrix: every start x shape x route on a tiny random T5; on each other kind of model, every shape x route with a start each."""
+"""One matrix: every start x shape x route on a tiny random T5; on each other kind of model, every
+shape x route, with a start each. The kinds come from the tables."""
 
 import subprocess
 import sys
@@ -9,12 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from softprompts.artifacts.prompt_file import load_prompt, save_prompt
+from softprompts.artifacts.run_folder import RunFolder
 from softprompts.backbone import Backbone
 from softprompts.config.choice import Choice
+from softprompts.config.kinds import Table, routes, shapes, starts
+from softprompts.config.prompt import PromptConfig
 from softprompts.errors import UserError
-from softprompts.prompt import Material, Prompt, PromptConfig, Source, build
+from softprompts.prompt import Material, Prompt, Source
+from softprompts.prompt.prompt import build_prompt
 
+from ..cards import card
 from ..models import KINDS, random_model
 
 TEXTS = [
@@ -25,40 +30,50 @@ TEXTS = [
 ]
 LABELS = ["positive", "negative"]
 TARGETS = ["positive", "negative", "positive", "negative"]
-STARTS = [
-    "uniform",
-    "normal",
-    "vocabulary",
-    "labels",
-    {"kind": "text", "text": "is it good"},
-    {"kind": "prompt", "sources": ["source"]},
-    {"kind": "prompt", "sources": ["one", "other"], "weights": [1, 3]},
-]
-SHAPES: list[Any] = [
-    "direct",
-    {"kind": "residual", "bottleneck": 16},
-    {"kind": "residual", "bottleneck": 8, "shared": False, "dropout": 0.1},
-    {"kind": "residual", "bottleneck": 16, "skip": False},
-    {"kind": "encoder", "width": 16},
-    {"kind": "encoder", "network": "lstm", "width": 8},
-]
-ROUTES = ["single", "soft", "top1", {"kind": "top1", "noise": 0}, "top2", "gumbel", "stochastic"]
+
+
+def variants(table: "Table[Any]", options: dict[str, list[dict[str, Any]]]) -> list[Any]:
+    """Every kind of a table, with its defaults unless options are given for it."""
+    return [{"kind": kind, **each} for kind in table for each in options.get(kind, [{}])]
+
+
+STARTS = variants(
+    starts,
+    {
+        "text": [{"text": "is it good"}],
+        "prompt": [{"sources": ["source"]}, {"sources": ["one", "other"], "weights": [1, 3]}],
+    },
+)
+SHAPES = variants(
+    shapes,
+    {
+        "residual": [
+            {"bottleneck": 16},
+            {"bottleneck": 8, "shared": False, "dropout": 0.1},
+            {"bottleneck": 16, "skip": False},
+        ],
+        "encoder": [{"width": 16}, {"network": "lstm", "width": 8}],
+    },
+)
+ROUTES = variants(routes, {"top1": [{}, {"noise": 0}]})
 SOURCE = torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(9))
 
 
-def made(
+def build(
     backbone: Backbone, start: Any, shape: Any, route: Any, source: Source | None = None
 ) -> Prompt:
-    count = 1 if route == "single" else 4
-    head = Choice(backbone.best_head(LABELS))
+    count = 1 if Choice.of(route).kind == "single" else 4
+    head = Choice(backbone.default_head(LABELS))
     config = PromptConfig(5, count, Choice.of(start), Choice.of(shape), Choice.of(route), head=head)
-    material = Material(backbone, LABELS, lambda name: source or Source(SOURCE), backbone.features)
-    return build(config, material, 0, backbone.unit)
+    material = Material(
+        backbone, LABELS, lambda name: source or Source(SOURCE), backbone.feature_size
+    )
+    return build_prompt(config, material, 0, backbone.unit)
 
 
 def losses(backbone: Backbone, prompt: Prompt, rng: torch.Generator | None = None) -> torch.Tensor:
     """Per-row loss [B]."""
-    backbone = backbone.answering(prompt.head, LABELS)
+    backbone = backbone.with_head(prompt.head, LABELS)
     text = backbone.embed_rows(backbone.tokenise(TEXTS, 40))
     return backbone.losses(
         prompt(text.embeds, text.mask, rng), text, backbone.tokenise_targets(TARGETS)
@@ -88,7 +103,7 @@ def losses_of_all(
 
 def check(backbone: Backbone, choices: Sequence[tuple[Any, Any, Any]], folder: Path) -> None:
     """Of every start, shape and route: the loss falls; folding, saving and loading change nothing."""
-    prompts = [made(backbone, *choice) for choice in choices]
+    prompts = [build(backbone, *choice) for choice in choices]
     rngs = [torch.Generator().manual_seed(0) for _ in choices]
     optimizer = torch.optim.AdamW(
         [parameter for prompt in prompts for parameter in prompt.parameters()], lr=0.03
@@ -108,8 +123,8 @@ def check(backbone: Backbone, choices: Sequence[tuple[Any, Any, Any]], folder: P
         torch.testing.assert_close(folded, unfolded, rtol=1e-5, atol=1e-5)
         loaded = []
         for prompt in prompts:
-            save_prompt(folder, prompt, {"backbone": {"fingerprint": backbone.fingerprint}})
-            loaded.append(load_prompt(folder, backbone)[0])
+            RunFolder(folder).save(prompt, card(backbone))
+            loaded.append(RunFolder(folder).load(backbone)[0])
         assert torch.equal(losses_of_all(backbone, loaded), folded)
 
 
@@ -136,10 +151,10 @@ def test_the_matrix_holds_on_every_family(kind: str, tmp_path: Path) -> None:
 def test_a_prompt_started_from_a_source_gives_its_outputs_at_step_0(
     t5: Backbone, shape: Any, route: Any
 ) -> None:
-    prompt = made(t5, {"kind": "prompt", "sources": ["source"]}, shape, route).eval()
+    prompt = build(t5, {"kind": "prompt", "sources": ["source"]}, shape, route).eval()
     text = t5.embed_rows(t5.tokenise(TEXTS, 40))
     rounding = (
-        1e-5 if "lstm" in str(shape) or route == "soft" else 0
+        1e-5 if "lstm" in str(shape) or "soft" in str(route) else 0
     )  # torch's LSTM has two kernels; probabilities sum to 1 but for rounding
     torch.testing.assert_close(
         prompt(text.embeds, text.mask), SOURCE.expand(4, 5, 32), rtol=0, atol=rounding
@@ -151,8 +166,8 @@ def test_a_mixture_started_from_a_mixture_gives_its_outputs_at_step_0(
     t5: Backbone, kind: str
 ) -> None:
     text = t5.embed_rows(t5.tokenise(TEXTS, 40))
-    trained = made(t5, "normal", {"kind": "residual", "bottleneck": 16}, kind)
-    again = made(
+    trained = build(t5, "normal", {"kind": "residual", "bottleneck": 16}, kind)
+    again = build(
         t5,
         {"kind": "prompt", "sources": ["source"]},
         {"kind": "residual", "bottleneck": 8},
@@ -163,14 +178,14 @@ def test_a_mixture_started_from_a_mixture_gives_its_outputs_at_step_0(
         again.eval()(text.embeds, text.mask), trained.eval()(text.embeds, text.mask)
     )
     with pytest.raises(UserError, match=f"routed by .*{kind}"):
-        made(
+        build(
             t5, {"kind": "prompt", "sources": ["source"]}, "direct", "stochastic", trained.source()
         )
 
 
 @pytest.mark.parametrize("route", ["soft", "top1", "top2", "gumbel", "stochastic"])
 def test_prompts_that_start_alike_grow_apart(t5: Backbone, route: str) -> None:
-    prompt = made(t5, {"kind": "prompt", "sources": ["source"]}, "direct", route)
+    prompt = build(t5, {"kind": "prompt", "sources": ["source"]}, "direct", route)
     optimizer = torch.optim.AdamW(prompt.parameters(), lr=0.03)
     rng = torch.Generator().manual_seed(0)
     for _ in range(40):
@@ -184,7 +199,7 @@ def test_prompts_that_start_alike_grow_apart(t5: Backbone, route: str) -> None:
 @pytest.mark.parametrize("route", ROUTES, ids=str)
 def test_rows_and_targets_do_not_touch_each_other(t5: Backbone, route: Any) -> None:
     """Permuting rows, changing another row's text, or only a target never moves a row's logits or route."""
-    prompt = made(t5, "normal", "direct", route).eval()
+    prompt = build(t5, "normal", "direct", route).eval()
     targets = t5.tokenise_targets(TARGETS)
 
     def run(texts: list[str], labels: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -227,7 +242,7 @@ def test_rows_and_targets_do_not_touch_each_other(t5: Backbone, route: Any) -> N
 @pytest.mark.parametrize("route", ROUTES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_batch_size_and_padding_do_not_matter(t5: Backbone, shape: Any, route: Any) -> None:
-    prompt = made(t5, "normal", shape, route).eval()
+    prompt = build(t5, "normal", shape, route).eval()
     rows, targets = t5.tokenise(TEXTS, 40), t5.tokenise_targets(TARGETS)
     with torch.no_grad():
         whole = losses(t5, prompt)
@@ -245,7 +260,7 @@ def test_batch_size_and_padding_do_not_matter(t5: Backbone, shape: Any, route: A
 
 
 def test_a_prompt_of_length_0_is_no_prompt(t5: Backbone) -> None:
-    prompt = build(PromptConfig(length=0), Material(t5), 0)
+    prompt = build_prompt(PromptConfig(length=0), Material(t5), 0)
     text = t5.embed_rows(t5.tokenise(TEXTS, 40))
     ours = t5.losses(prompt(text.embeds, text.mask), text, t5.tokenise_targets(TARGETS))
     ids, mask = t5.collate(t5.tokenise(TEXTS, 40))
@@ -263,19 +278,19 @@ def test_saved_prompts_answer_alike_in_a_fresh_process(t5: Backbone, tmp_path: P
     embeds, mask = torch.randn(3, 6, 32), torch.ones(3, 6)
     expected = {}
     for index, (shape, route) in enumerate((shape, route) for shape in SHAPES for route in ROUTES):
-        prompt = made(t5, "normal", shape, route).eval()
+        prompt = build(t5, "normal", shape, route).eval()
         with torch.no_grad():
             for (
                 parameter
             ) in prompt.parameters():  # as if trained: nothing is where its initialiser put it
                 parameter.add_(0.1 * torch.randn_like(parameter))
-        save_prompt(tmp_path / str(index), prompt, {"backbone": {"fingerprint": t5.fingerprint}})
+        RunFolder(tmp_path / str(index)).save(prompt, card(t5))
         expected[str(index)] = prompt(embeds, mask).detach()
     save_file({"embeds": embeds, "mask": mask}, tmp_path / "in.safetensors")
     code = (
-        "import sys, pathlib; from safetensors.torch import load_file, save_file; from softprompts.prompt import load_prompt\n"
+        "import sys, pathlib; from safetensors.torch import load_file, save_file; from softprompts.artifacts.run_folder import RunFolder\n"
         "home = pathlib.Path(sys.argv[1]); given = load_file(home / 'in.safetensors')\n"
-        "prompts = {f.name: load_prompt(f)[0] for f in home.iterdir() if f.is_dir()}\n"
+        "prompts = {f.name: RunFolder(f).load()[0] for f in home.iterdir() if f.is_dir()}\n"
         "answers = {name: p(given['embeds'], given['mask']).detach().contiguous() for name, p in prompts.items()}\n"
         "save_file(answers, home / 'out.safetensors')"
     )

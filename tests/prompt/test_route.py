@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from softprompts.config.choice import Choice, pick
-from softprompts.prompt.prompt import PromptConfig, mean_embedding, plain, router_of
-from softprompts.prompt.route import ROUTES, Gumbel, Stochastic, Top
+from softprompts.config.choice import Choice
+from softprompts.config.kinds import routes
+from softprompts.config.prompt import PromptConfig
+from softprompts.prompt.prompt import folded_prompt, mean_embedding
 
 from ..conftest import golden
 
@@ -17,30 +18,28 @@ SMOP = golden("smop")
 
 
 def route(kind: str, count: int = 4, hidden: int = 8, **options: Any) -> Any:
-    return pick("route", ROUTES, Choice(kind, options))(
-        count, hidden, torch.Generator().manual_seed(0)
-    )
+    return routes.make(Choice(kind, options)).build(count, hidden, torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("case", ["top1", "top2"])
 def test_matches_smop_with_gradients(case: str) -> None:
-    made = route(case).eval()
-    router_of(made).weight.data = torch.tensor(SMOP["router_weight"])
+    module = route(case).eval()
+    module.router.weight.data = torch.tensor(SMOP["router_weight"])
     prompts = torch.tensor(SMOP["prompts"]).requires_grad_()
     embeds = torch.tensor(SMOP["inputs_embeds"]).requires_grad_()
     text = mean_embedding(embeds, torch.tensor(SMOP["attention_mask"]))
     torch.testing.assert_close(text, torch.tensor(SMOP["mean_embedding"]), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(
-        router_of(made)(text).softmax(-1), torch.tensor(SMOP["router_probs"]), rtol=1e-5, atol=1e-6
+        module.router(text).softmax(-1), torch.tensor(SMOP["router_probs"]), rtol=1e-5, atol=1e-6
     )
-    routed = made(prompts, text)
+    routed = module(prompts, text)
     torch.testing.assert_close(
         routed, torch.tensor(SMOP[case]["routed_prompts"]), rtol=1e-5, atol=1e-6
     )
     (routed * torch.tensor(SMOP["grad_probe"])).sum().backward()
     expected = SMOP[case].get("gradients_summed_over_official_batch_of_one_runs", SMOP[case])
     for found, name in (
-        (router_of(made).weight.grad, "router_weight"),
+        (module.router.weight.grad, "router_weight"),
         (prompts.grad, "prompts"),
         (embeds.grad, "inputs_embeds"),
     ):
@@ -50,10 +49,10 @@ def test_matches_smop_with_gradients(case: str) -> None:
 
 
 def test_the_official_batch_sum_is_not_reproduced() -> None:
-    made = route("top1").eval()
-    router_of(made).weight.data = torch.tensor(SMOP["router_weight"])
+    module = route("top1").eval()
+    module.router.weight.data = torch.tensor(SMOP["router_weight"])
     text = torch.tensor(SMOP["mean_embedding"])
-    routed = made(torch.tensor(SMOP["prompts"]), text)
+    routed = module(torch.tensor(SMOP["prompts"]), text)
     assert not torch.allclose(
         routed, torch.tensor(SMOP["official_top1_buggy"]["routed_prompts"]), atol=1e-3
     )
@@ -61,13 +60,13 @@ def test_the_official_batch_sum_is_not_reproduced() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(
-    kind=st.sampled_from(sorted(ROUTES)),
+    kind=st.sampled_from(sorted(routes)),
     rows=st.integers(1, 6),
     seed=st.integers(0, 1000),
     training=st.booleans(),
 )
 def test_rows_never_see_each_other(kind: str, rows: int, seed: int, training: bool) -> None:
-    made = route(kind, 1 if kind == "single" else 4).train(training)
+    module = route(kind, 1 if kind == "single" else 4).train(training)
     rng = torch.Generator().manual_seed(seed)
     prompts, text = (
         torch.randn(1 if kind == "single" else 4, 3, 8, generator=rng),
@@ -78,82 +77,84 @@ def test_rows_never_see_each_other(kind: str, rows: int, seed: int, training: bo
         if kind == "stochastic"
         else torch.randn(rows, 4, generator=rng)
     )
-    whole = made(prompts, text, noise=noise)
+    whole = module(prompts, text, noise=noise)
     order = torch.randperm(rows, generator=rng)
-    torch.testing.assert_close(made(prompts, text[order], noise=noise[order]), whole[order])
+    torch.testing.assert_close(module(prompts, text[order], noise=noise[order]), whole[order])
     for row in range(rows):
         torch.testing.assert_close(
-            made(prompts, text[row : row + 1], noise=noise[row : row + 1])[0], whole[row]
+            module(prompts, text[row : row + 1], noise=noise[row : row + 1])[0], whole[row]
         )
 
 
 def test_perturbation_is_multiplicative_detached_and_for_training_only() -> None:
-    made = Top(4, 8, torch.Generator().manual_seed(0))
+    module = route("top1")
     prompts, text, noise = torch.randn(4, 3, 8), torch.randn(5, 8), torch.randn(5, 4)
-    logits = router_of(made)(text)
+    logits = module.router(text)
     perturbed = logits * (1 + noise)
     best = perturbed.argmax(-1)
     expected = perturbed.softmax(-1).gather(-1, best[:, None])[..., None] * prompts[best]
-    torch.testing.assert_close(made(prompts, text, noise=noise), expected)
-    made(prompts, text, noise=noise).sum().backward()
-    with_noise = router_of(made).weight.grad
-    router_of(made).weight.grad = None
+    torch.testing.assert_close(module(prompts, text, noise=noise), expected)
+    module(prompts, text, noise=noise).sum().backward()
+    with_noise = module.router.weight.grad
+    module.router.weight.grad = None
     shifted = logits + (noise * logits).detach()
     (shifted.softmax(-1).gather(-1, best[:, None])[..., None] * prompts[best]).sum().backward()
-    torch.testing.assert_close(with_noise, router_of(made).weight.grad)
-    assert torch.equal(made.eval()(prompts, text, noise=noise), made(prompts, text))
+    torch.testing.assert_close(with_noise, module.router.weight.grad)
+    assert torch.equal(module.eval()(prompts, text, noise=noise), module(prompts, text))
 
 
 def test_without_noise_training_equals_evaluation() -> None:
-    made = route("top1", noise=0)
+    module = route("top1", noise=0)
     prompts, text = torch.randn(4, 3, 8), torch.randn(5, 8)
-    assert torch.equal(made.train()(prompts, text), made.eval()(prompts, text))
+    assert torch.equal(module.train()(prompts, text), module.eval()(prompts, text))
 
 
 def test_gumbel_weighs_one_passes_gradient_and_is_quiet_in_evaluation() -> None:
-    made = Gumbel(4, 8, torch.Generator().manual_seed(0))
+    module = route("gumbel")
     prompts, text = torch.randn(4, 3, 8), torch.randn(64, 8)
-    drawn = made(prompts, text, torch.Generator().manual_seed(0))
+    drawn = module(prompts, text, torch.Generator().manual_seed(0))
     chosen = (drawn[:, None] == prompts).all(-1).all(-1)
     assert bool((chosen.sum(1) == 1).all()), "every row gets one prompt, unscaled"
     assert len(set(chosen.int().argmax(1).tolist())) > 1
     drawn.square().sum().backward()
-    grad = router_of(made).weight.grad
+    grad = module.router.weight.grad
     assert grad is not None
     assert grad.abs().sum() > 0
-    assert torch.equal(made.eval()(prompts, text), prompts[router_of(made)(text).argmax(-1)])
+    assert torch.equal(module.eval()(prompts, text), prompts[module.router(text).argmax(-1)])
 
 
 def test_stochastic_draws_in_training_and_averages_in_evaluation() -> None:
-    made = Stochastic(4, 8, torch.Generator())
+    module = route("stochastic")
     prompts, text = torch.randn(4, 3, 8), torch.randn(64, 8)
     chosen = (
-        (made(prompts, text, torch.Generator().manual_seed(0))[:, None] == prompts)
+        (module(prompts, text, torch.Generator().manual_seed(0))[:, None] == prompts)
         .all(-1)
         .all(-1)
         .int()
         .argmax(1)
     )
     assert set(chosen.tolist()) == {0, 1, 2, 3}
-    torch.testing.assert_close(made.eval()(prompts, text)[7], prompts.mean(0))
+    torch.testing.assert_close(module.eval()(prompts, text)[7], prompts.mean(0))
 
 
 def test_the_router_starts_orthogonal() -> None:
-    weight = router_of(route("top1")).weight
+    weight = route("top1").router.weight
     torch.testing.assert_close(weight @ weight.T, torch.eye(4), rtol=0, atol=1e-5)
 
 
 def test_a_levelled_router_is_uniform_to_the_bit_yet_tells_inputs_apart() -> None:
-    made = route("top1").eval()
-    assert made.level() == 4
+    module = route("top1").eval()
+    assert module.level(4) == 4
     text = torch.randn(200, 8)
-    logits = router_of(made)(text)
+    logits = module.router(text)
     assert torch.equal(logits.softmax(-1), torch.full((200, 4), 0.25))
     assert len(set(logits.argmax(-1).tolist())) == 4
 
 
 def test_a_folded_mixture_keeps_its_routes() -> None:
     vectors, router = torch.randn(4, 3, 8), torch.randn(4, 8)
-    prompt = plain(vectors, router, PromptConfig(count=len(vectors), route=Choice("top1")))
+    prompt = folded_prompt(
+        vectors, {"weight": router}, PromptConfig(count=len(vectors), route=Choice("top1"))
+    )
     embeds, mask = torch.randn(6, 5, 8), torch.ones(6, 5)
     assert prompt.chosen(embeds, mask).tolist() == (embeds.mean(1) @ router.T).argmax(-1).tolist()

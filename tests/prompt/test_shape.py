@@ -5,24 +5,29 @@ from typing import Any
 import pytest
 import torch
 
-from softprompts.config.choice import Choice, pick
-from softprompts.prompt.shape import SHAPES, Encoder, Residual
+from softprompts.config.choice import Choice
+from softprompts.config.kinds import shapes
+from softprompts.prompt.shape import Encoder, Residual, ResidualNetwork
 
 from ..conftest import golden
 
 CASES = golden("residual")["cases"]
 
 
-def residual(case: dict[str, Any]) -> Residual:
+def residual(case: dict[str, Any]) -> ResidualNetwork:
     """Our module with the official module's weights."""
-    asked = case["kwargs"]
+    official = case["kwargs"]
     names = {"relu": "relu", "tanh": "tanh", "sigm": "sigmoid"}
     length = len(case["input"])
-    shape = Residual(
-        1, length, asked["emb_dimension"], torch.Generator(),
-        bottleneck=asked["bottleneck_size"], activation=names[asked.get("nonlinearity", "relu")], depth=2 if "MLP2" in case["name"] else 1,
-        layer_norm=asked.get("layer_norm", True), dropout=asked.get("dropout", 0.0), skip=asked.get("residual", True),
-    )  # fmt: skip
+    options = Residual(
+        bottleneck=official["bottleneck_size"],
+        activation=names[official.get("nonlinearity", "relu")],
+        depth=2 if "MLP2" in case["name"] else 1,
+        layer_norm=official.get("layer_norm", True),
+        dropout=official.get("dropout", 0.0),
+        skip=official.get("residual", True),
+    )
+    shape = ResidualNetwork(options, 1, length, official["emb_dimension"], torch.Generator())
     weights = {name: torch.tensor(value) for name, value in case["weights"].items()}
     norm = "module.4" if "Dropout" in case["class_order"] else "module.3"
     shape.down.weight.data[0], shape.down.bias.data[0] = (
@@ -61,11 +66,11 @@ def test_residual_matches_the_official_network(case: dict[str, Any]) -> None:
 
 
 def test_one_network_per_token_treats_tokens_apart() -> None:
-    shape = Residual(1, 3, 8, torch.Generator(), bottleneck=4, shared=False)
+    shape = Residual(bottleneck=4, shared=False).build(1, 3, 8, torch.Generator())
     table = torch.randn(1, 1, 8).expand(1, 3, 8)
     output = shape(table)
     assert not torch.allclose(output[0, 0], output[0, 1])
-    alone = Residual(1, 1, 8, torch.Generator(), bottleneck=4)
+    alone = Residual(bottleneck=4).build(1, 1, 8, torch.Generator())
     with torch.no_grad():
         for mine, theirs in zip(alone.parameters(), shape.parameters(), strict=True):
             mine.copy_(theirs[1:2])
@@ -73,7 +78,7 @@ def test_one_network_per_token_treats_tokens_apart() -> None:
 
 
 def test_dropout_needs_training_and_comes_from_the_runs_generator() -> None:
-    shape = Residual(1, 4, 8, torch.Generator(), bottleneck=16, dropout=0.5)
+    shape = Residual(bottleneck=16, dropout=0.5).build(1, 4, 8, torch.Generator())
     table = torch.randn(1, 4, 8)
     quiet = shape.eval()(table, torch.Generator().manual_seed(1))
     assert torch.equal(quiet, shape.eval()(table))
@@ -85,7 +90,7 @@ def test_dropout_needs_training_and_comes_from_the_runs_generator() -> None:
 
 @pytest.mark.parametrize("network", ["mlp", "lstm"])
 def test_encoders_train_all_their_parameters(network: Any) -> None:
-    shape = Encoder(2, 3, 8, torch.Generator().manual_seed(0), network=network, width=5)
+    shape = Encoder(network, width=5).build(2, 3, 8, torch.Generator().manual_seed(0))
     shape(torch.randn(2, 3, 8)).square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in shape.parameters())
 
@@ -94,7 +99,7 @@ def test_making_a_shape_leaves_the_global_generator_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    Encoder(1, 3, 8, torch.Generator(), network="lstm")
+    Encoder("lstm").build(1, 3, 8, torch.Generator())
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -111,7 +116,7 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_reproduce_gives_the_source_to_the_bit_and_can_still_learn(kind: dict[str, Any]) -> None:
-    shape: Any = pick("shape", SHAPES, Choice.of(kind))(2, 3, 8, torch.Generator().manual_seed(0))
+    shape: Any = shapes.make(Choice.of(kind)).build(2, 3, 8, torch.Generator().manual_seed(0))
     wanted = torch.randn(2, 3, 8)
     table = shape.reproduce(wanted).requires_grad_()
     output = shape(table)

@@ -7,15 +7,17 @@ from hypothesis import strategies as st
 
 from softprompts.backbone import Backbone
 from softprompts.config.choice import Choice
+from softprompts.config.prompt import PromptConfig
 from softprompts.errors import UserError
-from softprompts.prompt import Material, PromptConfig, Source, build
+from softprompts.prompt import Material, Source
+from softprompts.prompt.prompt import build_prompt
 from softprompts.prompt.start import (
-    labels,
-    normal,
-    prompt,
-    text,
-    uniform,
-    vocabulary,
+    Labels,
+    Normal,
+    SampledVocabulary,
+    Text,
+    TrainedPrompt,
+    Uniform,
     weighted_mean,
 )
 
@@ -28,64 +30,68 @@ def rng(seed: int = 0) -> torch.Generator:
 
 def rows_of(table: torch.Tensor, backbone: Backbone) -> list[int]:
     """The vocabulary row each vector [N, H] is, exactly."""
-    every = backbone.vectors(torch.arange(backbone.vocabulary))
+    every = backbone.input_embeddings(torch.arange(backbone.vocab_size))
     return [int(torch.nonzero((every == vector).all(1))[0]) for vector in table]
 
 
 def test_uniform_is_the_papers_range_and_the_codes_is_an_option(t5: Backbone) -> None:
-    paper = uniform()(Material(t5), 2, 500, rng()).vectors
+    paper = Uniform().build(Material(t5), 2, 500, rng()).vectors
     assert paper.shape == (2, 500, 32)
     assert -0.5 <= paper.min() < -0.49
     assert 0.49 < paper.max() <= 0.5
-    code = uniform(low=0)(Material(t5), 1, 500, rng()).vectors
+    code = Uniform(low=0).build(Material(t5), 1, 500, rng()).vectors
     assert 0 <= code.min() < 0.01
 
 
 def test_normal_has_the_spread_asked_for(t5: Backbone) -> None:
-    assert normal(std=3.0)(Material(t5), 1, 500, rng()).vectors.std() == pytest.approx(
+    assert Normal(std=3.0).build(Material(t5), 1, 500, rng()).vectors.std() == pytest.approx(
         3.0, rel=0.05
     )
 
 
 def test_vocabulary_draws_common_usable_words_without_replacement(t5: Backbone) -> None:
-    drawn = rows_of(vocabulary()(Material(t5), 4, 30, rng()).vectors.flatten(0, 1), t5)
+    drawn = rows_of(SampledVocabulary().build(Material(t5), 4, 30, rng()).vectors.flatten(0, 1), t5)
     assert len(set(drawn)) == 120, "no word twice, not even across the prompts of a mixture"
     assert set(drawn) <= set(t5.common_pieces(5000).tolist())
     assert not set(drawn) & set(t5.tokenizer.all_special_ids)
-    few = rows_of(vocabulary(population=10)(Material(t5), 1, 10, rng()).vectors[0], t5)
+    few = rows_of(SampledVocabulary(population=10).build(Material(t5), 1, 10, rng()).vectors[0], t5)
     assert sorted(few) == sorted(t5.common_pieces(10).tolist())
-    assert vocabulary(population=3)(Material(t5), 1, 8, rng()).vectors.shape == (1, 8, 32), (
-        "more tokens than words: words repeat"
-    )
+    assert SampledVocabulary(population=3).build(Material(t5), 1, 8, rng()).vectors.shape == (
+        1,
+        8,
+        32,
+    ), "more tokens than words: words repeat"
 
 
 def test_the_whole_vocabulary_is_an_option(t5: Backbone) -> None:
-    drawn = rows_of(vocabulary(population=0)(Material(t5), 1, 200, rng()).vectors[0], t5)
+    drawn = rows_of(
+        SampledVocabulary(population=0).build(Material(t5), 1, 200, rng()).vectors[0], t5
+    )
     assert max(drawn) > max(t5.common_pieces(5000).tolist())
 
 
 def test_labels_average_their_pieces_and_vocabulary_fills_the_rest(t5: Backbone) -> None:
     assert len(t5.pieces("not_entailment")) > 1
-    begun = labels()(Material(t5, ["entailment", "not_entailment"]), 2, 5, rng()).vectors
+    begun = Labels().build(Material(t5, ["entailment", "not_entailment"]), 2, 5, rng()).vectors
     for row, label in enumerate(["entailment", "not_entailment"]):
-        mean = t5.vectors(torch.tensor(t5.pieces(label))).mean(0)
+        mean = t5.input_embeddings(torch.tensor(t5.pieces(label))).mean(0)
         assert torch.equal(begun[0, row], mean)
         assert torch.equal(begun[1, row], mean)
     assert set(rows_of(begun[:, 2:].flatten(0, 1), t5)) <= set(t5.common_pieces(5000).tolist())
-    assert labels()(Material(t5, ["a", "b", "c"]), 1, 2, rng()).vectors.shape == (1, 2, 32), (
+    assert Labels().build(Material(t5, ["a", "b", "c"]), 1, 2, rng()).vectors.shape == (1, 2, 32), (
         "surplus labels are dropped"
     )
     with pytest.raises(UserError, match="no class labels"):
-        labels()(Material(t5), 1, 5, rng())
+        Labels().build(Material(t5), 1, 5, rng())
 
 
 def test_text_gives_its_tokens_in_order_and_is_not_repeated(t5: Backbone) -> None:
     ids = t5.pieces("classify the review")
-    begun = text(text="classify the review")(Material(t5), 1, len(ids) + 3, rng()).vectors[0]
+    begun = Text(text="classify the review").build(Material(t5), 1, len(ids) + 3, rng()).vectors[0]
     assert rows_of(begun[: len(ids)], t5) == ids
     assert rows_of(begun[len(ids) :], t5) != ids[:3]
     with pytest.raises(UserError, match="empty"):
-        text(text=" ")(Material(t5), 1, 4, rng())
+        Text(text=" ").build(Material(t5), 1, 4, rng())
 
 
 @pytest.mark.parametrize("kind", ["uniform", "normal", "vocabulary", "labels", "text"])
@@ -93,7 +99,7 @@ def test_the_same_seed_gives_the_same_prompt(t5: Backbone, kind: str) -> None:
     options = {"text": "some words"} if kind == "text" else {}
     config = PromptConfig(length=9, count=2, start=Choice(kind, options), route=Choice("top1"))
     one, same, other = (
-        build(config, Material(t5, ["yes", "no"]), seed, t5.unit).table for seed in (3, 3, 4)
+        build_prompt(config, Material(t5, ["yes", "no"]), seed, t5.unit).table for seed in (3, 3, 4)
     )
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
@@ -102,33 +108,38 @@ def test_the_same_seed_gives_the_same_prompt(t5: Backbone, kind: str) -> None:
 def test_a_source_of_another_length_has_a_rule(t5: Backbone) -> None:
     source = torch.randn(1, 6, 32)
     material = Material(t5, fetch=lambda name: Source(source))
-    shorter = prompt(sources=["a"])(material, 1, 4, rng()).vectors
+    shorter = TrainedPrompt(sources=["a"]).build(material, 1, 4, rng()).vectors
     assert torch.equal(shorter, source[:, :4])
-    longer = prompt(sources=["a"])(material, 1, 9, rng()).vectors
+    longer = TrainedPrompt(sources=["a"]).build(material, 1, 9, rng()).vectors
     assert torch.equal(longer[:, :6], source)
     assert set(rows_of(longer[0, 6:], t5)) <= set(t5.common_pieces(5000).tolist())
-    copies = prompt(sources=["a"])(material, 3, 6, rng()).vectors
+    copies = TrainedPrompt(sources=["a"]).build(material, 3, 6, rng()).vectors
     assert torch.equal(copies, source.expand(3, 6, 32))
 
 
 def test_a_mixture_of_another_count_is_refused_or_one_is_picked(t5: Backbone) -> None:
-    mixture = Source(torch.randn(4, 6, 32), torch.randn(4, 32), Choice("top1"))
+    mixture = Source(torch.randn(4, 6, 32), {"weight": torch.randn(4, 32)}, Choice("top1"))
     material = Material(t5, fetch=lambda name: mixture)
     with pytest.raises(UserError, match="mixture of 4 prompts"):
-        prompt(sources=["a"])(material, 2, 6, rng())
-    picked = prompt(sources=["a"], index=2)(material, 1, 6, rng())
+        TrainedPrompt(sources=["a"]).build(material, 2, 6, rng())
+    picked = TrainedPrompt(sources=["a"], index=2).build(material, 1, 6, rng())
     assert torch.equal(picked.vectors, mixture.vectors[2:3])
     with pytest.raises(UserError, match="no prompt 4"):
-        prompt(sources=["a"], index=4)(material, 1, 6, rng())
+        TrainedPrompt(sources=["a"], index=4).build(material, 1, 6, rng())
 
 
 def test_mixtures_are_not_averaged(t5: Backbone) -> None:
     material = Material(
-        t5, fetch=lambda name: Source(torch.randn(4, 6, 32), torch.randn(4, 32), Choice("top1"))
+        t5,
+        fetch=lambda name: Source(
+            torch.randn(4, 6, 32), {"weight": torch.randn(4, 32)}, Choice("top1")
+        ),
     )
     with pytest.raises(UserError, match="Mixtures cannot be averaged"):
-        prompt(sources=["a", "b"])(material, 4, 6, rng())
-    assert prompt(sources=["a", "b"], index=1)(material, 1, 6, rng()).vectors.shape == (1, 6, 32)
+        TrainedPrompt(sources=["a", "b"]).build(material, 4, 6, rng())
+    assert TrainedPrompt(sources=["a", "b"], index=1).build(
+        material, 1, 6, rng()
+    ).vectors.shape == (1, 6, 32)
 
 
 def test_weighted_mean_matches_spot() -> None:

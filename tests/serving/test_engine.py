@@ -6,14 +6,17 @@ from typing import Any
 
 import pytest
 
-from softprompts.artifacts.prompt_file import load_prompt
+from softprompts.artifacts.card import TaskCard
+from softprompts.artifacts.run_folder import RunFolder
 from softprompts.backbone import Backbone
 from softprompts.config.choice import Choice
 from softprompts.errors import UserError
 from softprompts.serving import Engine
-from softprompts.tuning.api import Tuned
+from softprompts.tasks import TextFormat
+from softprompts.tuning.tuned import Tuned
 
-from ..backbone.test_memory import calls
+from ..backbone.test_kv_cache import calls
+from ..cards import card
 from ..models import TOY, random_model
 from ..tuning.test_evaluate import made
 
@@ -30,15 +33,16 @@ def tuned(
     **choices: Any,
 ) -> Tuned:
     """A prompt with the card of a tuned one."""
-    form = {"template": template, "label": "label", "words": {label: label for label in labels}}
-    card = {
-        "backbone": {"name": backbone.name, "fingerprint": backbone.fingerprint},
-        "task": {"form": form, "answer_length": None if labels else 4},
-        "scoring": scoring or backbone.best_scoring,
-        "config": {"tuning": {"max_length": 64}},
-    }
-    head = {"head": Choice(backbone.best_head(MOODS))}
-    return Tuned(made(backbone, seed, labels or MOODS, **head | choices).fold(), backbone, card)
+    form = TextFormat(template, "label", {label: label for label in labels})
+    described = card(
+        backbone,
+        task=TaskCard(name="mood", form=form, answer_length=None if labels else 4),
+        scoring=scoring or backbone.default_scoring,
+        config={"tuning": {"max_length": 64}},
+    )
+    head = {"head": Choice(backbone.default_head(MOODS))}
+    prompt = made(backbone, seed, labels or MOODS, **head | choices).fold()
+    return Tuned(prompt, backbone, described)
 
 
 def prompts(backbone: Backbone) -> dict[str, Tuned]:
@@ -87,8 +91,8 @@ def test_an_ensemble_is_one_batch_and_its_texts_are_tokenised_once(
     engine = Engine(backbone, own)
     seen: list[str] = []
     view = type(engine.bank.predictors[0].backbone)
-    whole = view.whole
-    monkeypatch.setattr(view, "whole", lambda self, texts: seen.extend(texts) or whole(self, texts))
+    whole = view.token_ids
+    monkeypatch.setattr(view, "token_ids", lambda self, texts: seen.extend(texts) or whole(self, texts))
     engine.every(list(own), TEXTS)
     seen.clear()
     embedding = next(
@@ -157,8 +161,8 @@ def test_a_saved_prompt_serves_on_another_copy_of_its_model(tmp_path: Path) -> N
     backbone = random_model("gpt2")
     here = tuned(backbone, 1, MOODS, length=3)
     here.save(tmp_path)
-    prompt, card = load_prompt(tmp_path)
-    again = Tuned(prompt, random_model("gpt2"), card)
+    prompt, saved = RunFolder(tmp_path).load()
+    again = Tuned(prompt, random_model("gpt2"), saved)
     assert Engine(backbone, {"mood": again}).answer(
         [("mood", text) for text in TEXTS]
     ) == here.predict(TEXTS)

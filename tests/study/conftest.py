@@ -49,7 +49,7 @@ FEW: dict[str, Any] = {"seeds": [0], "retrieval": {}}
 
 
 def planned(**changes: Any) -> list[Cell]:
-    return plan(from_mapping(Study, {**GRID, **changes}))
+    return plan(Study.of({**GRID, **changes}))
 
 
 def results(folder: Path) -> dict[str, dict[str, Any]]:

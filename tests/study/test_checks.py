@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from softprompts.backbone import load_backbone
-from softprompts.backbone.load import hollow_backbone
+from softprompts.backbone.load import meta_backbone
 from softprompts.cli import main as cli
 from softprompts.cli.study_progress import StudyBars
 from softprompts.errors import UserError
@@ -20,8 +20,10 @@ from softprompts.study.checks import words_of_a_study
 from softprompts.study.leases import Claims
 from softprompts.study.plan import plan, read_study
 from softprompts.study.workers import State
-from softprompts.tasks import TaskConfig, load_task
-from softprompts.tuning import Cohort, Run, run_config
+from softprompts.tasks import load_task
+from softprompts.config.task import TaskConfig
+from softprompts.tuning import Cohort, Run
+from softprompts.config.run import run_config
 from softprompts.tuning.checkpoint import save_checkpoint
 
 from ..models import random_model
@@ -176,7 +178,7 @@ def test_a_model_without_weights_takes_and_refuses_what_the_real_one_does(
         both = []
         for backbone in (
             load_backbone(str(tmp_path), "fp32", "cpu"),
-            hollow_backbone(str(tmp_path), "fp32"),
+            meta_backbone(str(tmp_path), "fp32"),
         ):
             try:
                 Run(config, task, backbone)
@@ -366,7 +368,7 @@ def test_the_time_left_is_told_while_the_first_cohort_runs_and_goes_down(
     bars.looked(State())
     assert bars.news() == "", "nothing is known yet"
     runs: list[Any] = [SimpleNamespace(step=0, steps=4, finished=False) for _ in range(2)]
-    bars.began(runs)
+    bars.on_start(runs)
     for run in runs:
         run.step = 1
     now[0] += 10  # 2 of 16 run-steps took 10 seconds
@@ -381,7 +383,7 @@ def test_the_time_left_is_told_while_the_first_cohort_runs_and_goes_down(
     }
     bars.looked(State(results=done))
     assert bars.news() == "3.0 cells/min  left 40 s"
-    bars.began([SimpleNamespace(step=0, steps=2, finished=False)])  # type: ignore[list-item]
+    bars.on_start([SimpleNamespace(step=0, steps=2, finished=False)])  # type: ignore[list-item]
     now[0] += 15
     assert bars.news() == "3.0 cells/min  left 25 s"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from softprompts.backbone.hardware import machine
+from softprompts.backbone.hardware import environment
 from softprompts.cli import main as cli
 from softprompts.cli.study import _planned, _where, main
 from softprompts.errors import UserError
@@ -347,7 +347,7 @@ def test_a_finished_study_does_not_ask_for_its_model(
     whole: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "softprompts.study.checks.examine",
+        "softprompts.study.checks.inspect_model",
         lambda name, trusted: pytest.fail(f"{name} is not needed"),
     )
     assert main(["run", str(whole)]) == 0
@@ -433,7 +433,7 @@ def test_a_report_tells_what_its_cells_ran_on(
 ) -> None:
     pytest.importorskip("matplotlib")
     pytest.importorskip("scipy")
-    here = machine(torch.device("cpu"), "fp32")
+    here = environment(torch.device("cpu"), "fp32")
     assert here.keys() == {"device", "dtype", "softprompts", "torch", "transformers"}
     assert all(told["machine"] == here for told in results(whole).values())
     folder = tmp_path / "study"

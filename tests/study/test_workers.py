@@ -311,7 +311,7 @@ class Robbed(StudyWatcher):
     def __init__(self, folder: Path, own: Claims) -> None:
         self.other, self.own, self.robbed = Claims(folder), own, 0
 
-    def stepped(self, run: Run) -> None:
+    def on_step(self, run: Run) -> None:
         if not self.robbed:
             claim = next(iter(self.own.held.values()))
             claim.with_name(".claim-1").write_text(json.dumps({"worker": self.other.worker}))
@@ -341,7 +341,7 @@ def test_a_run_begun_elsewhere_is_begun_anew(tmp_path: Path) -> None:
         start_from(cell.config, [folder / "source"]) for folder in (tmp_path, tmp_path / "other")
     )
     home.mkdir(parents=True)
-    (home / f".cell.{files._mark()}-{2**22 + 1}.json").touch()  # what a killed worker left
+    files.temporary_path(home / "cell.json", 2**22 + 1).touch()  # what a killed worker left
     open_cell(cell, here, tmp_path)
     here.save(home / "config.yaml")
     (home / "checkpoint.safetensors").touch()

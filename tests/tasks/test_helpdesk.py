@@ -1,4 +1,4 @@
-"""The embedded starter data keeps its promises."""
+"""The starter data has the sizes, classes and variety that its README promises."""
 
 import itertools
 import json
@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 import softprompts.tasks.starter as starter
-from softprompts.cli.main import main
-from softprompts.tasks import TaskConfig, load_task
+from softprompts.cli import main
+from softprompts.config.task import TaskConfig
+from softprompts.tasks import load_task
+from softprompts.tasks.named import named_split
 from softprompts.tasks.registry import definition
-from softprompts.tasks.task import named_split
 
 FOLDER = Path(starter.__file__).parent / "helpdesk"
 CLASSES = {"intent": 8, "urgency": 3, "sentiment": 3, "area": 5, "answerable": 2, "register": 2}
@@ -33,13 +34,14 @@ def test_sizes_and_classes(label: str) -> None:
     assert len(task.validation) >= 200
     assert len(task.labels) == CLASSES[label]
     assert set(task.labels) == {e.target for e in task.train} == {e.target for e in task.validation}
-    share = Counter(e.target for e in task.train).most_common()
-    assert share[-1][1] >= len(task.train) / 12, "no class is a rarity"
+    counts = Counter(e.target for e in task.train).most_common()
+    assert counts[-1][1] >= len(task.train) / 12, "no class is rare"
 
 
 @pytest.mark.parametrize("label", CLASSES)
-def test_the_named_task_is_the_one_that_is_tuned(label: str) -> None:
-    task, defined = load_task(TaskConfig(task=f"helpdesk/{label}")), definition(f"helpdesk/{label}")
+def test_the_definition_is_the_task_that_is_tuned(label: str) -> None:
+    task = load_task(TaskConfig(task=f"helpdesk/{label}"))
+    defined = definition(f"helpdesk/{label}")
     assert list(defined.labels) == task.labels
     assert defined.metrics == task.metrics
     assert named_split(defined, "train", None) == task.train
@@ -49,14 +51,14 @@ def test_the_named_task_is_the_one_that_is_tuned(label: str) -> None:
 def test_the_tasks_command_knows_the_starter_tasks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The only tasks a newcomer has without a network."""
+    """They are the only tasks that need no download."""
     assert main(["tasks", "show", "helpdesk/intent"]) == 0
     shown = capsys.readouterr().out
     assert "its rows are embedded" in shown
     assert "[Voicemail, partly garbled]" in shown
     assert main(["tasks", "show", "helpdesk/intent", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["labels"][0], told["columns"], told["word"], told["examples"]) == (
+    task = json.loads(capsys.readouterr().out)
+    assert (task["labels"][0], task["columns"], task["word"], task["examples"]) == (
         "cancel",
         ["text"],
         None,
@@ -84,16 +86,16 @@ def test_near_duplicates_are_under_one_per_cent() -> None:
 
     texts = [grams(message["text"]) for message in messages()]
     holders: dict[tuple[str, ...], list[int]] = {}
-    for index, found in enumerate(texts):
-        for gram in found:
+    for index, text_grams in enumerate(texts):
+        for gram in text_grams:
             holders.setdefault(gram, []).append(index)
     pairs = {pair for indices in holders.values() for pair in itertools.combinations(indices, 2)}
-    alike = [
+    similar = [
         pair
         for pair in pairs
         if len(texts[pair[0]] & texts[pair[1]]) / len(texts[pair[0]] | texts[pair[1]]) > 0.4
     ]
-    assert len(alike) < 0.01 * len(texts)
+    assert len(similar) < 0.01 * len(texts)
 
 
 def test_long_and_short() -> None:

@@ -1,4 +1,4 @@
-"""Named tasks against T5's own code: rows written here, official rows and whole splits where the data is, and its metrics."""
+"""Named tasks and metrics compared with T5's own code: hand-written and official rows."""
 
 import hashlib
 import json
@@ -11,21 +11,21 @@ import pytest
 from softprompts.errors import UserError
 from softprompts.tasks import Example
 from softprompts.tasks.metrics import METRICS, score, wsc_match
+from softprompts.tasks.named import named_split
 from softprompts.tasks.qa import pad_punctuation
 from softprompts.tasks.registry import BENCHMARKS, definition, definitions
 from softprompts.tasks.sources import Row
-from softprompts.tasks.task import named_split
 
 from ..conftest import DATA, golden
 
 needs_data = pytest.mark.skipif(
-    not DATA.is_dir(), reason="the data folder is not there; SOFTPROMPTS_DATA would name it"
+    not DATA.is_dir(), reason="there is no data folder; SOFTPROMPTS_DATA can name one"
 )
 OFFICIAL = DATA.parent / "golden" / "text_to_text.json"
 METRIC_CASES = golden("metrics")
 
 
-def made(
+def pairs(
     name: str, split: str = "validation", task_word: bool = True, **values: Any
 ) -> list[tuple[str, str]]:
     return [
@@ -37,17 +37,42 @@ def made(
 @pytest.mark.parametrize(
     ("name", "row", "text", "target"),
     [
-        ("superglue/boolq", {"passage": "P  p.", "question": "q?", "label": True}, "boolq passage: P  p. question: q?", "True"),
-        ("superglue/boolq", {"passage": "P", "question": "q", "label": 0}, "boolq passage: P question: q", "False"),
-        ("superglue/cb", {"premise": "p", "hypothesis": "h", "label": "neutral"}, "cb hypothesis: h premise: p", "neutral"),
-        ("superglue/cb", {"premise": "p", "hypothesis": "h", "label": 1}, "cb hypothesis: h premise: p", "contradiction"),
+        (
+            "superglue/boolq",
+            {"passage": "P  p.", "question": "q?", "label": True},
+            "boolq passage: P  p. question: q?",
+            "True",
+        ),
+        (
+            "superglue/boolq",
+            {"passage": "P", "question": "q", "label": 0},
+            "boolq passage: P question: q",
+            "False",
+        ),
+        (
+            "superglue/cb",
+            {"premise": "p", "hypothesis": "h", "label": "neutral"},
+            "cb hypothesis: h premise: p",
+            "neutral",
+        ),
+        (
+            "superglue/cb",
+            {"premise": "p", "hypothesis": "h", "label": 1},
+            "cb hypothesis: h premise: p",
+            "contradiction",
+        ),
         (
             "superglue/copa",
             {"premise": "p", "choice1": "a", "choice2": "b", "question": "cause", "label": 1},
             "copa choice1: a choice2: b premise: p question: cause",
             "choice2",
         ),
-        ("superglue/rte", {"premise": "p", "hypothesis": "h"}, "rte hypothesis: h premise: p", "<unk>"),
+        (
+            "superglue/rte",
+            {"premise": "p", "hypothesis": "h"},
+            "rte hypothesis: h premise: p",
+            "<unk>",
+        ),
         (
             "superglue/wic",
             {"word": "w", "sentence1": "a", "sentence2": "b", "start1": 3, "label": False},
@@ -55,12 +80,42 @@ def made(
             "False",
         ),
         ("glue/cola", {"sentence": " s ", "label": 0}, "cola sentence:  s ", "unacceptable"),
-        ("glue/stsb", {"sentence1": "a", "sentence2": "b", "label": 2.5}, "stsb sentence1: a sentence2: b", "2.4"),
-        ("glue/stsb", {"sentence1": "a", "sentence2": "b", "label": 3.5}, "stsb sentence1: a sentence2: b", "3.6"),
-        ("glue/qqp", {"question1": "a", "question2": "", "label": 1}, "qqp question1: a question2: ", "duplicate"),
-        ("glue/mnli", {"premise": "p", "hypothesis": "h", "label": -1}, "mnli hypothesis: h premise: p", "<unk>"),
-        ("glue/mnli_mismatched", {"premise": "p", "hypothesis": "h", "label": 2}, "mnli hypothesis: h premise: p", "contradiction"),
-        ("glue/qnli", {"question": "q", "sentence": "s", "label": 1}, "qnli question: q sentence: s", "not_entailment"),
+        (
+            "glue/stsb",
+            {"sentence1": "a", "sentence2": "b", "label": 2.5},
+            "stsb sentence1: a sentence2: b",
+            "2.4",
+        ),
+        (
+            "glue/stsb",
+            {"sentence1": "a", "sentence2": "b", "label": 3.5},
+            "stsb sentence1: a sentence2: b",
+            "3.6",
+        ),
+        (
+            "glue/qqp",
+            {"question1": "a", "question2": "", "label": 1},
+            "qqp question1: a question2: ",
+            "duplicate",
+        ),
+        (
+            "glue/mnli",
+            {"premise": "p", "hypothesis": "h", "label": -1},
+            "mnli hypothesis: h premise: p",
+            "<unk>",
+        ),
+        (
+            "glue/mnli_mismatched",
+            {"premise": "p", "hypothesis": "h", "label": 2},
+            "mnli hypothesis: h premise: p",
+            "contradiction",
+        ),
+        (
+            "glue/qnli",
+            {"question": "q", "sentence": "s", "label": 1},
+            "qnli question: q sentence: s",
+            "not_entailment",
+        ),
         (
             "spot_sources/squad",
             {"question": "Who won?", "context": "A  (B) won.", "answers": {"text": ["B's"]}},
@@ -81,34 +136,56 @@ def made(
         ),
         (
             "rainbow/social_iqa",
-            {"context": "c", "question": "q", "answerA": "x", "answerB": "y", "answerC": "z", "label": "1"},
+            {
+                "context": "c",
+                "question": "q",
+                "answerA": "x",
+                "answerB": "y",
+                "answerC": "z",
+                "label": "1",
+            },
             "social_iqa context: c question: q choice1: x choice2: y choice3: z",
             "choice1",
         ),
         ("textcls/trec", {"text": "Why ?", "coarse": "LOC"}, "trec text: Why ?", "location"),
         ("textcls/trec", {"text": "Why ?", "coarse_label": 2}, "trec text: Why ?", "description"),
-        ("sentiment/sentiment140", {"text": "t", "sentiment": 4}, "sentiment140 text: t", "positive"),
-        ("nli/anli_r1", {"premise": "p", "hypothesis": "h", "label": 1}, "anli_r1 hypothesis: h context: p", "neutral"),
+        (
+            "sentiment/sentiment140",
+            {"text": "t", "sentiment": 4},
+            "sentiment140 text: t",
+            "positive",
+        ),
+        (
+            "nli/anli_r1",
+            {"premise": "p", "hypothesis": "h", "label": 1},
+            "anli_r1 hypothesis: h context: p",
+            "neutral",
+        ),
         ("textcls/cr", {"sentence": "so   so", "label": 1}, "cr text: so so", "positive"),
-        ("translation/wmt14_en_de", {"translation": {"en": "a b", "de": "c"}}, "translate English to German: a b", "c"),
+        (
+            "translation/wmt14_en_de",
+            {"translation": {"en": "a b", "de": "c"}},
+            "translate English to German: a b",
+            "c",
+        ),
         ("summarisation/xsum", {"document": "long", "summary": "s"}, "summarize: long", "s"),
     ],
-)  # fmt: skip
-def test_a_row_becomes_its_pair(name: str, row: dict[str, Any], text: str, target: str) -> None:
-    assert made(name, **row) == [(text, target)]
-    assert made(name, task_word=False, **row) == [(text.partition(" ")[2], target)]
+)
+def test_a_row_becomes_a_pair(name: str, row: dict[str, Any], text: str, target: str) -> None:
+    assert pairs(name, **row) == [(text, target)]
+    assert pairs(name, task_word=False, **row) == [(text.partition(" ")[2], target)]
 
 
-def test_multirc_is_one_example_for_each_answer() -> None:
+def test_multirc_has_one_example_per_answer() -> None:
     answers = [{"text": "<b>A</b> cat", "label": 1, "idx": 0}, {"text": "dog<br>", "idx": 1}]
     passage = {
         "text": "x<br>y</br> <B>w</B>",
         "questions": [{"question": "Who?", "answers": answers, "idx": 7}],
     }
-    first, second = made("superglue/multirc", passage=passage, idx=0)
+    first, second = pairs("superglue/multirc", passage=passage, idx=0)
     assert first == ("multirc question: Who? answer: A cat paragraph: x y</br> <B>w</B>", "True")
     assert second == ("multirc question: Who? answer: dog  paragraph: x y</br> <B>w</B>", "<unk>")
-    flat = made(
+    flat = pairs(
         "superglue/multirc",
         paragraph="p",
         question="q",
@@ -119,7 +196,7 @@ def test_multirc_is_one_example_for_each_answer() -> None:
     assert flat == [("multirc question: q answer: a paragraph: p", "False")]
 
 
-def test_record_is_one_example_for_each_answer_with_sorted_entities() -> None:
+def test_record_has_one_example_per_answer_with_sorted_entities() -> None:
     text = "Bob met Al.\n@highlight\nAl left\n@highlight\nend"
     entities = [{"start": 8, "end": 9}, {"start": 0, "end": 2}, {"start": 8, "end": 9}]
     qas = [
@@ -129,10 +206,12 @@ def test_record_is_one_example_for_each_answer_with_sorted_entities() -> None:
             "idx": 1,
         }
     ]
-    found = made("superglue/record", passage={"text": text, "entities": entities}, qas=qas, idx=0)
+    examples = pairs(
+        "superglue/record", passage={"text": text, "entities": entities}, qas=qas, idx=0
+    )
     expected = "record query: Who? @placeholder entities: Al, Bob passage: Bob met Al. Al left. end"
-    assert found == [(expected, "Al"), (expected, "Bob")]
-    flat = made(
+    assert examples == [(expected, "Al"), (expected, "Bob")]
+    flat = pairs(
         "superglue/record",
         passage="p",
         query="q",
@@ -143,50 +222,54 @@ def test_record_is_one_example_for_each_answer_with_sorted_entities() -> None:
     assert flat == [("record query: q entities: a, b passage: p", "z")]
 
 
-def test_wsc_marks_the_pronoun_and_trains_on_what_is_true() -> None:
+def test_wsc_marks_the_pronoun_and_trains_on_correct_referents() -> None:
     target = {"span1_text": "The cat.", "span1_index": 2, "span2_text": "it", "span2_index": 5}
     row = {"text": "I fed the cat because it cried.", "target": target, "label": False}
-    assert made("superglue/wsc", "validation", **row) == [
+    assert pairs("superglue/wsc", "validation", **row) == [
         ("wsc: I fed the cat because *it* cried.", "the cat")
     ]
-    assert made("superglue/wsc", "train", **row) == []
-    assert made("superglue/wsc", "train", **{**row, "label": True}) == [
+    assert pairs("superglue/wsc", "train", **row) == []
+    assert pairs("superglue/wsc", "train", **{**row, "label": True}) == [
         ("wsc: I fed the cat because *it* cried.", "the cat")
     ]
     assert (
-        made("superglue/wsc", "validation", task_word=False, **row)[0][0]
+        pairs("superglue/wsc", "validation", task_word=False, **row)[0][0]
         == "I fed the cat because *it* cried."
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "row", "why"),
+    ("name", "row", "message"),
     [
         ("superglue/boolq", {"passage": "p", "label": 1}, "here:1 has no column 'question'"),
         (
             "superglue/boolq",
             {"passage": "p", "question": ["q"], "label": 1},
-            "holds a list, not a text",
+            "holds a list, not text",
         ),
         (
             "superglue/cb",
             {"premise": "p", "hypothesis": "h", "label": "maybe"},
-            "the label 'maybe' is none of",
+            "the label 'maybe' is not one of",
         ),
-        ("superglue/cb", {"premise": "p", "hypothesis": "h", "label": 3}, "the label 3 is none of"),
+        (
+            "superglue/cb",
+            {"premise": "p", "hypothesis": "h", "label": 3},
+            "the label 3 is not one of",
+        ),
         (
             "glue/stsb",
             {"sentence1": "a", "sentence2": "b", "label": 7},
-            "the score 7 is no number from 0 to 5",
+            "the score 7 is not a number from 0 to 5",
         ),
         (
             "glue/stsb",
             {"sentence1": "a", "sentence2": "b", "label": "nan"},
-            "is no number from 0 to 5",
+            "is not a number from 0 to 5",
         ),
-        ("superglue/multirc", {"passage": {"text": "p"}}, "is no MultiRC row"),
-        ("superglue/record", {"passage": {"text": "p"}, "idx": 0}, "is no ReCoRD row"),
-        ("superglue/wsc", {"text": "t", "target": {"span1_text": "x"}}, "is no WSC row"),
+        ("superglue/multirc", {"passage": {"text": "p"}}, "is not a MultiRC row"),
+        ("superglue/record", {"passage": {"text": "p"}, "idx": 0}, "is not a ReCoRD row"),
+        ("superglue/wsc", {"text": "t", "target": {"span1_text": "x"}}, "is not a WSC row"),
         (
             "spot_sources/squad",
             {"question": "q", "context": "c", "answers": []},
@@ -195,20 +278,20 @@ def test_wsc_marks_the_pronoun_and_trains_on_what_is_true() -> None:
         (
             "spot_sources/hellaswag",
             {"context": "c", "endings": ["a"], "label": 0},
-            "must hold 4 texts",
+            "must hold 4 strings",
         ),
     ],
 )
-def test_a_bad_row_is_one_sentence(name: str, row: dict[str, Any], why: str) -> None:
-    with pytest.raises(UserError, match=why):
-        made(name, **row)
+def test_a_bad_row_is_a_clear_error(name: str, row: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        pairs(name, **row)
 
 
-def test_punctuation_is_ascii() -> None:
+def test_only_ascii_punctuation_is_padded() -> None:
     assert pad_punctuation("Björn's — a  (b)_c") == "Björn ' s — a ( b ) _ c"
 
 
-def test_every_benchmark_names_tasks_and_short_names_work() -> None:
+def test_benchmarks_and_short_names() -> None:
     for names in BENCHMARKS.values():
         assert all(name in definitions() for name in names)
     assert definition("boolq").name == "superglue/boolq"
@@ -219,7 +302,7 @@ def test_every_benchmark_names_tasks_and_short_names_work() -> None:
     assert all("/" in task.hub or ":" in task.hub for task in definitions().values())
 
 
-# -- against the official code -------------------------------------------------------------------------------------------------
+# -- compared with the official code ---------------------------------------------------------------
 
 
 @pytest.mark.skipif(not OFFICIAL.is_file(), reason="the official rows are not there")
@@ -252,30 +335,30 @@ def test_official_rows(name: str) -> None:
     task = json.loads(OFFICIAL.read_text())["tasks"][name]
     cases = [
         case
-        for key, found in task.items()
-        if isinstance(found, list)
-        for case in found
+        for value in task.values()
+        if isinstance(value, list)
+        for case in value
         if isinstance(case, dict) and "raw" in case
     ]
     cases += [task["unlabelled_case"]] if "unlabelled_case" in task else []
     assert cases
     for case in cases:
-        found = made(f"{group}/{name}", case.get("split", "validation"), **case["raw"])
+        examples = pairs(f"{group}/{name}", case.get("split", "validation"), **case["raw"])
         texts = [output["inputs"] for output in case["outputs"]]
         texts = [texts[0] if text == "(same as the first)" else text for text in texts]
-        assert found == list(
+        assert examples == list(
             zip(texts, [output["targets"] for output in case["outputs"]], strict=True)
         )
     for value, word in task.get("rounding_table", []):
-        assert made("glue/stsb", sentence1="a", sentence2="b", label=value)[0][1] == word
+        assert pairs("glue/stsb", sentence1="a", sentence2="b", label=value)[0][1] == word
 
 
 @needs_data
 @pytest.mark.parametrize("key", golden("text_to_text_hashes")["splits"])
-def test_whole_splits_are_the_official_ones(key: str) -> None:
+def test_splits_have_the_official_hashes(key: str) -> None:
     name, _, split = key.rpartition("/")
     expected = golden("text_to_text_hashes")["splits"][key]
-    squad = name == "spot_sources/squad"  # T5 gives SQuAD no word of its own
+    squad = name == "spot_sources/squad"  # T5 has no task word for SQuAD
     for task_word, digest in (
         (not squad, expected["sha256"]),
         *(() if squad else ((False, expected["sha256_without_task_word"]),)),
@@ -291,18 +374,20 @@ def test_whole_splits_are_the_official_ones(key: str) -> None:
 
 
 @needs_data
-def test_every_local_task_loads_and_scores_gold_at_100() -> None:
+def test_every_local_task_loads_and_its_targets_score_100() -> None:
     for name, entry in json.loads((DATA / "MANIFEST.json").read_text())["tasks"].items():
         task = definition(name)
         for split in entry["splits"]:
             examples = named_split(task, split, str(DATA))
             assert examples, f"{name} {split}"
-            if any(e.target == "<unk>" or e.facts.get("label") == -1 for e in examples):
+            if any(e.target == "<unk>" or e.metadata.get("label") == -1 for e in examples):
                 continue  # a test split without labels
-            gold = ["something else" if e.facts.get("label") == 0 else e.target for e in examples]
-            found = score(task.metrics, examples, gold, task.labels)
-            assert all(value == pytest.approx(100.0) for value in found.values()), (
-                f"{name} {split}: {found}"
+            gold = [
+                "something else" if e.metadata.get("label") == 0 else e.target for e in examples
+            ]
+            scores = score(task.metrics, examples, gold, task.labels)
+            assert all(value == pytest.approx(100.0) for value in scores.values()), (
+                f"{name} {split}: {scores}"
             )
 
 
@@ -313,9 +398,9 @@ def check(
     labels: Sequence[str],
 ) -> None:
     for name, expected in case["values"].items():
-        wanted = math.nan if isinstance(expected, dict) else expected
-        found = METRICS[name](examples, predictions, labels)
-        assert found == pytest.approx(wanted, abs=1e-9, nan_ok=True), case.get("name")
+        value = math.nan if isinstance(expected, dict) else expected
+        computed = METRICS[name](examples, predictions, labels)
+        assert computed == pytest.approx(value, abs=1e-9, nan_ok=True), case.get("name")
 
 
 @pytest.mark.parametrize("task", METRIC_CASES["accuracy"]["tasks"])
@@ -357,21 +442,21 @@ def test_official_label_metrics(key: str, task: str) -> None:
 
 def test_official_question_metrics() -> None:
     for case in METRIC_CASES["multirc"]["cases"]:
-        facts = [{"question": example["idx/question"]} for example in case["examples"]]
+        metadata = [{"question": example["idx/question"]} for example in case["examples"]]
         check(
             case,
-            [Example("", *pair) for pair in zip(case["target_texts"], facts, strict=True)],
+            [Example("", *pair) for pair in zip(case["target_texts"], metadata, strict=True)],
             case["prediction_texts"],
             ("False", "True"),
         )
     for case in METRIC_CASES["record"]["cases"]:
-        facts = [
+        metadata = [
             {"answers": e["answers"], "group": (e["idx/passage"], e["idx/query"])}
             for e in case["examples"]
         ]
         check(
             case,
-            [Example("", *pair) for pair in zip(case["target_texts"], facts, strict=True)],
+            [Example("", *pair) for pair in zip(case["target_texts"], metadata, strict=True)],
             case["prediction_texts"],
             (),
         )
@@ -395,7 +480,7 @@ def test_official_wsc() -> None:
         check(case, examples, case["predictions_texts"], ())
 
 
-def test_bleu_and_rouge_come_from_their_libraries() -> None:
+def test_bleu_and_rouge() -> None:
     pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
     pytest.importorskip("rouge_score", reason="rouge-score is not installed")
     examples = [Example("", "the cat sat on the mat"), Example("", "a dog ran far away today")]

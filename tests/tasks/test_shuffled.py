@@ -1,26 +1,27 @@
-"""Shuffled labels: the control that must fall to chance."""
+"""Shuffled labels: the control experiment that must fall to chance."""
 
 from collections import Counter
 
 import pytest
 
-from softprompts.tasks import TaskConfig, load_task
+from softprompts.config.task import TaskConfig
+from softprompts.tasks import load_task
 
 
 @pytest.mark.parametrize("name", ["helpdesk/intent", "helpdesk/intent+helpdesk/urgency"])
-def test_training_rows_get_each_others_answers_and_nothing_else_changes(name: str) -> None:
-    told, shuffled = (load_task(TaskConfig(task=name, shuffle_labels=on)) for on in (False, True))
-    assert Counter(e.target for e in shuffled.train) == Counter(e.target for e in told.train)
-    assert [e.input for e in shuffled.train] == [e.input for e in told.train]
-    assert shuffled.validation == told.validation
-    kept = sum(
-        one.target == other.target for one, other in zip(told.train, shuffled.train, strict=True)
-    ) / len(told.train)
+def test_only_the_training_labels_are_shuffled(name: str) -> None:
+    plain, shuffled = (load_task(TaskConfig(task=name, shuffle_labels=on)) for on in (False, True))
+    assert Counter(e.target for e in shuffled.train) == Counter(e.target for e in plain.train)
+    assert [e.input for e in shuffled.train] == [e.input for e in plain.train]
+    assert shuffled.validation == plain.validation
+    unchanged = sum(
+        one.target == other.target for one, other in zip(plain.train, shuffled.train, strict=True)
+    ) / len(plain.train)
     by_chance = sum(
-        (count / len(told.train)) ** 2 for count in Counter(e.target for e in told.train).values()
+        (count / len(plain.train)) ** 2 for count in Counter(e.target for e in plain.train).values()
     )
-    assert kept < by_chance + 0.15
-    assert shuffled.digests != told.digests
+    assert unchanged < by_chance + 0.15
+    assert shuffled.digests != plain.digests
     assert shuffled.train == load_task(TaskConfig(task=name, shuffle_labels=True)).train
     if "+" not in name:
         assert (

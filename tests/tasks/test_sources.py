@@ -1,4 +1,4 @@
-"""Rows from every kind of file, and bad ones named by file and line."""
+"""Rows from every type of file; errors name the file and line."""
 
 import gzip
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from softprompts.errors import UserError
-from softprompts.tasks.sources import Few, Row, read_rows, read_split
+from softprompts.tasks.sources import Reservoir, Row, read_rows, read_split
 
 ROWS = [{"text": "good, very", "label": "yes"}, {"text": 'a "quoted" one', "label": "no"}]
 
@@ -38,11 +38,11 @@ def write(path: Path) -> Path:
 def test_every_format_gives_the_same_rows(tmp_path: Path, name: str) -> None:
     rows = read_rows(str(write(tmp_path / name)))
     assert [row.values for row in rows] == ROWS
-    assert rows[1].where.startswith(str(tmp_path / name))
+    assert rows[1].location.startswith(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t"])
-def test_a_csv_file_of_another_delimiter_is_read_by_its_header(
+def test_the_delimiter_of_a_csv_file_is_inferred_from_its_header(
     tmp_path: Path, delimiter: str
 ) -> None:
     path = tmp_path / "a.csv"
@@ -56,12 +56,14 @@ def test_a_csv_file_of_another_delimiter_is_read_by_its_header(
     path.write_text(f"text{delimiter}label\nx{delimiter}y{delimiter}z\n")
     with pytest.raises(
         UserError,
-        match=re.escape(f"has 3 cells, but the header has 2; quote cells that hold {delimiter!r}."),
+        match=re.escape(
+            f"has 3 cells, but the header has 2; quote cells that contain {delimiter!r}."
+        ),
     ):
         read_rows(str(path))
 
 
-def test_a_comma_file_stays_one(tmp_path: Path) -> None:
+def test_commas_take_precedence_over_other_delimiters(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("a;b;c,label\nx;y,yes\n")
     assert read_rows(str(path))[0].values == {"a;b;c": "x;y", "label": "yes"}
@@ -69,28 +71,30 @@ def test_a_comma_file_stays_one(tmp_path: Path) -> None:
     assert read_rows(str(path))[0].values == {"text": "x;y"}
 
 
-def test_a_row_is_named_by_its_first_line_even_after_line_breaks_in_cells(tmp_path: Path) -> None:
+def test_the_location_of_a_row_is_its_first_line_even_after_line_breaks_in_cells(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.csv"
     path.write_text('text,label\n"two\nlines",yes\nlast,no\n')
-    assert [row.where for row in read_rows(str(path))] == [f"{path}:2", f"{path}:4"]
+    assert [row.location for row in read_rows(str(path))] == [f"{path}:2", f"{path}:4"]
 
 
-def test_a_dataset_folder_is_read_with_its_class_names(tmp_path: Path) -> None:
+def test_a_dataset_folder_is_read_with_class_names(tmp_path: Path) -> None:
     import datasets
 
     features = datasets.Features(
         {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
     )
-    made = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=features)
-    datasets.DatasetDict({"train": made, "validation": made.select([0])}).save_to_disk(
+    dataset = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=features)
+    datasets.DatasetDict({"train": dataset, "validation": dataset.select([0])}).save_to_disk(
         str(tmp_path / "d")
     )
     assert [row.values["label"] for row in read_rows(str(tmp_path / "d"))] == ["yes", "no"]
-    held = read_split(str(tmp_path / "d"), "validation")
-    assert held is not None
-    assert len(held) == 1
+    validation = read_split(str(tmp_path / "d"), "validation")
+    assert validation is not None
+    assert len(validation) == 1
     assert read_split(str(tmp_path / "d"), "test") is None
-    made.save_to_disk(str(tmp_path / "single"))
+    dataset.save_to_disk(str(tmp_path / "single"))
     assert len(read_rows(str(tmp_path / "single"))) == 2
     assert read_split(str(tmp_path / "single"), "validation") is None, (
         "a dataset without splits is all training rows"
@@ -100,42 +104,46 @@ def test_a_dataset_folder_is_read_with_its_class_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "why"),
+    ("name", "content", "message"),
     [
         ("a.csv", b"text,label\nx,y\nonly-one\n", r"a.csv:3 has 1 cells, but the header has 2"),
-        ("a.csv", b'text,label\n"open,y\n', r"a.csv:2 is no well-formed row"),
-        ("a.csv", b"text,label,text\nx,y,z\n", "names a column twice"),
+        ("a.csv", b'text,label\n"open,y\n', r"a.csv:2 is malformed"),
+        ("a.csv", b"text,label,text\nx,y,z\n", "has two columns of the same name"),
         ("a.csv", b"text,label\n", "has no rows"),
         ("a.csv", b"", "has no rows"),
         ("a.csv", b"text,label\ncaf\xe9,y\n", "not UTF-8"),
-        ("a.jsonl", b'{"text": "x"}\n{broken\n', "a.jsonl:2 is no JSON"),
-        ("a.jsonl", b"[1, 2]\n", "a.jsonl:1 is no JSON object"),
-        ("a.jsonl.gz", gzip.compress(mtime=0, data=b'{"text": "x"}\n' * 50)[:-12], "damaged"),
-        ("a.parquet", b"not parquet at all", "damaged or no Parquet"),
-        ("a.xlsx", b"x", "of no kind we read"),
+        ("a.jsonl", b'{"text": "x"}\n{broken\n', "a.jsonl:2 is not valid JSON"),
+        ("a.jsonl", b"[1, 2]\n", "a.jsonl:1 is not a JSON object"),
+        ("a.jsonl.gz", gzip.compress(mtime=0, data=b'{"text": "x"}\n' * 50)[:-12], "corrupted"),
+        ("a.parquet", b"not parquet at all", "corrupted or not a Parquet"),
+        ("a.xlsx", b"x", "unsupported file type"),
     ],
 )
-def test_a_bad_file_is_one_sentence(tmp_path: Path, name: str, content: bytes, why: str) -> None:
+def test_a_bad_file_is_a_clear_error(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=why):
+    with pytest.raises(UserError, match=message):
         read_rows(str(tmp_path / name))
 
 
-def test_a_missing_file_is_one_sentence() -> None:
+def test_a_missing_file_is_a_clear_error() -> None:
     with pytest.raises(UserError, match="does not exist"):
         read_rows("nowhere/data.csv")
     with pytest.raises(UserError, match="neither a file nor a dataset"):
         read_rows("no-such-dataset-anywhere")
 
 
-def test_a_few_rows_of_many_are_drawn_evenly_and_in_order() -> None:
-    def many(count: int) -> Iterator[Row]:
+def test_a_reservoir_samples_uniformly_and_keeps_the_order() -> None:
+    def rows(count: int) -> Iterator[Row]:
         return (Row({"n": n}, f"x:{n}") for n in range(count))
 
-    drawn = [[row.values["n"] for row in Few(10, seed).of(many(100))] for seed in range(300)]
-    assert all(len(found) == 10 and found == sorted(set(found)) for found in drawn)
-    assert drawn[0] == [row.values["n"] for row in Few(10, 0).of(many(100))]
-    counts = Counter(n for found in drawn for n in found)
+    samples = [
+        [row.values["n"] for row in Reservoir(10, seed).sample(rows(100))] for seed in range(300)
+    ]
+    assert all(len(sampled) == 10 and sampled == sorted(set(sampled)) for sampled in samples)
+    assert samples[0] == [row.values["n"] for row in Reservoir(10, 0).sample(rows(100))]
+    counts = Counter(n for sampled in samples for n in sampled)
     assert len(counts) == 100
     assert 10 < min(counts.values()) < max(counts.values()) < 60, "each of 100 about 30 times"
-    assert [row.values["n"] for row in Few(10, 0).of(many(4))] == [0, 1, 2, 3]
+    assert [row.values["n"] for row in Reservoir(10, 0).sample(rows(4))] == [0, 1, 2, 3]

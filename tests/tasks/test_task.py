@@ -1,4 +1,4 @@
-"""Own data becomes a task, and every promise about its rows is checked."""
+"""A user's own data becomes a task, and its rows are checked."""
 
 import json
 from collections import Counter
@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from softprompts.config.task import TaskConfig
 from softprompts.errors import UserError
-from softprompts.tasks import Example, TaskConfig, load_task
-from softprompts.tasks.draw import few_shot, stratified_split
+from softprompts.tasks import Example, load_task
+from softprompts.tasks.sampling import few_shot, stratified_split
 
 from ..conftest import DATA
 
@@ -43,40 +44,47 @@ def test_a_template_and_label_words(pairs: str) -> None:
     assert task.name == "pairs.jsonl:y"
 
 
-def test_a_cap_leaves_every_class_its_word_and_validation_its_rows(tmp_path: Path) -> None:
-    found = [{"text": f"word {i}", "kind": f"k{i % 12}"} for i in range(240)]
-    train, held = write(tmp_path / "train.jsonl", found), write(tmp_path / "held.jsonl", found[:48])
-    capped = load_task(TaskConfig(train=train, validation=held, text="text", label="kind", cap=5))
+def test_a_cap_keeps_all_labels_and_validation_rows(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"text": f"word {i}", "kind": f"k{i % 12}"} for i in range(240)
+    ]
+    train = write(tmp_path / "train.jsonl", rows)
+    validation = write(tmp_path / "validation.jsonl", rows[:48])
+    capped = load_task(
+        TaskConfig(train=train, validation=validation, text="text", label="kind", cap=5)
+    )
     assert (len(capped.train), len(capped.validation), len(capped.labels)) == (5, 48, 12)
-    alone = load_task(TaskConfig(train=train, text="text", label="kind", cap=24))
-    assert (len(alone.train), len(alone.validation)) == (24, 24)
+    without_file = load_task(TaskConfig(train=train, text="text", label="kind", cap=24))
+    assert (len(without_file.train), len(without_file.validation)) == (24, 24)
 
 
-def test_without_words_a_value_is_its_own_word(toy_csv: Path) -> None:
+def test_without_label_words_a_value_is_its_own_word(toy_csv: Path) -> None:
     task = load_task(TaskConfig(train=str(toy_csv), text="review", label="mood"))
     assert task.labels == ["negative", "positive"]
     assert task.majority()["accuracy"] == 50.0
 
 
-def test_a_validation_file_is_used_as_it_is(toy_csv: Path, tmp_path: Path) -> None:
-    held = write(tmp_path / "v.jsonl", [{"review": "fine", "mood": "positive"}])
-    task = load_task(TaskConfig(train=str(toy_csv), validation=held, text="review", label="mood"))
+def test_a_validation_file_is_used_unchanged(toy_csv: Path, tmp_path: Path) -> None:
+    validation = write(tmp_path / "v.jsonl", [{"review": "fine", "mood": "positive"}])
+    task = load_task(
+        TaskConfig(train=str(toy_csv), validation=validation, text="review", label="mood")
+    )
     assert task.validation == [Example("fine", "positive")]
     assert len(task.train) == 24
 
 
 @pytest.mark.parametrize(
-    ("labels", "counted"), [(None, "positive"), ({"positive": "yes", "negative": "no"}, "no")]
+    ("labels", "second"), [(None, "positive"), ({"positive": "yes", "negative": "no"}, "no")]
 )
 def test_f1_counts_the_second_class(
-    toy_csv: Path, labels: dict[str, str] | None, counted: str
+    toy_csv: Path, labels: dict[str, str] | None, second: str
 ) -> None:
-    """Of --labels the one named second; without them, in alphabetical order."""
+    """The second of `labels`; without them, the second in alphabetical order."""
     task = load_task(
         TaskConfig(train=str(toy_csv), text="review", label="mood", labels=labels, metric="f1")
     )
-    assert task.score([counted] * 2)["f1"] == pytest.approx(66.6667)
-    assert task.score([word for word in task.labels if word != counted] * 2)["f1"] == 0
+    assert task.score([second] * 2)["f1"] == pytest.approx(66.6667)
+    assert task.score([word for word in task.labels if word != second] * 2)["f1"] == 0
 
 
 def test_shots_are_per_class_and_seeded(toy_csv: Path) -> None:
@@ -98,30 +106,30 @@ def test_a_split_is_stratified_and_loses_nothing(labels: list[str], seed: int) -
     counts = Counter(labels)
     if max(counts.values()) < 2:
         return
-    train, held = stratified_split(examples, 0.1, seed)
-    assert sorted([*train, *held]) == sorted(examples)
-    for label, many in counts.items():
-        assert sum(e.target == label for e in held) == (
-            max(1, round(0.1 * many)) if many > 1 else 0
+    train, validation = stratified_split(examples, 0.1, seed)
+    assert sorted([*train, *validation]) == sorted(examples)
+    for label, count in counts.items():
+        assert sum(e.target == label for e in validation) == (
+            max(1, round(0.1 * count)) if count > 1 else 0
         )
-    assert stratified_split(examples, 0.1, seed) == (train, held)
+    assert stratified_split(examples, 0.1, seed) == (train, validation)
 
 
 @given(st.integers(1, 5))
 def test_few_shot_keeps_the_order(shots: int) -> None:
     examples = [Example(str(i), "ab"[i % 2]) for i in range(20)]
-    kept = few_shot(examples, shots, 0)
-    assert kept == sorted(kept, key=lambda e: int(e.input))
-    assert len(kept) == 2 * shots
+    sampled = few_shot(examples, shots, 0)
+    assert sampled == sorted(sampled, key=lambda e: int(e.input))
+    assert len(sampled) == 2 * shots
 
 
 @pytest.mark.parametrize(
-    ("rows", "settings_", "why"),
+    ("rows", "changes", "message"),
     [
         (
             [{"t": "a", "y": "x"}, {"t": "b", "y": ""}],
             {},
-            r"d.jsonl:2: the column 'y' is empty.*--skip-bad-rows",
+            r"d.jsonl:2: the column 'y' is empty.*skip_bad_rows",
         ),
         ([{"t": "a", "y": "x"}, {"t": None, "y": "z"}], {}, r"d.jsonl:2: the column 't' is empty"),
         ([{"t": "a", "y": float("nan")}], {}, r"d.jsonl:1: the column 'y' is empty"),
@@ -132,34 +140,35 @@ def test_few_shot_keeps_the_order(shots: int) -> None:
         (
             [{"t": "a", "y": "x"}, {"t": "b", "y": "w"}],
             {"labels": {"x": "yes"}},
-            r"the label 'w' is none of x. Mend it, give it a word with --labels, or leave such rows out with --skip-bad-rows.$",
+            r"the label 'w' is not one of x. Correct it, give it a label word with labels, "
+            r"or leave such rows out with skip_bad_rows.$",
         ),
         (
             [{"t": "a", "y": "x"}] * 9,
             {"text": "T"},
-            r"d.jsonl has no column 'T'; its columns are t, y: name one with --text.$",
+            r"d.jsonl has no column 'T'; its columns are t, y: name one with text.$",
         ),
         (
             [{"t": "a", "y": "x"}] * 9,
             {"label": "Y"},
-            r"d.jsonl has no column 'Y'; its columns are t, y: name one with --label.$",
+            r"d.jsonl has no column 'Y'; its columns are t, y: name one with label.$",
         ),
         (
             [{"t": "a", "y": "x"}] * 9,
             {"text": None, "template": "{t} {u}"},
-            r"no column 'u'; .*: name one with --template.$",
+            r"no column 'u'; .*: name one with template.$",
         ),
         (
             [{"t": "a", "y": "x"}] * 9,
             {"text": "T", "skip_bad_rows": True},
-            "no column 'T'; .*: name one with --text.$",
+            "no column 'T'; .*: name one with text.$",
         ),
         (
             [{"t": "a", "y": "x"}],
             {"label": None},
-            "No label column is named; choose one with --label from t, y",
+            "No label column is named; choose one with label from t, y",
         ),
-        ([{"t": "a", "y": "x"}], {"text": None}, "either --text COLUMN or --template"),
+        ([{"t": "a", "y": "x"}], {"text": None}, "either text='COLUMN' or template"),
         (
             [{"t": "a", "y": "x"}],
             {"text": None, "template": "no columns"},
@@ -173,26 +182,30 @@ def test_few_shot_keeps_the_order(shots: int) -> None:
         ([{"t": "a", "y": "x"}, {"t": "b", "y": "w"}], {}, "too few rows"),
     ],
 )
-def test_bad_rows_and_settings_are_one_sentence(
-    tmp_path: Path, rows: list[dict[str, object]], settings_: dict[str, object], why: str
+def test_bad_rows_and_settings_are_clear_errors(
+    tmp_path: Path, rows: list[dict[str, object]], changes: dict[str, object], message: str
 ) -> None:
     settings: dict[str, object] = {
         "train": write(tmp_path / "d.jsonl", rows),
         "text": "t",
         "label": "y",
-        **settings_,
+        **changes,
     }
-    with pytest.raises(UserError, match=why):
+    with pytest.raises(UserError, match=message):
         load_task(TaskConfig(**settings))  # type: ignore[arg-type]
 
 
-def test_a_validation_file_with_other_columns_is_one_sentence(
+def test_a_validation_file_with_other_columns_is_a_clear_error(
     toy_csv: Path, tmp_path: Path
 ) -> None:
-    held = write(tmp_path / "v.jsonl", [{"text": "fine", "mood": "positive"}])
-    why = r"v.jsonl has no column 'review'; its columns are text, mood: rename one as in .*reviews.csv.$"
-    with pytest.raises(UserError, match=why):
-        load_task(TaskConfig(train=str(toy_csv), validation=held, text="review", label="mood"))
+    validation = write(tmp_path / "v.jsonl", [{"text": "fine", "mood": "positive"}])
+    message = (
+        r"v.jsonl has no column 'review'; its columns are text, mood: "
+        r"rename one as in .*reviews.csv.$"
+    )
+    settings = {"train": str(toy_csv), "text": "review", "label": "mood"}
+    with pytest.raises(UserError, match=message):
+        load_task(TaskConfig(**settings, validation=validation))
 
 
 def test_bad_rows_can_be_skipped(tmp_path: Path) -> None:
@@ -205,12 +218,12 @@ def test_bad_rows_can_be_skipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["helpdesk/../../secret", "helpdesk", "nope", "../helpdesk/intent"]
 )
-def test_an_unknown_task_is_one_sentence(name: str) -> None:
+def test_an_unknown_task_is_a_clear_error(name: str) -> None:
     with pytest.raises(UserError, match="There is no task"):
         load_task(TaskConfig(task=name))
 
 
-def test_real_sst2_reads_as_it_is() -> None:
+def test_the_real_sst2_loads() -> None:
     if not DATA.is_dir():
         pytest.skip(f"no data folder at {DATA}")
     folder = DATA / "glue" / "sst2"

@@ -9,21 +9,23 @@ from typing import Any
 
 import pytest
 import torch
+from softprompts.artifacts.embedding import read_embedding, write_embedding
 from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 import softprompts
-from softprompts.artifacts.embedding import read_embedding, write_embedding
 from softprompts.artifacts.prompt_file import load_prompt
 from softprompts.backbone import Backbone, EncoderDecoder
-from softprompts.cli.main import main as cli
+from softprompts.cli import main as cli
 from softprompts.cli.recycle import main
 from softprompts.config.choice import Choice
+from softprompts.config.prompt import PromptConfig
 from softprompts.errors import UserError
 from softprompts.files import write_json
+from softprompts.files.tensors import write_tensors
 from softprompts.library.library import Library
-from softprompts.prompt.prompt import Prompt, PromptConfig, plain, router_of
+from softprompts.prompt.prompt import Prompt, folded_prompt, router_of
 from softprompts.transfer.recycle import Recycling, recycle, shared_words
 from softprompts.tuning import Predictor
 
@@ -76,7 +78,7 @@ def other_order(backbone: Backbone, kept: int) -> tuple[Any, list[int]]:
 
 def mixture(vectors: Tensor) -> Prompt:
     router = torch.randn(len(vectors), vectors.shape[2], generator=torch.Generator().manual_seed(3))
-    return plain(
+    return folded_prompt(
         vectors,
         router,
         PromptConfig(count=len(vectors), length=vectors.shape[1], route=Choice("top1")),
@@ -88,7 +90,7 @@ def some(count: int, hidden: int) -> Tensor:
 
 
 def test_least_squares_is_exact_where_the_space_is_rotated_and_scaled(t5: Backbone) -> None:
-    prompt = plain(some(1, t5.hidden))
+    prompt = folded_prompt(some(1, t5.hidden))
     made = recycle(prompt, t5, turned(t5))
     assert torch.allclose(made.table, 3 * prompt.table @ rotation(t5.hidden), atol=1e-3)
     assert (made.config.length, made.config.count) == (5, 1)
@@ -100,7 +102,7 @@ def test_a_model_that_computes_the_same_answers_the_same(t5: Backbone) -> None:
         ["negative", "positive"],
         ["what a lovely film", "never again"],
     )
-    for prompt in (plain(some(1, t5.hidden)), mixture(some(3, t5.hidden))):
+    for prompt in (folded_prompt(some(1, t5.hidden)), mixture(some(3, t5.hidden))):
         asked = Predictor(t5, prompt, labels).probabilities(texts)
         told = Predictor(other, recycle(prompt, t5, other), labels).probabilities(texts)
         unmapped = Predictor(other, prompt, labels).probabilities(texts)
@@ -113,7 +115,9 @@ def test_a_mixture_goes_with_its_router(t5: Backbone) -> None:
     made = recycle(prompt, t5, other)
     assert torch.allclose(made.table, 3 * prompt.table @ rotation(t5.hidden), atol=1e-3)
     ids = t5.common_pieces(50)
-    before, after = (router_of(p.route)(b.vectors(ids)) for p, b in ((prompt, t5), (made, other)))
+    before, after = (
+        router_of(p.route)(b.input_embeddings(ids)) for p, b in ((prompt, t5), (made, other))
+    )
     assert torch.allclose(before, after, atol=1e-3)
 
 
@@ -125,13 +129,13 @@ def test_words_that_only_one_vocabulary_has_are_left_out(t5: Backbone) -> None:
     shared = set(t5.common_pieces(400).tolist())
     for new, old in enumerate(order):
         table.data[new] = (
-            t5.vectors(torch.tensor(old)) if old in shared else 50 * noise[new]
+            t5.input_embeddings(torch.tensor(old)) if old in shared else 50 * noise[new]
         ) @ rotation(t5.hidden)
     other = EncoderDecoder(model, tokenizer, "other")
     pairs = shared_words(t5, other)
     assert pairs[:, 0].tolist() == t5.common_pieces(400).tolist()
     assert [order[new] for new in pairs[:, 1].tolist()] == pairs[:, 0].tolist()
-    prompt = plain(some(1, t5.hidden))
+    prompt = folded_prompt(some(1, t5.hidden))
     assert torch.allclose(
         recycle(prompt, t5, other).table, prompt.table @ rotation(t5.hidden), atol=1e-3
     )
@@ -145,10 +149,10 @@ def test_words_that_only_one_vocabulary_has_are_left_out(t5: Backbone) -> None:
 def test_a_vector_near_a_word_becomes_that_word(t5: Backbone) -> None:
     other = turned(t5)
     ids = t5.common_pieces(300)[[7, 100, 250]]
-    prompt = plain((2 * t5.vectors(ids) + 0.01)[None])
-    assert torch.allclose(recycle(prompt, t5, other, "words").table[0], other.vectors(ids))
+    prompt = folded_prompt((2 * t5.input_embeddings(ids) + 0.01)[None])
+    assert torch.allclose(recycle(prompt, t5, other, "words").table[0], other.input_embeddings(ids))
     several = recycle(prompt, t5, other, Recycling("words", nearest=2)).table[0]
-    own = torch.nn.functional.cosine_similarity(several, other.vectors(ids))
+    own = torch.nn.functional.cosine_similarity(several, other.input_embeddings(ids))
     assert bool((own > 0.7).all())
     assert bool((own < 0.999).all())
 
@@ -177,16 +181,16 @@ def test_what_cannot_be_mapped_is_told(t5: Backbone) -> None:
     with pytest.raises(
         UserError, match="There is no method 'sideways'; choose one of least-squares, words"
     ):
-        recycle(plain(some(1, t5.hidden)), t5, other, "sideways")
+        recycle(folded_prompt(some(1, t5.hidden)), t5, other, "sideways")
     with pytest.raises(UserError, match="router cannot be told in words"):
         recycle(mixture(some(2, t5.hidden)), t5, other, "words")
-    headed = plain(
+    headed = folded_prompt(
         some(1, t5.hidden), like=PromptConfig(head=Choice("linear")), head=(2, t5.hidden)
     )
     with pytest.raises(UserError, match="linear head"):
         recycle(headed, t5, other)
     with pytest.raises(UserError, match="no vectors"):
-        recycle(plain(torch.zeros(1, 0, t5.hidden)), t5, other)
+        recycle(folded_prompt(torch.zeros(1, 0, t5.hidden)), t5, other)
 
 
 def saved(folder: Path, toy: Path, model: Backbone, **settings: Any) -> Path:
@@ -209,12 +213,13 @@ def test_the_command_writes_a_prompt_that_can_be_used_and_tuned_on(
     out, options = tmp_path / "out", ["--model", str(tmp_path / "new"), "--device", "cpu"]
     assert main([str(run), *options, "--output", str(out), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    card = load_prompt(out)[1]
-    assert told == card | {"folder": str(out)}
-    assert card["lineage"]["recycled_from"] == str(run)
-    assert card["lineage"]["metrics"] == load_prompt(run)[1]["metrics"]
-    assert card["lineage"]["how"]["words"] > 5000
-    assert card["metrics"] == {}
+    card = RunFolder(out).card()
+    assert told == card.plain() | {"folder": str(out)}
+    assert card.lineage is not None
+    assert card.lineage.recycled_from == str(run)
+    assert card.lineage.metrics == RunFolder(run).card().metrics
+    assert card.lineage.how["words"] > 5000
+    assert card.metrics == {}
     used = softprompts.load(out, device="cpu", dtype="fp32")
     assert used.backbone.name == str(tmp_path / "new")
     assert set(used.predict(["never again"], "labels")) <= {"negative", "positive"}
@@ -273,7 +278,7 @@ def test_the_command_tells_bad_input_and_leaves_folders_alone(
         == 0
     )
     assert "already holds prompt.json" in refused(str(run), "--model", new, "--output", out)
-    write_embedding(Path(out), torch.ones(1, 4, 32))
+    write_tensors(Path(out) / "embedding.safetensors", {"vectors": torch.ones(1, 4, 32)})
     library = Library(tmp_path / "library")
     library.add(run, "mine")
     assert (
@@ -293,9 +298,9 @@ def test_the_command_tells_bad_input_and_leaves_folders_alone(
         )
         == 0
     )
-    assert read_embedding(Path(out)) is None, "another prompt's embedding does not stay"
+    assert RunFolder(Path(out)).embedding() is None, "another prompt's embedding does not stay"
     library.add(Path(out), "theirs")
     capsys.readouterr()
     assert cli(["prompts", "show", "theirs", "--library", str(library.folder)]) == 0
     assert f"started from  mine, of {old}" in capsys.readouterr().out
-    assert load_prompt(out)[1]["lineage"]["how"]["method"] == "least-squares"
+    assert RunFolder(Path(out)).card().plain()["lineage"]["how"]["method"] == "least-squares"

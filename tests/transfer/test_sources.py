@@ -1,4 +1,4 @@
-"""Which prompts of a library can start a target, and what is said of the others."""
+"""Which prompts of a library can start a target, and the reasons why others cannot."""
 
 import shutil
 from pathlib import Path
@@ -9,54 +9,56 @@ import torch
 
 from softprompts.backbone import Backbone
 from softprompts.cli.transfer import choice
-from softprompts.config.products import run_configs
+from softprompts.config.products import expand_lists
+from softprompts.config.run import run_config
 from softprompts.errors import UserError
 from softprompts.files.tensors import write_tensors
 from softprompts.library.library import Library
-from softprompts.transfer.sources import _counted
-from softprompts.transfer.transfer import Request, transfer
-from softprompts.tuning import run_config
-from softprompts.tuning.api import tune_cohort, tune_config
+from softprompts.transfer.sources import _summarized
+from softprompts.transfer.transfer import Request, run_transfer
+from softprompts.tuning.tune import tune_cohort, tune_config
 
 from ..models import random_t5
-from .made import FEW, SETTINGS, SOURCES, target, vectors
+from .runs import FEW, SETTINGS, SOURCES, target, vectors
 
 
-def test_the_targets_own_task_is_left_out_unless_asked_for(
-    library: Path, loud: Backbone, tmp_path: Path
+def test_the_targets_own_task_is_left_out_unless_kept(
+    library: Path, backbone: Backbone, tmp_path: Path
 ) -> None:
-    record = transfer(Request(target(), library, "all"), tmp_path / "without", backbone=loud)
+    record = run_transfer(
+        Request(target(), library, "all"), tmp_path / "without", backbone=backbone
+    )
     assert [left["name"] for left in record["left_out"]] == ["urgency"]
     assert (
         "left out: urgency: it was tuned on the target's own task (--keep-same-task keeps it)"
         in choice(record)
     )
-    kept = transfer(
-        Request(target(), library, "all", keep_same_task=True), tmp_path / "with", backbone=loud
+    kept = run_transfer(
+        Request(target(), library, "all", keep_same_task=True), tmp_path / "with", backbone=backbone
     )
     assert (kept["left_out"], len(kept["results"])) == ([], 4)
 
 
 def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(
-    library: Path, loud: Backbone, tmp_path: Path
+    library: Path, backbone: Backbone, tmp_path: Path
 ) -> None:
     mixed = target(prompt={"count": 2, "route": "soft"})
     runs = tmp_path / "runs"
-    four = run_configs(
+    four = expand_lists(
         {
             **SETTINGS,
             "prompt": {"length": 3, "count": 4, "route": "soft"},
             "task": {"task": ["helpdesk/sentiment"], **FEW},
         }
     )
-    tune_cohort(four, runs, backbone=loud)
+    tune_cohort(four, runs, backbone=backbone)
     other, newer = random_t5(d_model=40), random_t5(d_model=40)
     other.name = "other-t5"
     tune_cohort(
-        run_configs(SETTINGS, {"task": {"task": ["helpdesk/area"], **FEW}}), runs, backbone=other
+        expand_lists(SETTINGS, {"task": {"task": ["helpdesk/area"], **FEW}}), runs, backbone=other
     )
     tune_cohort(
-        run_configs(SETTINGS, {"task": {"task": ["helpdesk/register"], **FEW}}),
+        expand_lists(SETTINGS, {"task": {"task": ["helpdesk/register"], **FEW}}),
         runs,
         backbone=newer,
     )
@@ -73,15 +75,15 @@ def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(
         UserError,
         match="can be a source for helpdesk/urgency: " + ".*; ".join(rf"1 \({why}" for why in whys),
     ):
-        transfer(Request(mixed, own, "all"), tmp_path / "none", backbone=loud)
+        run_transfer(Request(mixed, own, "all"), tmp_path / "none", backbone=backbone)
     Library(own).add(library / "intent", "intent")
-    record = transfer(Request(mixed, own, "all"), tmp_path / "out", backbone=loud)
+    record = run_transfer(Request(mixed, own, "all"), tmp_path / "out", backbone=backbone)
     assert record["chosen"] == ["intent"]
     whys = {left["name"]: left["why"] for left in record["left_out"]}
     assert whys["sentiment"] == "it is a mixture of 4 prompts and cannot start 2"
     assert "another backbone" in whys["elsewhere"]
     assert whys["renewed"].startswith(
-        f"it was tuned on another version of {loud.name}; map it with softprompts prompts recycle"
+        f"it was tuned on another version of {backbone.name}; map it with `softprompts prompts recycle"
     )
     for name, said in (
         ("sentiment", "cannot start 2"),
@@ -89,24 +91,28 @@ def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(
         ("renewed", "another version of"),
     ):
         with pytest.raises(UserError, match=said):
-            transfer(Request(mixed, own, "named", source=name), tmp_path / "none", backbone=loud)
+            run_transfer(
+                Request(mixed, own, "named", source=name), tmp_path / "none", backbone=backbone
+            )
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(
     ("strategy", "part"), [("best", "prompt"), ("best", "embedding"), ("all", "prompt")]
 )
-def test_a_prompt_whose_vectors_are_damaged_is_left_out_and_the_next_is_taken(
-    library: Path, loud: Backbone, tmp_path: Path, strategy: Any, part: str
+def test_a_prompt_whose_vectors_are_corrupted_is_left_out_and_the_next_is_taken(
+    library: Path, backbone: Backbone, tmp_path: Path, strategy: Any, part: str
 ) -> None:
     own = tmp_path / "library"
     shutil.copytree(library, own)
-    first = transfer(Request(target(), own, k=1), tmp_path / "before", backbone=loud)
-    damaged = own / first["chosen"][0] / f"{part}.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-8])
-    record = transfer(Request(target(), own, strategy, k=1), tmp_path / "after", backbone=loud)
+    first = run_transfer(Request(target(), own, k=1), tmp_path / "before", backbone=backbone)
+    corrupted = own / first["chosen"][0] / f"{part}.safetensors"
+    corrupted.write_bytes(corrupted.read_bytes()[:-8])
+    record = run_transfer(
+        Request(target(), own, strategy, k=1), tmp_path / "after", backbone=backbone
+    )
     left = {row["name"]: row["why"] for row in record["left_out"]}
-    assert "is damaged" in left[first["chosen"][0]]
+    assert "is corrupted" in left[first["chosen"][0]]
     assert set(record["chosen"]) == (
         {first["ranked"][1]["name"]}
         if strategy == "best"
@@ -114,17 +120,17 @@ def test_a_prompt_whose_vectors_are_damaged_is_left_out_and_the_next_is_taken(
     )
     assert first["chosen"][0] not in [row["name"] for row in record["ranked"]]
     for name in SOURCES:
-        if name not in (damaged.parent.name, "urgency"):
+        if name not in (corrupted.parent.name, "urgency"):
             shutil.rmtree(own / name)
-    with pytest.raises(UserError, match=r"No prompt of .* is damaged"):
-        transfer(Request(target(), own, k=1), tmp_path / "none", backbone=loud)
-    assert not (tmp_path / "none").exists(), "it is told before a probe is trained"
+    with pytest.raises(UserError, match=r"No prompt of .* is corrupted"):
+        run_transfer(Request(target(), own, k=1), tmp_path / "none", backbone=backbone)
+    assert not (tmp_path / "none").exists(), "nothing is written before the check"
 
 
 @pytest.mark.parametrize("strategy", ["best", "average", "all"])
 @pytest.mark.parametrize("wrong", ["nan", "narrow"])
-def test_a_prompt_of_useless_numbers_is_told_before_a_probe_is_trained(
-    library: Path, loud: Backbone, tmp_path: Path, strategy: Any, wrong: str
+def test_unusable_vectors_are_reported_before_a_probe_is_trained(
+    library: Path, backbone: Backbone, tmp_path: Path, strategy: Any, wrong: str
 ) -> None:
     own = tmp_path / "library"
     shutil.copytree(library, own)
@@ -137,33 +143,37 @@ def test_a_prompt_of_useless_numbers_is_told_before_a_probe_is_trained(
     )
     with pytest.raises(
         UserError,
-        match="numbers that are not finite" if wrong == "nan" else "does not fit its card",
+        match="numbers that are not finite" if wrong == "nan" else "does not match its card",
     ):
-        transfer(Request(target(), own, strategy, k=1), tmp_path / "none", backbone=loud)
+        run_transfer(Request(target(), own, strategy, k=1), tmp_path / "none", backbone=backbone)
     assert not (tmp_path / "none").exists()
 
 
-def test_a_run_without_a_prompt_is_no_source(library: Path, loud: Backbone, tmp_path: Path) -> None:
+def test_a_run_without_a_prompt_is_not_a_source(
+    library: Path, backbone: Backbone, tmp_path: Path
+) -> None:
     design = tune_config(
         run_config({"preset": "prompt-design"}, {"task": {"task": "helpdesk/intent", **FEW}}),
         tmp_path / "design",
-        backbone=loud,
+        backbone=backbone,
     )
     assert design.prompt.config.length == 0
     with pytest.raises(
-        UserError, match="design has no prompt vectors: its model was tuned, or nothing was"
+        UserError, match="design has no prompt vectors, because its run tuned the model or nothing"
     ):
-        transfer(
+        run_transfer(
             Request(target(), library, "named", source=str(tmp_path / "design")),
             tmp_path / "none",
-            backbone=loud,
+            backbone=backbone,
         )
     own = tmp_path / "library"
     shutil.copytree(library, own)
     shutil.copytree(tmp_path / "design", own / "design")
     for strategy in ("all", "best"):
-        record = transfer(
-            Request(target(), own, strategy, k=1, probe_steps=1), tmp_path / strategy, backbone=loud
+        record = run_transfer(
+            Request(target(), own, strategy, k=1, probe_steps=1),
+            tmp_path / strategy,
+            backbone=backbone,
         )
         assert (
             "no prompt vectors" in {row["name"]: row["why"] for row in record["left_out"]}["design"]
@@ -171,14 +181,14 @@ def test_a_run_without_a_prompt_is_no_source(library: Path, loud: Backbone, tmp_
         assert "design" not in record["chosen"]
 
 
-def test_many_reasons_are_counted_and_the_rare_are_summed_up() -> None:
+def test_reasons_are_counted() -> None:
     whys = (
         ["it is small"] * 5
         + ["it is old"] * 2
-        + ["a/x is damaged", "a/y is damaged", "a/z is damaged"]
+        + ["a/x is corrupted", "a/y is corrupted", "a/z is corrupted"]
     )
-    told = _counted([{"name": f"p{place}", "why": why} for place, why in enumerate(whys)])
-    assert told == (
-        "5 (p0, p1, p2 and 2 more), because each is small; 2 (p5, p6), because each is old; 1 (p7), because a/x is damaged; "
+    summary = _summarized([{"name": f"p{i}", "why": why} for i, why in enumerate(whys)])
+    assert summary == (
+        "5 (p0, p1, p2 and 2 more), because each is small; 2 (p5, p6), because each is old; 1 (p7), because a/x is corrupted; "
         "2 more for other reasons"
     )

@@ -1,4 +1,4 @@
-"""What each strategy makes of the prompts that were found: weights, starts, mixtures, probes, and which prompts cannot be sources."""
+"""Strategies: weights, starts, mixtures, probes, and which prompts cannot be sources."""
 
 import dataclasses
 import itertools
@@ -10,11 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from softprompts.artifacts.card import Card
 from softprompts.backbone import Backbone
 from softprompts.config.choice import Choice
+from softprompts.config.run import RunConfig, run_config
 from softprompts.errors import UserError
-from softprompts.library.library import Entry, Found
-from softprompts.prompt import Material, Source, build
+from softprompts.library.entry import Entry
+from softprompts.library.library import Match
+from softprompts.prompt import Material, Source
+from softprompts.prompt.prompt import build_prompt
+from softprompts.transfer.fit import SAME_TASK, source_mismatch
 from softprompts.transfer.strategies import (
     best_of,
     mixture,
@@ -23,29 +28,28 @@ from softprompts.transfer.strategies import (
     shares,
     start_from,
     task_names,
-    unfit,
     weighted,
 )
-from softprompts.tuning import RunConfig, run_config
 
 
 def target(**settings: Any) -> RunConfig:
     return run_config({"preset": "prompt-tuning", "task": {"task": "helpdesk/urgency"}}, settings)
 
 
-def found(
+def match(
     name: str,
     similarity: float = 0.5,
     task: str = "helpdesk/intent",
-    own: bool = False,
-    **form: Any,
-) -> Found:
+    own_data: bool = False,
+    **prompt: Any,
+) -> Match:
     card = {
+        "backbone": {"name": "t5-tiny", "fingerprint": "f" * 32},
         "task": {"name": task},
-        "config": {"task": {"task": None if own else task}},
-        "prompt": {"length": 20, "count": 1, "route": {"kind": "single"}, **form},
+        "config": {"task": {"task": None if own_data else task}},
+        "prompt": {"length": 20, "count": 1, "route": {"kind": "single"}, **prompt},
     }
-    return Found(Entry(name, Path("library") / name, card), similarity)
+    return Match(Entry(name, Path("library") / name, Card.of(card)), similarity)
 
 
 def without_start(config: RunConfig) -> RunConfig:
@@ -54,17 +58,15 @@ def without_start(config: RunConfig) -> RunConfig:
     )
 
 
-# -- weights -----------------------------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------------------
 
 
-def test_a_source_weighs_its_share_of_the_similarities() -> None:
+def test_weights_are_shares_of_the_similarities() -> None:
     assert shares([0.5, 0.3, 0.2]) == pytest.approx([0.5, 0.3, 0.2])
     assert shares([0.6, 0.2]) == pytest.approx([0.75, 0.25])
 
 
-def test_a_negative_similarity_weighs_nothing_and_where_none_is_positive_all_weigh_the_same() -> (
-    None
-):
+def test_a_negative_similarity_has_no_weight() -> None:
     assert shares([0.6, 0.2, -0.9]) == pytest.approx([0.75, 0.25, 0])
     assert shares([-0.1, -0.5]) == [0.5, 0.5]
     assert shares([0.0]) == [1.0]
@@ -79,41 +81,43 @@ def test_weights_sum_to_one_and_keep_the_order(similarities: list[float]) -> Non
     assert [weight for _, weight in ranked] == sorted(alpha)
 
 
-# -- runs --------------------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 def test_best_of_starts_the_same_run_from_each_of_the_nearest() -> None:
     usual = target(tuning={"lr": 0.1})
-    near = [found("a"), found("b"), found("c")]
-    runs = best_of(near, 2, usual)
+    matches = [match("a"), match("b"), match("c")]
+    runs = best_of(matches, 2, usual)
     assert [run.prompt.start.plain() for run in runs] == [
         {"kind": "prompt", "sources": [str(Path("library", name))]} for name in "ab"
     ]
     assert [without_start(run) for run in runs] == [usual, usual]
-    assert len(best_of(near, 9, usual)) == 3
+    assert len(best_of(matches, 9, usual)) == 3
 
 
 def test_the_weighted_average_starts_from_the_mean_of_the_nearest(t5: Backbone) -> None:
     run = weighted(
-        [found("a", 0.6), found("b", 0.2), found("c", -0.1), found("d", -0.2)],
+        [match("a", 0.6), match("b", 0.2), match("c", -0.1), match("d", -0.2)],
         3,
         target(prompt={"length": 4}),
     )
     held = {str(Path("library", name)): torch.randn(1, 4, t5.hidden) for name in "abc"}
-    prompt = build(run.prompt, Material(t5, fetch=lambda name: Source(held[name])), 0, t5.unit)
+    prompt = build_prompt(
+        run.prompt, Material(t5, fetch=lambda name: Source(held[name])), 0, t5.unit
+    )
     a, b, _ = held.values()
     torch.testing.assert_close(prompt.fold().table.data, 0.75 * a + 0.25 * b)
 
 
 def test_a_mixture_has_the_target_first_and_every_task_once() -> None:
-    near = [
-        found("a", task="helpdesk/intent"),
-        found("a2", task="helpdesk/intent"),
-        found("m", task="boolq+helpdesk/urgency"),
-        found("d", task="helpdesk/area"),
+    matches = [
+        match("a", task="helpdesk/intent"),
+        match("a2", task="helpdesk/intent"),
+        match("m", task="boolq+helpdesk/urgency"),
+        match("d", task="helpdesk/area"),
     ]
     run = mixture(
-        near,
+        matches,
         3,
         target(
             task={"metric": "macro_f1", "cap": 9},
@@ -130,8 +134,8 @@ def test_a_mixture_has_the_target_first_and_every_task_once() -> None:
 
 def test_a_mixture_needs_tasks_with_names() -> None:
     own = run_config({"task": {"train": "reviews.csv", "text": "review", "label": "mood"}})
-    with pytest.raises(UserError, match="take --strategy best or average"):
-        mixture([found("a")], 1, own)
+    with pytest.raises(UserError, match="use strategy='best' or strategy='average'"):
+        mixture([match("a")], 1, own)
 
 
 def test_names_of_mixtures_and_benchmarks_are_spelled_out() -> None:
@@ -141,39 +145,41 @@ def test_names_of_mixtures_and_benchmarks_are_spelled_out() -> None:
     assert task_names("reviews.csv:mood") == ["reviews.csv:mood"]
 
 
-# -- probes ------------------------------------------------------------------------------------------------------------------
+# -- probes ----------------------------------------------------------------------------------------
 
 
-def test_a_probe_is_the_start_of_the_run_and_of_all_its_steps_the_run_itself() -> None:
+def test_a_probe_is_the_start_of_the_run_or_all_of_it() -> None:
     usual = target(tuning={"steps": 300, "evaluate_every": 50, "patience": 2})
     assert probe(usual, 300) == usual
     short = probe(usual, 100)
     assert (short.tuning.steps, short.tuning.embed_at, short.tuning.patience) == (100, 100, None)
     assert dataclasses.replace(short, tuning=usual.tuning) == usual
     early = target(tuning={"steps": 300, "embed_at": 200})
-    assert probe(early, 300) != early, "its embedding is of step 200, and step 300 was asked for"
+    assert probe(early, 300) != early, "its embedding is of step 200, not of step 300"
     assert probe(target(tuning={"epochs": 2}), 400).tuning.epochs is None
 
 
-def test_a_probe_is_as_long_as_most_sources_were_when_they_were_embedded() -> None:
-    taken = [100, 300, 300, None, None, None]
-    assert probe_steps(taken, target(tuning={"steps": 1000})) == 300
-    assert probe_steps(taken, target(tuning={"steps": 200})) == 200
-    assert probe_steps(taken, target(tuning={"epochs": 1})) == 300
+def test_a_probe_ends_at_the_step_of_most_embeddings() -> None:
+    embedded_at = [100, 300, 300, None, None, None]
+    assert probe_steps(embedded_at, target(tuning={"steps": 1000})) == 300
+    assert probe_steps(embedded_at, target(tuning={"steps": 200})) == 200
+    assert probe_steps(embedded_at, target(tuning={"epochs": 1})) == 300
     assert probe_steps([], target(tuning={"steps": 200})) == 200
     assert probe_steps([], target(tuning={"steps": 20_000})) == 10_000
 
 
-# -- which prompts cannot be sources -----------------------------------------------------------------------------------------
+# -- which prompts cannot be sources ---------------------------------------------------------------
 
 
 def test_the_targets_own_task_is_left_out_unless_kept() -> None:
     for task in ("helpdesk/urgency", "helpdesk/intent+helpdesk/urgency"):
-        entry = found("a", task=task).entry
-        assert "the target's own task (--keep-same-task" in str(unfit(entry, target(), "best"))
-        assert unfit(entry, target(), "best", keep_same_task=True) is None
+        entry = match("a", task=task).entry
+        assert source_mismatch(entry, target(), "best") == SAME_TASK
+        assert source_mismatch(entry, target(), "best", keep_same_task=True) is None
     assert (
-        unfit(found("a", task="superglue/boolq").entry, target(task={"task": "boolq"}), "best")
+        source_mismatch(
+            match("a", task="superglue/boolq").entry, target(task={"task": "boolq"}), "best"
+        )
         is not None
     )
     own = run_config(
@@ -182,22 +188,31 @@ def test_the_targets_own_task_is_left_out_unless_kept() -> None:
             "task": {"train": "data/reviews.csv", "text": "review", "label": "mood"},
         }
     )
-    assert unfit(found("a", task="reviews.csv:mood", own=True).entry, own, "best") is not None
-    assert unfit(found("a", task="reviews.csv:stars", own=True).entry, own, "best") is None
+    assert (
+        source_mismatch(match("a", task="reviews.csv:mood", own_data=True).entry, own, "best")
+        is not None
+    )
+    assert (
+        source_mismatch(match("a", task="reviews.csv:stars", own_data=True).entry, own, "best")
+        is None
+    )
 
 
-def test_what_cannot_be_averaged_or_mixed_is_told() -> None:
+def test_what_cannot_be_averaged_or_mixed_is_reported() -> None:
     assert "mixtures cannot be averaged" in str(
-        unfit(found("a", count=4, route={"kind": "top1"}).entry, target(), "average")
+        source_mismatch(match("a", count=4, route={"kind": "top1"}).entry, target(), "average")
     )
     assert "5 tokens and the target 20" in str(
-        unfit(found("a", length=5).entry, target(), "average")
+        source_mismatch(match("a", length=5).entry, target(), "average")
     )
-    assert unfit(found("a", length=5).entry, target(), "best") is None
-    assert "no named one" in str(unfit(found("a", own=True).entry, target(), "mixture"))
-    assert unfit(found("a", count=4, route={"kind": "top1"}).entry, target(), "mixture") is None, (
-        "only its task is used"
+    assert source_mismatch(match("a", length=5).entry, target(), "best") is None
+    assert "has no name" in str(
+        source_mismatch(match("a", own_data=True).entry, target(), "mixture")
     )
+    assert (
+        source_mismatch(match("a", count=4, route={"kind": "top1"}).entry, target(), "mixture")
+        is None
+    ), "only its task is used"
 
 
 ROUTED = [
@@ -213,16 +228,16 @@ ROUTED = [
 def test_a_prompt_is_left_out_exactly_where_it_could_not_start_the_target(
     source: Any, goal: Any, t5: Backbone
 ) -> None:
-    (held, theirs), (count, ours) = source, goal
-    router = torch.randn(held, t5.hidden) if held > 1 else None
-    trained = Source(torch.randn(held, 3, t5.hidden), router, Choice.of(theirs))
-    usual = target(prompt={"length": 3, "count": count, "route": ours})
+    (source_count, source_route), (count, route) = source, goal
+    router = {"weight": torch.randn(source_count, t5.hidden)} if source_count > 1 else {}
+    vectors = torch.randn(source_count, 3, t5.hidden)
+    trained = Source(vectors, router, Choice.of(source_route))
+    usual = target(prompt={"length": 3, "count": count, "route": route})
     config = start_from(usual, ["a"]).prompt
     try:
-        build(config, Material(t5, fetch=lambda name: trained), 0, t5.unit)
+        build_prompt(config, Material(t5, fetch=lambda name: trained), 0, t5.unit)
         fits = True
     except UserError:
         fits = False
-    assert (
-        unfit(found("a", length=3, count=held, route=theirs).entry, usual, "best") is None
-    ) == fits
+    entry = match("a", length=3, count=source_count, route=source_route).entry
+    assert (source_mismatch(entry, usual, "best") is None) == fits

@@ -1,4 +1,4 @@
-"""Transfer end to end: what is chosen and why, what is tuned, kept and told; going on after a kill; what is refused."""
+"""Transfer end to end: what is chosen, tuned, kept and printed; resuming; errors."""
 
 import dataclasses
 import json
@@ -14,19 +14,20 @@ import pytest
 import torch
 
 import softprompts
-from softprompts.artifacts.prompt_file import load_prompt
+from softprompts.artifacts.run_folder import RunFolder
 from softprompts.backbone import Backbone
+from softprompts.cli import main as cli
 from softprompts.cli.transfer import choice, main, outcome
 from softprompts.errors import UserError
 from softprompts.files import read_json, write_json
 from softprompts.library.library import Library
 from softprompts.library.search import SIMILARITIES
 from softprompts.transfer.strategies import shares
-from softprompts.transfer.transfer import Request, transfer
-from softprompts.tuning import Watcher, run_config
-from softprompts.tuning.api import tune_config
+from softprompts.transfer.transfer import Request, run_transfer
+from softprompts.tuning import Watcher
+from softprompts.tuning.tune import tune_config
 
-from .made import FEW, SETTINGS, SOURCES, target, vectors
+from .runs import FEW, SETTINGS, SOURCES, target, vectors
 
 
 @pytest.fixture
@@ -34,25 +35,25 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the runs that took a step, once for each step."""
     taken: list[str] = []
 
-    def stepped(self: Watcher, run: Any) -> None:
+    def on_step(self: Watcher, run: Any) -> None:
         start = run.config.prompt.start
         taken.append(
             "+".join(Path(name).name for name in start.options.get("sources", ())) or "usual"
         )
 
-    monkeypatch.setattr(Watcher, "stepped", stepped)
+    monkeypatch.setattr(Watcher, "on_step", on_step)
     return taken
 
 
-# -- choosing, tuning, keeping -----------------------------------------------------------------------------------------------
+# -- choosing, tuning, keeping ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("similarity", list(SIMILARITIES))
 def test_best_tunes_from_the_nearest_and_keeps_the_best(
-    similarity: str, library: Path, loud: Backbone, tmp_path: Path, steps: list[str]
+    similarity: str, library: Path, backbone: Backbone, tmp_path: Path, steps: list[str]
 ) -> None:
-    record = transfer(
-        Request(target(), library, k=2, similarity=similarity), tmp_path / "out", backbone=loud
+    record = run_transfer(
+        Request(target(), library, k=2, similarity=similarity), tmp_path / "out", backbone=backbone
     )
     assert json.loads((tmp_path / "out" / "choice.json").read_text()) == record
     probe = vectors(tmp_path / "out/runs/probe", "embedding")[0]
@@ -78,40 +79,34 @@ def test_best_tunes_from_the_nearest_and_keeps_the_best(
     torch.testing.assert_close(
         vectors(tmp_path / "out"), vectors(tmp_path / "out" / best["folder"])
     )
-    _, card = load_prompt(tmp_path / "out", loud)
-    assert card["metrics"]["accuracy"] == best["score"]
-    assert card["config"]["prompt"]["start"]["sources"] == [
-        str(library / record["kept"].removeprefix("from-"))
-    ]
+    _, card = RunFolder(tmp_path / "out").load(backbone)
+    assert card.metrics["accuracy"] == best["score"]
+    assert card.sources == [str(library / record["kept"].removeprefix("from-"))]
 
 
-def test_a_run_is_the_one_that_its_config_makes_alone(
-    library: Path, loud: Backbone, tmp_path: Path
+def test_the_saved_config_makes_the_same_run(
+    library: Path, backbone: Backbone, tmp_path: Path
 ) -> None:
-    transfer(Request(target(), library, k=2), tmp_path / "out", backbone=loud)
-    from softprompts.config.run import read_yaml
-
-    tune_config(
-        run_config(read_yaml(tmp_path / "out/config.yaml")), tmp_path / "alone", backbone=loud
-    )
+    run_transfer(Request(target(), library, k=2), tmp_path / "out", backbone=backbone)
+    tune_config(RunFolder(tmp_path / "out").config(), tmp_path / "alone", backbone=backbone)
     torch.testing.assert_close(
         vectors(tmp_path / "alone"), vectors(tmp_path / "out"), rtol=1e-3, atol=1e-3
     )
 
 
 def test_average_starts_from_the_weighted_mean(
-    library: Path, loud: Backbone, tmp_path: Path, steps: list[str]
+    library: Path, backbone: Backbone, tmp_path: Path, steps: list[str]
 ) -> None:
-    record = transfer(
+    record = run_transfer(
         Request(target(), library, "average", probe_steps=2),
         tmp_path / "out",
         baseline=True,
-        backbone=loud,
+        backbone=backbone,
     )
     alpha = shares([row["similarity"] for row in record["ranked"]])
     assert record["weights"] == dict(zip(record["chosen"], alpha, strict=True))
     assert record["runs"][0]["start"]["weights"] == alpha
-    assert len(steps) == 2 + 4 + 4, "a short probe is no baseline, so one was tuned beside the run"
+    assert len(steps) == 2 + 4 + 4, "a short probe is not a baseline, so one was tuned"
     assert [result["name"] for result in record["results"]] == ["average"]
     assert record["baseline"]["folder"] == "runs/baseline"
     own = read_json(tmp_path / "out/runs/baseline/prompt.json")["metrics"]["accuracy"]
@@ -122,13 +117,13 @@ def test_average_starts_from_the_weighted_mean(
     }
 
 
-def test_mixture_learns_the_tasks_together_first(
-    library: Path, loud: Backbone, tmp_path: Path
+def test_mixture_tunes_on_all_tasks_first(
+    library: Path, backbone: Backbone, tmp_path: Path
 ) -> None:
-    record = transfer(
+    record = run_transfer(
         Request(target(), library, "mixture", k=2, probe_steps=1, mixture_steps=3),
         tmp_path / "out",
-        backbone=loud,
+        backbone=backbone,
     )
     tasks = [row["task"] for row in record["ranked"][:2]]
     assert record["mixture"]["task"] == "+".join(["helpdesk/urgency", *tasks])
@@ -145,9 +140,9 @@ def test_mixture_learns_the_tasks_together_first(
 
 
 @pytest.mark.parametrize("home", ["data", ""])
-def test_a_mixture_whose_rows_are_not_at_hand_is_refused_before_the_probe(
+def test_a_mixture_without_rows_is_refused_before_the_probe(
     library: Path,
-    loud: Backbone,
+    backbone: Backbone,
     tmp_path: Path,
     steps: list[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -160,27 +155,27 @@ def test_a_mixture_whose_rows_are_not_at_hand_is_refused_before_the_probe(
     card["task"]["name"] = card["config"]["task"]["task"] = "glue/rte"
     write_json(own / "area/prompt.json", card)
     asked = Request(target(), own, "mixture", k=1)
-    where = "are not in .*/data" if home else "the hub does not give here"
-    with pytest.raises(
-        UserError,
-        match=f"the rows of glue/rte, which {where}; name a folder .* with --data-dir, or take --strategy best",
-    ):
-        transfer(asked, tmp_path / "out", backbone=loud)
+    where = "not in .*/data" if home else "not available from the hub"
+    error = (
+        f"rows of glue/rte, which are {where}; name a folder .* data_dir, or use strategy='best'"
+    )
+    with pytest.raises(UserError, match=error):
+        run_transfer(asked, tmp_path / "out", backbone=backbone)
     assert steps == []
     assert not (tmp_path / "out").exists()
-    transfer(dataclasses.replace(asked, strategy="best"), tmp_path / "best", backbone=loud)
+    run_transfer(dataclasses.replace(asked, strategy="best"), tmp_path / "best", backbone=backbone)
 
 
 def test_a_named_source_and_all_of_them_need_no_probe(
-    library: Path, loud: Backbone, tmp_path: Path
+    library: Path, backbone: Backbone, tmp_path: Path
 ) -> None:
-    named = transfer(
+    named = run_transfer(
         Request(target(), library, "named", source="area"),
         tmp_path / "named",
         baseline=True,
-        backbone=loud,
+        backbone=backbone,
     )
-    every = transfer(Request(target(), library, "all"), tmp_path / "all", backbone=loud)
+    every = run_transfer(Request(target(), library, "all"), tmp_path / "all", backbone=backbone)
     assert named["chosen"] == ["area"]
     assert {path.name for path in (tmp_path / "named/runs").iterdir()} == {
         "from-area",
@@ -198,49 +193,51 @@ def test_a_named_source_and_all_of_them_need_no_probe(
     torch.testing.assert_close(
         vectors(tmp_path / "all"), vectors(tmp_path / "all/runs" / every["kept"])
     )
-    own = transfer(
-        Request(target(), library, "named", source="urgency"), tmp_path / "own", backbone=loud
+    own = run_transfer(
+        Request(target(), library, "named", source="urgency"), tmp_path / "own", backbone=backbone
     )
-    assert own["kept"] == "from-urgency", "what was named is taken, the target's own task too"
+    assert own["kept"] == "from-urgency", "a named source may have the target's own task"
 
 
-def test_a_source_of_another_length_and_one_too_few_are_told(
-    library: Path, loud: Backbone, tmp_path: Path
+def test_other_lengths_and_too_few_sources_are_printed(
+    library: Path, backbone: Backbone, tmp_path: Path
 ) -> None:
-    heard: list[str] = []
+    printed: list[str] = []
     request = Request(target(prompt={"length": 2}), library, k=9, probe_steps=1)
-    transfer(
-        request, tmp_path / "out", backbone=loud, chosen=lambda record: heard.append(choice(record))
+    run_transfer(
+        request,
+        tmp_path / "out",
+        backbone=backbone,
+        on_choice=lambda record: printed.append(choice(record)),
     )
-    assert "area has 3 tokens: its first 2 start the run" in heard[0]
-    assert "from each of the 3 prompts (of 9 asked for) most similar to the probe" in heard[0]
+    assert "area has 3 tokens: its first 2 start the run" in printed[0]
+    assert "from each of the 3 prompts (of 9 asked for) most similar to the probe" in printed[0]
     named = Request(target(prompt={"length": 5}), library, "named", "area")
-    transfer(
-        named, tmp_path / "named", backbone=loud, chosen=lambda record: heard.append(choice(record))
+    run_transfer(
+        named,
+        tmp_path / "named",
+        backbone=backbone,
+        on_choice=lambda record: printed.append(choice(record)),
     )
-    assert "area has 3 tokens: sampled vocabulary fills up to 5" in heard[1]
-    transfer(
+    assert "area has 3 tokens: sampled vocabulary fills up to 5" in printed[1]
+    run_transfer(
         Request(target(seed=1), library, probe_steps=1),
         tmp_path / "seed",
-        backbone=loud,
-        chosen=lambda record: heard.append(choice(record)),
+        backbone=backbone,
+        on_choice=lambda record: printed.append(choice(record)),
     )
-    assert ["not all of the probe's seed" in told for told in heard] == [False, False, True]
+    assert ["not all of the probe's seed" in text for text in printed] == [False, False, True]
 
 
-def test_transfer_in_python(
-    library: Path, loud: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("softprompts.transfer.transfer.load_backbone", lambda *settings: loud)
+@pytest.mark.usefixtures("loads_backbone")
+def test_transfer_in_python(library: Path, tmp_path: Path) -> None:
     settings = {**SETTINGS, **FEW, "library": library}
-    tuned = softprompts.transfer_to("helpdesk/urgency", output=tmp_path / "best", k=1, **settings)
+    tuned = softprompts.transfer("helpdesk/urgency", output=tmp_path / "best", k=1, **settings)
     record = read_json(tmp_path / "best/choice.json")
     assert tuned.folder == tmp_path / "best"
     assert tuned.metrics["accuracy"] == record["results"][0]["score"]
     assert tuned.predict(["The door will not lock."]) in ([word] for word in tuned.form.labels)
-    softprompts.transfer_to(
-        "helpdesk/urgency", output=tmp_path / "named", source="area", **settings
-    )
+    softprompts.transfer("helpdesk/urgency", output=tmp_path / "named", source="area", **settings)
     assert read_json(tmp_path / "named/choice.json")["chosen"] == ["area"]
     for wrong, sentence in (
         ({"seed": [0, 1]}, "seed is a list"),
@@ -248,39 +245,37 @@ def test_transfer_in_python(
             {"strategy": "luck"},
             "There is no strategy 'luck'; choose one of best, average, mixture, named, all",
         ),
-        ({"strategy": "all", "source": "area"}, "for no other"),
-        ({"strategy": "named"}, "A source is named"),
+        ({"strategy": "all", "source": "area"}, "and with no other"),
+        ({"strategy": "named"}, "source goes with strategy='named'"),
     ):
         with pytest.raises(UserError, match=sentence):
-            softprompts.transfer_to(
-                "helpdesk/urgency", output=tmp_path / "none", **settings, **wrong
-            )  # type: ignore[arg-type]
+            softprompts.transfer("helpdesk/urgency", output=tmp_path / "none", **settings, **wrong)  # type: ignore[arg-type]
     assert not (tmp_path / "none").exists()
 
 
-# -- going on ----------------------------------------------------------------------------------------------------------------
+# -- resuming --------------------------------------------------------------------------------------
 
 
-def test_a_finished_transfer_trains_nothing_and_a_baseline_can_be_added(
-    library: Path, loud: Backbone, tmp_path: Path, steps: list[str]
+def test_a_finished_transfer_trains_nothing_but_a_new_baseline(
+    library: Path, backbone: Backbone, tmp_path: Path, steps: list[str]
 ) -> None:
     request = Request(target(), library, k=1, probe_steps=1)
-    first = transfer(request, tmp_path / "out", backbone=loud)
+    first = run_transfer(request, tmp_path / "out", backbone=backbone)
     assert first["gain"] is None
     steps.clear()
-    assert transfer(request, tmp_path / "out", backbone=loud) == first
+    assert run_transfer(request, tmp_path / "out", backbone=backbone) == first
     assert steps == []
-    again = transfer(request, tmp_path / "out", baseline=True, backbone=loud)
+    again = run_transfer(request, tmp_path / "out", baseline=True, backbone=backbone)
     assert steps == ["usual"] * 4
     assert again["baseline"]["score"] is not None
     assert again["results"] == first["results"]
 
 
-def test_other_settings_are_refused_and_overwrite_starts_anew(
-    library: Path, loud: Backbone, tmp_path: Path, steps: list[str]
+def test_other_settings_need_overwrite(
+    library: Path, backbone: Backbone, tmp_path: Path, steps: list[str]
 ) -> None:
     request = Request(target(), library, k=1)
-    first = transfer(request, tmp_path / "out", backbone=loud)
+    first = run_transfer(request, tmp_path / "out", backbone=backbone)
     before = (tmp_path / "out/choice.json").read_bytes()
     other = Request(
         target(seed=1),
@@ -289,20 +284,20 @@ def test_other_settings_are_refused_and_overwrite_starts_anew(
         source="register" if first["chosen"] != ["register"] else "area",
     )
     with pytest.raises(UserError, match="holds a transfer with other settings"):
-        transfer(other, tmp_path / "out", backbone=loud)
-    with pytest.raises(UserError, match="there is no prompt nobody in the library"):
-        transfer(
-            Request(target(), library, "named", source="nobody"),
+        run_transfer(other, tmp_path / "out", backbone=backbone)
+    with pytest.raises(UserError, match="There is no prompt missing in the library"):
+        run_transfer(
+            Request(target(), library, "named", source="missing"),
             tmp_path / "out",
             overwrite=True,
-            backbone=loud,
+            backbone=backbone,
         )
     assert (tmp_path / "out/choice.json").read_bytes() == before
     steps.clear()
-    assert transfer(request, tmp_path / "out", overwrite=True, backbone=loud) == first
+    assert run_transfer(request, tmp_path / "out", overwrite=True, backbone=backbone) == first
     assert len(steps) == 4 + 4, "the probe, which is the baseline too, and the run"
     steps.clear()
-    transfer(other, tmp_path / "out", overwrite=True, backbone=loud)
+    run_transfer(other, tmp_path / "out", overwrite=True, backbone=backbone)
     assert len(steps) == 4
     assert {path.name for path in (tmp_path / "out/runs").iterdir()} == {
         f"from-{other.source}",
@@ -310,14 +305,14 @@ def test_other_settings_are_refused_and_overwrite_starts_anew(
     }
 
 
-def test_a_damaged_choice_is_told_and_can_be_started_anew(
-    library: Path, loud: Backbone, tmp_path: Path
+def test_a_corrupted_choice_can_be_overwritten(
+    library: Path, backbone: Backbone, tmp_path: Path
 ) -> None:
     request, path = Request(target(), library, "named", "area"), tmp_path / "out/choice.json"
-    whole = transfer(request, tmp_path / "out", backbone=loud)
+    complete = run_transfer(request, tmp_path / "out", backbone=backbone)
     path.write_text('{"request": ')
-    with pytest.raises(UserError, match="is not one of ours, or damaged"):
-        transfer(request, tmp_path / "out", backbone=loud)
+    with pytest.raises(UserError, match="is corrupted, or not written by softprompts"):
+        run_transfer(request, tmp_path / "out", backbone=backbone)
     for damage in (
         {"runs": 5},
         {"runs": []},
@@ -325,29 +320,29 @@ def test_a_damaged_choice_is_told_and_can_be_started_anew(
         {"ranked": []},
         {"chosen": None},
     ):
-        path.write_text(json.dumps(whole | damage))
+        path.write_text(json.dumps(complete | damage))
         with pytest.raises(
-            UserError, match="is damaged or of another version; start it anew with --overwrite"
+            UserError, match="is corrupted or of another version; start again with overwrite"
         ):
-            transfer(request, tmp_path / "out", backbone=loud)
-    assert transfer(request, tmp_path / "out", overwrite=True, backbone=loud) == whole
+            run_transfer(request, tmp_path / "out", backbone=backbone)
+    assert run_transfer(request, tmp_path / "out", overwrite=True, backbone=backbone) == complete
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from softprompts import progress
-from tests.transfer.made import model
+from softprompts.tuning import Watcher
+from tests.transfer.runs import sensitive_model
 from tests.transfer.test_transfer import request
-from softprompts.transfer.transfer import transfer
-left = 6
-def stepped(self, run):
-    global left
-    left -= 1
-    if left == 0:
+from softprompts.transfer.transfer import run_transfer
+remaining = 6
+def on_step(self, run):
+    global remaining
+    remaining -= 1
+    if remaining == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-progress.CohortWatcher.stepped = stepped
-transfer(request(Path(sys.argv[1])), Path(sys.argv[2]), backbone=model())
+progress.CohortWatcher.on_step = on_step
+run_transfer(request(Path(sys.argv[1])), Path(sys.argv[2]), backbone=sensitive_model())
 """
 
 
@@ -355,10 +350,10 @@ def request(library: Path) -> Request:
     return Request(target(), library, k=1)
 
 
-def test_a_killed_transfer_goes_on_and_ends_as_if_nothing_had_happened(
-    library: Path, loud: Backbone, tmp_path: Path, steps: list[str]
+def test_a_killed_transfer_resumes_with_the_same_result(
+    library: Path, backbone: Backbone, tmp_path: Path, steps: list[str]
 ) -> None:
-    """Four steps of the probe and two of the run are taken when it is killed."""
+    """It is killed after four steps of the probe and two of the run."""
     command = [sys.executable, "-c", KILLED, str(library), str(tmp_path / "out")]
     killed = subprocess.run(
         command,
@@ -367,29 +362,29 @@ def test_a_killed_transfer_goes_on_and_ends_as_if_nothing_had_happened(
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    begun = read_json(tmp_path / "out/choice.json")
-    assert begun["chosen"]
-    assert "results" not in begun
+    choice_so_far = read_json(tmp_path / "out/choice.json")
+    assert choice_so_far["chosen"]
+    assert "results" not in choice_so_far
     assert not (tmp_path / "out/prompt.json").exists()
-    record = transfer(request(library), tmp_path / "out", backbone=loud)
-    assert set(steps) == set(record["chosen"]) == set(begun["chosen"]), (
+    record = run_transfer(request(library), tmp_path / "out", backbone=backbone)
+    assert set(steps) == set(record["chosen"]) == set(choice_so_far["chosen"]), (
         "the probe was finished, and is not trained again"
     )
     assert 2 <= len(steps) <= 3, (
         "a checkpoint after every step: at most the step at the kill is taken again"
     )
-    whole = transfer(request(library), tmp_path / "whole", backbone=loud)
-    assert whole == record
+    uninterrupted = run_transfer(request(library), tmp_path / "whole", backbone=backbone)
+    assert uninterrupted == record
     torch.testing.assert_close(vectors(tmp_path / "out"), vectors(tmp_path / "whole"))
 
 
-# -- what is told ------------------------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 
 def test_the_command_on_the_embedded_model(
     tmp_path: Path, library: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a person would: prompts are tuned and added, then one is transferred."""
+    """Prompts are tuned and added, then one is transferred."""
     flags = [
         "--preset",
         "prompt-tuning",
@@ -403,7 +398,6 @@ def test_the_command_on_the_embedded_model(
         "16",
     ]
     flags += ["--scoring", "labels", "--shots", "1", "--cap-validation", "2", "--device", "cpu"]
-    from softprompts.cli.main import main as cli
 
     assert (
         cli(["tune", "--task", "helpdesk/register", *flags, "--output", str(tmp_path / "register")])
@@ -425,27 +419,29 @@ def test_the_command_on_the_embedded_model(
     record = json.loads(capsys.readouterr().out)
     assert record["chosen"] == ["register"]
     assert main(command) == 0
-    told = capsys.readouterr().out
-    assert "left out: intent: it is of another backbone than t5-tiny" in told
-    assert "against the baseline:" in told, (
+    text = capsys.readouterr().out
+    assert "left out: intent: it is of another backbone than t5-tiny" in text
+    assert "against the baseline:" in text, (
         "the probe had all the steps of a run, so it is the baseline"
     )
-    assert told.splitlines()[-1] == f"the prompt and choice.json are in {tmp_path / 'out'}"
+    assert text.splitlines()[-1] == f"the prompt and choice.json are in {tmp_path / 'out'}"
     assert cli(["predict", str(tmp_path / "out"), "Where is it?"]) == 0
 
 
-def test_the_choice_is_told_with_its_reasons(library: Path, loud: Backbone, tmp_path: Path) -> None:
-    heard: list[str] = []
+def test_the_choice_is_printed_with_its_reasons(
+    library: Path, backbone: Backbone, tmp_path: Path
+) -> None:
+    printed: list[str] = []
     request = Request(target(), library, "average", k=2, probe_steps=2)
-    record = transfer(
+    record = run_transfer(
         request,
         tmp_path / "out",
         baseline=True,
-        backbone=loud,
-        chosen=lambda record: heard.append(choice(record)),
+        backbone=backbone,
+        on_choice=lambda record: printed.append(choice(record)),
     )
-    (told,) = heard
-    lines = told.splitlines()
+    (text,) = printed
+    lines = text.splitlines()
     assert lines[0] == "a probe of 2 steps, compared by per_token_average_cosine"
     assert "embeddings are of step 4" in lines[1]
     assert lines[2].split() == ["rank", "source", "task", "similarity", "weight", "chosen"]
@@ -460,7 +456,7 @@ def test_the_choice_is_told_with_its_reasons(library: Path, loud: Backbone, tmp_
     assert f"against the baseline: {record['gain']['points']:+.1f} points" in ended
 
 
-def test_a_run_that_fails_is_told_and_the_others_count() -> None:
+def test_a_failed_run_is_printed_and_the_others_count() -> None:
     good = {
         "name": "from-a",
         "folder": "runs/from-a",
@@ -486,21 +482,19 @@ def test_a_run_that_fails_is_told_and_the_others_count() -> None:
         "baseline": usual,
         "kept": "from-a",
     }
-    told = outcome(record | {"gain": {"points": -10.0, "error_reduction": -0.2}}, Path("out"))
-    assert "from-b failed: the loss was not finite" in told
-    assert "kept: from-a, accuracy 40.0" in told
-    assert "against the baseline: -10.0 points; relative error reduction -20.0 %" in told
-    assert f"the baseline is better; its prompt is in {Path('out/runs/baseline')}" in told
+    text = outcome(record | {"gain": {"points": -10.0, "error_reduction": -0.2}}, Path("out"))
+    assert "from-b failed: the loss was not finite" in text
+    assert "kept: from-a, accuracy 40.0" in text
+    assert "against the baseline: -10.0 points; relative error reduction -20.0 %" in text
+    assert f"the baseline is better; its prompt is in {Path('out/runs/baseline')}" in text
 
 
-def test_where_every_run_fails_there_is_no_prompt_and_exit_code_1(
+@pytest.mark.usefixtures("loads_backbone")
+def test_without_a_successful_run_there_is_no_prompt(
     library: Path,
-    loud: Backbone,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("softprompts.transfer.transfer.load_backbone", lambda *settings: loud)
     flags = [
         "--to",
         "helpdesk/urgency",
@@ -524,8 +518,8 @@ BAD = [
     (["--to", "helpdesk/nothing"], "There is no task 'helpdesk/nothing'"),
     (["--to", "helpdesk/urgency", "--library", "{tmp}/nowhere"], "There is no library at"),
     (
-        ["--to", "helpdesk/urgency", "--library", "{tmp}/nowhere", "--from", "nobody"],
-        "there is no library at",
+        ["--to", "helpdesk/urgency", "--library", "{tmp}/nowhere", "--from", "missing"],
+        "There is no library at",
     ),
     (
         [
@@ -538,12 +532,16 @@ BAD = [
             "--strategy",
             "average",
         ],
-        "can be a source for helpdesk/urgency: 3 (area, intent, register), because each has 3 tokens and the target 5, and only prompts "
-        "of the target's length are averaged (set --prompt.length 3, or tune sources of 5); 1 (urgency), because it was tuned on the "
-        "target's own task (--keep-same-task keeps it).",
+        "can be a source for helpdesk/urgency: 3 (area, intent, register), because each has 3 tokens "
+        "and the target 5, and only prompts of the target's length are averaged (give the target 3, "
+        "or tune sources of 5); 1 (urgency), because it was tuned on the target's own task "
+        "(keep_same_task keeps prompts of the target's own task).",
     ),
-    (["--to", "helpdesk/urgency", "--from", "nobody"], "there is no prompt nobody in the library"),
-    (["--to", "helpdesk/urgency", "--k", "0"], "--k is 0; it must be at least 1"),
+    (
+        ["--to", "helpdesk/urgency", "--from", "missing"],
+        "There is no prompt missing in the library",
+    ),
+    (["--to", "helpdesk/urgency", "--k", "0"], "k is 0; it must be at least 1"),
     (["--to", "helpdesk/urgency", "--k", "many"], "see softprompts transfer --help"),
     (["--to", "helpdesk/urgency", "--similarity", "euclid"], "There is no similarity 'euclid'"),
     (["--to", "helpdesk/urgency", "--all", "--from", "area"], "not allowed with argument"),
@@ -564,36 +562,31 @@ BAD = [
         ["--train", "{tmp}/mine.csv", "--text", "a", "--label", "b", "--strategy", "mixture"],
         "A mixture joins tasks by their names",
     ),
-    (["--library", "{library}"], "Nothing to learn is named"),
+    (["--library", "{library}"], "No training data is given"),
     (
         ["--to", "helpdesk/urgency", "--output", "x" * 300],
-        "cannot be looked at (File name too long)",
+        "cannot be accessed (File name too long)",
     ),
     (
         ["--to", "helpdesk/urgency", "--output", "{tmp}/taken"],
         "already holds a run of another command",
     ),
-    (["--to", "helpdesk/urgency", "--output", "{tmp}/strange"], "is not one of ours"),
+    (["--to", "helpdesk/urgency", "--output", "{tmp}/strange"], "not written by softprompts"),
 ]
 
 
 @pytest.mark.parametrize(("argv", "sentence"), BAD, ids=[" ".join(argv) for argv, _ in BAD])
+@pytest.mark.usefixtures("loads_backbone")
 def test_bad_input_is_one_sentence_and_nothing_is_written(
-    argv: list[str],
-    sentence: str,
-    library: Path,
-    loud: Backbone,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    argv: list[str], sentence: str, library: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("softprompts.transfer.transfer.load_backbone", lambda *settings: loud)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/prompt.json").write_text("{}")
     (tmp_path / "strange").mkdir()
     (tmp_path / "strange/choice.json").write_text("[]")
     before = sorted(tmp_path.rglob("*"))
     argv = [part.format(tmp=tmp_path, library=library) for part in argv]
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         main(
             [
                 "--output",
@@ -606,7 +599,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
                 *argv,
             ]
         )
-    assert sentence in str(told.value)
+    assert sentence in str(error.value)
     assert sorted(tmp_path.rglob("*")) == before
 
 

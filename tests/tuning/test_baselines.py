@@ -10,8 +10,9 @@ import torch
 from softprompts.backbone import Backbone
 from softprompts.errors import UserError
 from softprompts.tasks import load_task
-from softprompts.tuning import run_config
-from softprompts.tuning.api import load, tune_config
+from softprompts.config.run import run_config
+from softprompts.tuning.tune import tune_config
+from softprompts.tuning.tuned import load
 
 from ..models import random_model
 
@@ -37,7 +38,7 @@ def test_the_whole_model_learns_and_is_saved(kind: str, toy_csv: Path, tmp_path:
     before = backbone.fingerprint
     weights = {name: value.clone() for name, value in backbone.model.named_parameters()}
     tuned = tune_config(settings(toy_csv), tmp_path / "run", backbone=backbone)
-    assert tuned.card["trained_parameters"] >= sum(value.numel() for value in weights.values())
+    assert tuned.card.trained_parameters >= sum(value.numel() for value in weights.values())
     changed = [
         name
         for name, value in backbone.model.named_parameters()
@@ -54,14 +55,14 @@ def test_the_whole_model_learns_and_is_saved(kind: str, toy_csv: Path, tmp_path:
     # the tuned model is an ordinary backbone: SPoT's "multi-task model tuning before it"
     more = run_config({"preset": "prompt-tuning", "model": str(tmp_path / "run" / "model"), "task": settings(toy_csv).plain()["task"],
                        "tuning": {"steps": 2, "batch_size": 4}, "prompt": {"length": 4}, "device": "cpu"})  # fmt: skip
-    assert tune_config(more, tmp_path / "next").card["steps"] == 2
+    assert tune_config(more, tmp_path / "next").card.steps == 2
 
 
 def test_model_tuning_learns_the_toy(toy_csv: Path) -> None:
     tuned = tune_config(
         settings(toy_csv, tuning={"steps": 60}), None, backbone=random_model("minilm")
     )
-    assert tuned.metrics["accuracy"] > tuned.card["majority"]["accuracy"]
+    assert tuned.metrics["accuracy"] > tuned.card.majority["accuracy"]
 
 
 def test_prompt_and_model_are_one_or_the_other(toy_csv: Path) -> None:
@@ -110,7 +111,7 @@ def test_written_prompts_are_judged_without_learning(toy_csv: Path, tmp_path: Pa
         backbone = random_model("t5")
         before = backbone.fingerprint
         tuned = tune_config(config, tmp_path / str(shots), backbone=backbone)
-        assert (tuned.card["steps"], tuned.card["best_step"]) == (0, 0)
+        assert (tuned.card.steps, tuned.card.best_step) == (0, 0)
         assert set(tuned.metrics) == {"accuracy", "macro_f1"}
         again = load(tmp_path / str(shots), backbone=random_model("t5"))
         assert again.backbone.fingerprint == before

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from softprompts.backbone import Backbone, load_backbone
-from softprompts.backbone.dropout import chances
+from softprompts.backbone.dropout import row_uniforms
 from softprompts.errors import UserError
 from softprompts.tasks import load_task
-from softprompts.tuning import Cohort, Run, lesson, run_config
+from softprompts.tuning import Cohort, Run, microbatch
+from softprompts.config.run import run_config
 
 from ..models import random_model
 
@@ -272,7 +273,7 @@ def check_recomputed(csv: Path, backbone: Backbone, dropout: float, tolerance: f
 
 
 def test_counted_dropout_drops_its_share_and_no_pattern() -> None:
-    chance = chances(torch.arange(64), (33, 47))
+    chance = row_uniforms(torch.arange(64), (33, 47))
     assert 0 <= float(chance.min()) <= float(chance.max()) <= 1
     for rate in (0.1, 0.5):
         kept = (chance >= rate).float()
@@ -294,15 +295,15 @@ def test_counted_dropout_drops_its_share_and_no_pattern() -> None:
 def test_the_groups_of_a_padded_family_waste_little(toy_csv: Path) -> None:
     runs = make(toy_csv, random_model("gpt2"), MIXED[0], MIXED[2])
     text = runs[0].backbone.embed_rows([[5] * size for size in (3, 4, 90, 95)])
-    rows = [lesson._Row(runs[0], index, [1], 1.0, 0) for index in range(4)]
-    together = lesson._groups(rows, torch.zeros(4, 1, 32), text, lesson.Room())
-    assert [[row.place for row in group] for group in together] == [[0, 1, 2, 3]], (
+    rows = [microbatch._Row(runs[0], index, [1], 1.0, 0) for index in range(4)]
+    together = microbatch._split(rows, torch.zeros(4, 1, 32), text, microbatch.TokenBudget())
+    assert [[row.position for row in group] for group in together] == [[0, 1, 2, 3]], (
         "too few tokens to split"
     )
-    limited = lesson._groups(rows, torch.zeros(4, 1, 32), text, lesson.Room(100))
-    assert sorted(row.place for group in limited for row in group) == [0, 1, 2, 3]
+    limited = microbatch._split(rows, torch.zeros(4, 1, 32), text, microbatch.TokenBudget(100))
+    assert sorted(row.position for group in limited for row in group) == [0, 1, 2, 3]
     assert all(
-        len(group) * max(int(text.sizes[row.place]) + 1 for row in group) <= 100
+        len(group) * max(int(text.lengths[row.position]) + 1 for row in group) <= 100
         for group in limited
     )  # type: ignore[index]
 

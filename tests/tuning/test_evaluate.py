@@ -8,10 +8,13 @@ import torch
 
 from softprompts.backbone import Backbone
 from softprompts.config.choice import Choice
-from softprompts.prompt import Material, Prompt, PromptConfig, build
-from softprompts.tuning.evaluate import Bank, Predictor, answer_all
+from softprompts.prompt import Material, Prompt
+from softprompts.config.prompt import PromptConfig
+from softprompts.prompt.prompt import build_prompt
+from softprompts.tuning.bank import PromptBank
+from softprompts.tuning.evaluate import Predictor, answer_all
 
-from ..backbone.test_memory import calls
+from ..backbone.test_kv_cache import calls
 from ..models import CAUSALS, KINDS, TOY, random_model
 
 TEXTS = [text for text, _ in TOY]
@@ -24,8 +27,8 @@ def made(backbone: Backbone, seed: int, labels: Sequence[str] = (), **choices: A
         for name, value in choices.items()
     }
     config = PromptConfig(start=Choice("normal"), **named)
-    prompt = build(
-        config, Material(backbone, list(labels), None, backbone.features), seed, backbone.unit
+    prompt = build_prompt(
+        config, Material(backbone, list(labels), None, backbone.feature_size), seed, backbone.unit
     ).eval()
     prompt.table.data.normal_(0, 3, generator=torch.Generator().manual_seed(seed))
     return prompt
@@ -34,8 +37,8 @@ def made(backbone: Backbone, seed: int, labels: Sequence[str] = (), **choices: A
 def predictors(backbone: Backbone) -> list[Predictor]:
     """Tasks that differ in all they can differ in."""
     two, three, one = ["positive", "negative"], ["food", "film", "week"], ["great", "worst"]
-    head = {"head": Choice("linear")} if backbone.best_head(two) == "linear" else {}
-    after = "after-bos" if backbone.surround[0] else "prefix"
+    head = {"head": Choice("linear")} if backbone.default_head(two) == "linear" else {}
+    after = "after-bos" if backbone.special_token_counts[0] else "prefix"
 
     def predictor(
         seed: int, labels: list[str], scoring: str, longest: int | None = None, **choices: Any
@@ -87,7 +90,7 @@ def plainly(predictor: Predictor, row: Sequence[int]) -> str:
     written = backbone.decode(
         backbone.generate(predictor.prompt(text.embeds, text.mask), text, predictor.answer_length)
     )[0]
-    return predictor.spelled.get(written, written)
+    return predictor.spellings.get(written, written)
 
 
 @torch.no_grad()
@@ -118,7 +121,7 @@ def test_mixed_batches_answer_as_each_prompt_alone(kind: str) -> None:
     assert together == [predictor.answers(rows) for predictor, rows in jobs]
     assert sum(ticks) == sum(len(rows) for _, rows in jobs)
     assert max(ticks) == 16 or not backbone.generates
-    bank = Bank([predictor for predictor, _ in jobs])
+    bank = PromptBank([predictor for predictor, _ in jobs])
     asked = [
         (number, row)
         for number, (predictor, rows) in enumerate(jobs)
@@ -134,9 +137,9 @@ def test_many_tasks_of_one_row_are_one_batch(kind: str) -> None:
     """64 prompts: all rows in one pass, and the prompts are neither stacked nor read again the next time."""
     backbone = random_model(kind)
     labels = ["positive", "negative"]
-    head = {"head": Choice(backbone.best_head(labels))}
+    head = {"head": Choice(backbone.default_head(labels))}
     prompts = [made(backbone, seed, labels, length=1 + seed % 5, **head) for seed in range(64)]
-    bank = Bank([Predictor(backbone, prompt, labels, "labels", 64) for prompt in prompts])
+    bank = PromptBank([Predictor(backbone, prompt, labels, "labels", 64) for prompt in prompts])
     asked = bank.tokenised([(number, TEXTS[number % len(TEXTS)]) for number in range(64)])
     first = bank.answers(asked)
     block = next(
@@ -155,12 +158,12 @@ def test_many_tasks_of_one_row_are_one_batch(kind: str) -> None:
 def test_a_text_without_a_word_is_answered_too(kind: str) -> None:
     """There is nothing after the prompt to read, so the prompt is read."""
     backbone = random_model(kind)
-    place = "after-bos" if backbone.surround[0] else "prefix"
+    place = "after-bos" if backbone.special_token_counts[0] else "prefix"
     predictor = Predictor(
         backbone, made(backbone, 1, length=4, place=place), [], max_length=64, answer_length=4
     )
     rows = backbone.tokenise(["", "never again"], 20)
-    assert len(rows[0]) == backbone.surround[0]
+    assert len(rows[0]) == backbone.special_token_counts[0]
     vectors = predictor.prompt.fold().table.detach()
     alone = [
         backbone.decode(backbone.generate(vectors, backbone.embed_rows([row], place), 4))[0]

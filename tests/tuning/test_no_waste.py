@@ -14,7 +14,7 @@ from transformers import masking_utils
 
 from softprompts.backbone import Backbone, EncoderDecoder, load_backbone
 from softprompts.backbone.speed import kernels
-from softprompts.backbone.speed.layout import lay_wide
+from softprompts.backbone.speed.layout import bucketed_layout
 from softprompts.tuning import Cohort, Run
 from softprompts.tuning.optim import make_optimizer
 from softprompts.tuning.run import CHECK_EVERY
@@ -55,7 +55,7 @@ def test_a_step_reads_no_number_from_the_device(
     toy_csv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """t5-tiny over rows laid end to end. What the CPU made for itself, such as lengths and counts of steps, it may read."""
-    monkeypatch.setattr(EncoderDecoder, "packs", True)
+    monkeypatch.setattr(EncoderDecoder, "packs_rows", True)
     check_reads_nothing(lasting(toy_csv, load_backbone(dtype="fp32", device="cpu")))
 
 
@@ -76,9 +76,9 @@ def test_nor_does_the_layout_of_recorded_steps(place: Any, given: list[int] | No
     backbone = random_model("t5")
     backbone.model.to("meta")
     text = backbone.embed_rows([[5, 6, 7, 1], [8, 1], [9] * 60], place)._replace(
-        given=None if given is None else torch.tensor(given)
+        prompt_lengths=None if given is None else torch.tensor(given)
     )
-    assert lay_wide(text, 20, 128).order.is_meta
+    assert bucketed_layout(text, 20, 128).source.is_meta
 
 
 @gpu
@@ -90,11 +90,11 @@ def test_a_step_does_not_wait_for_a_gpu(
     recorded: bool, toy_csv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same runs twice, because layers are compiled and steps recorded the first time; the second time waiting is an error."""
-    if recorded and kernels.triton is None:
+    if recorded and not kernels.AVAILABLE:
         pytest.skip("recorded steps need Triton")
-    monkeypatch.setattr(EncoderDecoder, "packs", True)
+    monkeypatch.setattr(EncoderDecoder, "packs_rows", True)
     backbone = load_backbone(dtype="fp32", device="cuda")
-    backbone.hurry(recorded)
+    backbone.compile(recorded)
     try:
         for mode in ("default", "error"):
             runs = lasting(toy_csv, backbone)

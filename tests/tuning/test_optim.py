@@ -7,8 +7,10 @@ import torch
 
 from softprompts.backbone import Backbone
 from softprompts.config.choice import Choice
-from softprompts.prompt import Material, PromptConfig, build
-from softprompts.tuning import TuningConfig
+from softprompts.prompt import Material
+from softprompts.config.prompt import PromptConfig
+from softprompts.prompt.prompt import build_prompt
+from softprompts.config.tuning import TuningConfig
 from softprompts.tuning.optim import Adafactor, AdamW, learning_rate, make_optimizer, step_all
 
 from ..conftest import golden
@@ -118,7 +120,7 @@ def test_schedules(settings: dict[str, Any], expected: list[float]) -> None:
 
 
 def test_table_shape_and_router_have_their_own_rates(t5: Backbone) -> None:
-    prompt = build(
+    prompt = build_prompt(
         PromptConfig(4, 2, Choice("normal"), Choice("residual", {"bottleneck": 4}), Choice("top1")),
         Material(t5),
         0,

@@ -13,15 +13,20 @@ import pytest
 import torch
 
 from softprompts.backbone import Backbone, load_backbone
-from softprompts.cli.main import main
+from softprompts.cli import main
 from softprompts.errors import UserError
 from softprompts.files import atomic as files
 from softprompts.files.tensors import read_tensors, write_tensors
-from softprompts.tasks import TaskConfig, load_task
-from softprompts.tuning import PRESETS, Cohort, Run, RunConfig, RunFailedError, run_config
-from softprompts.tuning.api import tune_config
-from softprompts.tuning.evaluate import spellings
-from softprompts.tuning.lesson import Lesson, Room, learn
+from softprompts.tasks import load_task
+from softprompts.config.task import TaskConfig
+from softprompts.tuning import Cohort, Run, RunFailedError
+from softprompts.config.presets import PRESETS
+from softprompts.config.run import RunConfig
+from softprompts.config.run import run_config
+from softprompts.tuning.tune import tune_config
+from softprompts.tuning.evaluate import label_spellings
+from softprompts.tuning.microbatch import MicroBatch, TokenBudget, backward
+from softprompts.tuning.run import check_losses
 
 from ..conftest import write_toy
 from ..models import random_model
@@ -57,16 +62,16 @@ class Watch:
     def __init__(self, stop: int = -1, during: str = "step") -> None:
         self.stop, self.during, self.steps = stop, during, list[int]()
 
-    def stepped(self, run: Run) -> None:
+    def on_step(self, run: Run) -> None:
         self.steps.append(run.step)
         if run.step == self.stop and self.during == "step":
             raise KeyboardInterrupt
 
-    def evaluating(self, run: Run, rows: int) -> None:
+    def on_rows_answered(self, run: Run, rows: int) -> None:
         if run.step == self.stop and self.during == "evaluation":
             raise KeyboardInterrupt
 
-    def evaluated(self, run: Run) -> None: ...
+    def on_evaluation(self, run: Run) -> None: ...
 
 
 LEARNING = [name for name in PRESETS if name != "prompt-design"]
@@ -130,7 +135,7 @@ def test_ruined_parameters_never_reach_a_checkpoint(
     t5: Backbone, toy_csv: Path, tmp_path: Path
 ) -> None:
     class Ruin(Watch):
-        def stepped(self, run: Run) -> None:
+        def on_step(self, run: Run) -> None:
             if run.step == 7:
                 run.prompt.table.data.fill_(float("nan"))
 
@@ -153,16 +158,16 @@ def test_accumulation_equals_one_large_batch(t5: Backbone, toy_csv: Path) -> Non
         tokens = sum(len(many.targets[row]) for row in rows)
         for part in range(4):
             own = rows[part * 6 : part * 6 + 6]
-            learn(
+            backward(
                 [
-                    Lesson(
+                    MicroBatch(
                         many,
                         [many.inputs[row] for row in own],
                         [many.targets[row] for row in own],
                         tokens,
                     )
                 ],
-                Room(),
+                TokenBudget(),
             )
         for group, like in zip(
             many.optimizer.param_groups, one.optimizer.param_groups, strict=True
@@ -192,18 +197,18 @@ def test_a_run_that_goes_nan_is_stopped_and_leaves_the_others_alone(
     assert "lower --lr (now 1e+30)" in bad.stopped
     assert not (tmp_path / "checkpoint.safetensors").exists(), "ruined numbers are not saved"
     with pytest.raises(
-        RunFailedError, match="Nothing was learned that could be kept: the loss was not finite"
+        RunFailedError, match="The run left no prompt: the loss was not finite"
     ):
         bad.restore_best()
 
 
 def test_an_exploding_loss_is_stopped(t5: Backbone, toy_csv: Path) -> None:
     run = Run(config(toy_csv), load_task(config(toy_csv).task), t5)
-    run._unseen = [torch.tensor(3.0)] * 10
-    run.look()
+    run._unchecked = [torch.tensor(3.0)] * 10
+    check_losses([run])
     assert run.stopped is None
-    run._unseen = [torch.tensor(500.0)] * 10
-    run.look()
+    run._unchecked = [torch.tensor(500.0)] * 10
+    check_losses([run])
     assert run.stopped is not None
     assert "exploded to 500.0" in run.stopped
 
@@ -214,8 +219,8 @@ def test_patience_stops_and_the_best_prompt_is_kept(
     tuned = tune_config(
         config(toy_csv, steps=400, evaluate_every=1, patience=3, lr=1e-9), tmp_path, backbone=t5
     )
-    assert tuned.card["stopped"] == "no better accuracy in 3 evaluations"
-    assert (tuned.card["steps"], tuned.card["best_step"]) == (4, 1)
+    assert tuned.card.stopped == "no better accuracy in 3 evaluations"
+    assert (tuned.card.steps, tuned.card.best_step) == (4, 1)
     watch = Watch()
     again = tune_config(
         config(toy_csv, steps=400, evaluate_every=1, patience=3, lr=1e-9),
@@ -260,7 +265,7 @@ def test_other_settings_in_the_same_folder_are_refused(
     with pytest.raises(UserError, match=r"other settings \(tuning.lr 0.1 where it says 0.2 now\)"):
         tune_config(config(toy_csv, lr=0.2), tmp_path, backbone=t5)
     replaced = tune_config(config(toy_csv, lr=0.2), tmp_path, overwrite=True, backbone=t5)
-    assert replaced.card["config"]["tuning"]["lr"] == 0.2
+    assert replaced.card.config["tuning"]["lr"] == 0.2
 
 
 def test_a_truncated_checkpoint_is_one_sentence(
@@ -302,7 +307,7 @@ def test_kill_9_loses_at_most_the_steps_since_the_last_checkpoint(
 ) -> None:
     """A real process, killed at a moment of no one's choosing; the same command then finishes as if nothing had happened."""
     parts, whole = tmp_path / "parts", undisturbed[1]
-    command = [sys.executable, "-m", "softprompts.cli.main", *undisturbed[0], str(parts)]
+    command = [sys.executable, "-m", "softprompts", *undisturbed[0], str(parts)]
     victim = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.time() + 60
     while (
@@ -316,7 +321,7 @@ def test_kill_9_loses_at_most_the_steps_since_the_last_checkpoint(
     victim.wait()
     _, note = read_tensors(parts / "checkpoint.safetensors")
     assert note["step"] % 5 == 0
-    left = parts / f".checkpoint.{files._mark()}-999999999.safetensors"
+    left = files.temporary_path(parts / "checkpoint.safetensors", 999999999)
     left.write_bytes(b"what a write that was killed leaves")
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     one, other = (
@@ -337,7 +342,7 @@ def test_tuning_leaves_the_backbone_as_it_was(t5: Backbone, toy_csv: Path) -> No
 
 
 def test_task_config_defaults_are_for_own_data() -> None:
-    with pytest.raises(UserError, match="Nothing to learn is named"):
+    with pytest.raises(UserError, match="No training data is given"):
         load_task(TaskConfig())
     with pytest.raises(UserError, match="leave one out"):
         load_task(TaskConfig(task="helpdesk/intent", train="x.csv"))
@@ -366,19 +371,19 @@ def test_a_label_the_model_cannot_write_is_one_sentence(t5: Backbone, tmp_path: 
 
 def test_labels_are_matched_as_the_tokenizer_spells_them(t5: Backbone) -> None:
     ids = t5.tokenise_targets(["two  words", "other"])
-    assert spellings(t5, ["two  words", "other"], ids) == {
+    assert label_spellings(t5, ["two  words", "other"], ids) == {
         "two words": "two  words",
         "other": "other",
     }
     with pytest.raises(UserError, match="alike"):
-        spellings(t5, ["two  words", "two words"], t5.tokenise_targets(["two  words", "two words"]))
+        label_spellings(t5, ["two  words", "two words"], t5.tokenise_targets(["two  words", "two words"]))
 
 
 def test_texts_are_counted_as_cut_only_when_they_are(t5: Backbone, toy_csv: Path) -> None:
     task = load_task(config(toy_csv).task)
     longest = max(len(ids) for ids in t5.tokenise([e.input for e in task.train], 400))
-    assert Run(config(toy_csv, max_length=longest + 4), task, t5).cut == 0
-    assert Run(config(toy_csv, max_length=longest + 3), task, t5).cut > 0
+    assert Run(config(toy_csv, max_length=longest + 4), task, t5).cut_texts == 0
+    assert Run(config(toy_csv, max_length=longest + 3), task, t5).cut_texts > 0
 
 
 def test_epochs_are_never_cut_short(t5: Backbone, toy_csv: Path) -> None:
@@ -418,7 +423,7 @@ def test_a_resumed_run_needs_its_source_no_more(
     with pytest.raises(KeyboardInterrupt):
         tune_config(wanted, tmp_path / "target", watcher=Watch(7), backbone=t5)
     shutil.rmtree(source.folder)
-    assert tune_config(wanted, tmp_path / "target", backbone=t5).card["steps"] == 12
+    assert tune_config(wanted, tmp_path / "target", backbone=t5).card.steps == 12
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ import torch
 import softprompts
 from softprompts.backbone import Backbone
 from softprompts.errors import UserError
-from softprompts.prompt.prompt import plain
+from softprompts.prompt.prompt import folded_prompt
 from softprompts.tasks import load_task
-from softprompts.tuning import Run, run_config
-from softprompts.tuning.api import tune_config
+from softprompts.tuning import Run
+from softprompts.config.run import run_config
+from softprompts.tuning.tune import tune_config
 from softprompts.tuning.evaluate import FREE_LENGTH, Predictor
 
 TEXTS = ["what a lovely film", "never again"]
@@ -38,8 +39,8 @@ def test_it_is_learned(toy_csv: Path, tiny: Backbone) -> None:
 
 
 def test_labels_are_scored_behind_it(tiny: Backbone) -> None:
-    vectors = tiny.vectors(torch.arange(100, 104))
-    told = Predictor(tiny, plain(vectors[None]), LABELS, "labels", sentinel=True).probabilities(
+    vectors = tiny.input_embeddings(torch.arange(100, 104))
+    told = Predictor(tiny, folded_prompt(vectors[None]), LABELS, "labels", sentinel=True).probabilities(
         TEXTS
     )
     first = tiny.tokenizer.convert_tokens_to_ids("<extra_id_0>")
@@ -49,7 +50,7 @@ def test_labels_are_scored_behind_it(tiny: Backbone) -> None:
     assert [list(row.values()) for row in told] == [
         pytest.approx(row, rel=1e-4) for row in shares.tolist()
     ]
-    without = Predictor(tiny, plain(vectors[None]), LABELS, "labels").probabilities(TEXTS)
+    without = Predictor(tiny, folded_prompt(vectors[None]), LABELS, "labels").probabilities(TEXTS)
     assert abs(without[0]["positive"] - told[0]["positive"]) > 1e-3
 
 
@@ -74,9 +75,9 @@ def test_answers_come_without_it_and_a_saved_prompt_keeps_it(
 
 
 def test_a_free_answer_is_as_long_as_without_it(tiny: Backbone) -> None:
-    vectors = tiny.vectors(torch.arange(100, 104))[None]
-    assert Predictor(tiny, plain(vectors), [], sentinel=True).answer_length == FREE_LENGTH + 1
-    assert Predictor(tiny, plain(vectors), [], answer_length=8, sentinel=True).answer_length == 9
+    vectors = tiny.input_embeddings(torch.arange(100, 104))[None]
+    assert Predictor(tiny, folded_prompt(vectors), [], sentinel=True).answer_length == FREE_LENGTH + 1
+    assert Predictor(tiny, folded_prompt(vectors), [], answer_length=8, sentinel=True).answer_length == 9
 
 
 def test_a_model_without_sentinels_is_refused(toy_csv: Path, bart: Backbone) -> None:

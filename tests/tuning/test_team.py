@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from softprompts.cli.main import main
+from softprompts.cli import main
 from softprompts.files.lock import exclusive
 from softprompts.files.tensors import read_tensors
 from softprompts.tuning import Run
@@ -32,12 +32,12 @@ SHARDED = [*LAUNCH, "--use_fsdp", "--fsdp_version", "2", "-m"]
 
 COUNTING = """
 import json, os, sys
-from softprompts import api, cli
-from softprompts.tuning import cohort, evaluate
+from softprompts import cli
+from softprompts.tuning import cohort, evaluate, tuned
 counts = {"written": [], "evaluated": 0, "read": []}
-save, write = cohort.save_checkpoint, api.Tuned.save
+save, write = cohort.save_checkpoint, tuned.Tuned.save
 cohort.save_checkpoint = lambda run, folder: (counts["written"].append(run.step), save(run, folder))
-api.Tuned.save = lambda tuned, folder: (counts["written"].append("prompt"), write(tuned, folder))
+tuned.Tuned.save = lambda one, folder: (counts["written"].append("prompt"), write(one, folder))
 answers = evaluate.Predictor.answers
 def counted(self, rows, tick=lambda rows: None):
     counts["evaluated"] += len(rows)
@@ -136,7 +136,7 @@ def test_two_processes_learn_what_one_does(model: Path, toy_csv: Path, tmp_path:
     ]
     alone(tmp_path / "one", *settings)
     told = run(TWO, tmp_path / "two", *settings).stdout
-    assert told.count("accuracy") == 1, "one process speaks"
+    assert told.count("accuracy") == 1, "one process is_main_process"
     same(tmp_path / "one", tmp_path / "two")
 
 
@@ -196,7 +196,7 @@ def test_rows_are_shared_out_and_files_written_once(
     told = run(
         [*LAUNCH, "--multi_gpu"], tmp_path / "two", *counted, module=str(tmp_path / "counting.py")
     ).stdout
-    assert told.count("accuracy") == 1, "one process speaks"
+    assert told.count("accuracy") == 1, "one process is_main_process"
     same(tmp_path / "one", tmp_path / "two")
     first, second = (json.loads((tmp_path / f"counts-{rank}").read_text()) for rank in (0, 1))
     assert first["written"] == [5, 10, "prompt"]
@@ -242,11 +242,11 @@ def test_a_run_goes_on_with_another_number_of_processes(
     with exclusive(tmp_path / "parts"):
         again = run(TWO, tmp_path / "parts", *settings, check=False)
     assert again.returncode != 0
-    assert again.stderr.count("Another process is at work") == 1, "all of them end"
+    assert again.stderr.count("Another process is using") == 1, "all of them end"
 
 
 def test_one_process_is_a_team_of_itself() -> None:
     team = Team()
-    assert team.writes
-    assert team.share([1, 2, 3]) == team.together([1, 2, 3]) == [1, 2, 3]
-    assert team.first(lambda: 5) == 5
+    assert team.is_main
+    assert team.share([1, 2, 3]) == team.gather([1, 2, 3]) == [1, 2, 3]
+    assert team.on_main(lambda: 5) == 5

@@ -8,8 +8,9 @@ import pytest
 from softprompts.backbone import Backbone
 from softprompts.config.choice import from_mapping
 from softprompts.files.tensors import read_tensors
-from softprompts.tasks import task
-from softprompts.tuning import RunConfig, api, tokens
+from softprompts.tasks import load
+from softprompts.tuning import tokens, tune
+from softprompts.config.run import RunConfig
 from softprompts.tuning.run import Run
 
 TEXTS = [f"text {number} " + "and more " * (number % 7) for number in range(40)]
@@ -19,33 +20,33 @@ TEXTS = [f"text {number} " + "and more " * (number % 7) for number in range(40)]
 def made(t5: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The texts of every call of the tokenizer, with nothing remembered from before."""
     calls: list[list[str]] = []
-    tokenise = t5.whole
+    tokenise = t5.token_ids
 
     def whole(texts: Sequence[str]) -> list[list[int]]:
         calls.append(list(texts))
         return tokenise(texts)
 
-    monkeypatch.setattr(t5, "whole", whole)
+    monkeypatch.setattr(t5, "token_ids", whole)
     monkeypatch.setenv("SOFTPROMPTS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(tokens, "FROM", 20)
-    tokens._kept.clear()
+    monkeypatch.setattr(tokens, "MIN_TEXTS", 20)
+    tokens._memory.clear()
     return calls
 
 
 def test_ids_come_from_memory_then_from_disk(
     t5: Backbone, made: list[list[str]], tmp_path: Path
 ) -> None:
-    plain = tokens.whole(t5, TEXTS)
+    plain = tokens.cached_ids(t5, TEXTS)
     assert plain == [t5.tokenizer(text)["input_ids"] for text in TEXTS]
-    assert tokens.whole(t5, TEXTS) is plain
-    tokens._kept.clear()
-    assert tokens.whole(t5, TEXTS) == plain
+    assert tokens.cached_ids(t5, TEXTS) is plain
+    tokens._memory.clear()
+    assert tokens.cached_ids(t5, TEXTS) == plain
     assert made == [TEXTS]
     (path,) = (tmp_path / "cache" / "tokens").iterdir()
     assert int(read_tensors(path)[0]["ends"][-1]) == sum(map(len, plain))
     path.write_bytes(path.read_bytes()[:-9])
-    tokens._kept.clear()
-    assert tokens.whole(t5, TEXTS) == plain, "a damaged file is made again"
+    tokens._memory.clear()
+    assert tokens.cached_ids(t5, TEXTS) == plain, "a damaged file is made again"
     assert made == [TEXTS, TEXTS]
 
 
@@ -54,7 +55,7 @@ def test_a_cache_that_cannot_be_written_costs_time_not_the_run(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("SOFTPROMPTS_CACHE", str(tmp_path / "file" / "cache"))
-    assert tokens.whole(t5, TEXTS) == [t5.tokenizer(text)["input_ids"] for text in TEXTS]
+    assert tokens.cached_ids(t5, TEXTS) == [t5.tokenizer(text)["input_ids"] for text in TEXTS]
     assert made == [TEXTS]
 
 
@@ -62,24 +63,26 @@ def test_memory_is_bounded(
     t5: Backbone, made: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lists = [[f"{word} {text}" for text in TEXTS[:10]] for word in "abc"]
-    one = sum(len(row) for row in tokens.whole(t5, lists[0]))
-    monkeypatch.setattr(tokens, "KEPT", int(2.5 * one))
+    one = sum(len(row) for row in tokens.cached_ids(t5, lists[0]))
+    monkeypatch.setattr(tokens, "MAX_TOKENS", int(2.5 * one))
     for texts in (lists[1], lists[0], lists[2], lists[0], lists[1]):
-        tokens.whole(t5, texts)
+        tokens.cached_ids(t5, texts)
     assert made == [lists[0], lists[1], lists[2], lists[1]], (
         "the one that was not asked for longest goes"
     )
-    monkeypatch.setattr(tokens, "KEPT", 1)
-    tokens.whole(t5, lists[2])
-    assert len(tokens._kept) == 1
+    monkeypatch.setattr(tokens, "MAX_TOKENS", 1)
+    tokens.cached_ids(t5, lists[2])
+    assert len(tokens._memory) == 1
 
 
 def test_a_mixture_reads_what_its_tasks_read(
     t5: Backbone, made: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    own = task._own
-    monkeypatch.setattr(task, "_own", lambda config: (read.append(config.task), own(config))[1])
+    load_own = load._load_own
+    monkeypatch.setattr(
+        load, "_load_own", lambda config: (read.append(config.task), load_own(config))[1]
+    )
     names = [
         "helpdesk/intent",
         "helpdesk/urgency",
@@ -87,9 +90,9 @@ def test_a_mixture_reads_what_its_tasks_read(
         "helpdesk/urgency+helpdesk/intent",
     ]
     configs = [
-        from_mapping(RunConfig, {"task": {"task": name}, "prompt": {"length": 2}}) for name in names
+        RunConfig.of({"task": {"task": name}, "prompt": {"length": 2}}) for name in names
     ]
-    tasks = api._load_tasks(configs)
+    tasks = tune.load_tasks(configs)
     assert read == names[:2]
     alone = [Run(config, each, t5) for config, each in zip(configs[:2], tasks[:2], strict=True)]
     before = len(made)

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from softprompts.backbone import Backbone
-from softprompts.cli.main import main
+from softprompts.cli import main
 from softprompts.errors import UserError
-from softprompts.tuning import run_config
-from softprompts.tuning.api import tune_config
+from softprompts.config.run import run_config
+from softprompts.tuning.tune import tune_config
 from softprompts.tuning.track import TRACKERS, check_trackers
 
 
@@ -31,7 +31,7 @@ def test_tensorboard_gets_losses_scores_and_settings(
     logs = EventAccumulator(str(tmp_path / "run" / "trackers" / "softprompts")).Reload()
     scores = {event.step: event.value for event in logs.Scalars("validation/accuracy")}
     assert set(scores) == {10, 20}
-    assert scores[tuned.card["best_step"]] == pytest.approx(tuned.metrics["accuracy"], abs=1e-3)
+    assert scores[tuned.card.best_step] == pytest.approx(tuned.metrics["accuracy"], abs=1e-3)
     assert [event.step for event in logs.Scalars("train/loss")] == [10, 20]
     settings = next((tmp_path / "run" / "trackers").rglob("hparams.yml")).read_text()
     assert "tuning.steps: 20" in settings

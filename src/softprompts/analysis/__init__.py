@@ -1,1 +1,1 @@
-"""What tuned prompts look like, cost and mean."""
+"""Analysis of studies: transfer, retrieval, similarity, model size; reports with figures."""

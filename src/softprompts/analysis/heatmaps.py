@@ -1,4 +1,7 @@
-"""Pictures of a transfer study (Vu 2022, Fig. 3, 4, 5). They need matplotlib and scipy (`pip install 'softprompts[plots]'`)."""
+"""Figures of a transfer study (Vu 2022, Fig. 3, 4, 5).
+
+They need matplotlib and scipy (`pip install 'softprompts[plots]'`).
+"""
 
 import math
 from collections.abc import Collection, Sequence
@@ -16,33 +19,36 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Values = Sequence[Sequence[float | None]]
-WEAK = "†"  # marks a target that is too weak for a verdict
-CELL = 0.38  # inches across: five characters of 7.5 points, with some air
-FADE = 0.7  # how much white lies over the columns of targets that are too weak
+WEAK = "†"
+"""Marks a target that is too weak for a verdict."""
+CELL = 0.38
+"""Inches across: five characters of 7.5 points, and some space."""
+FADE = 0.7
+"""Opacity of the white over the columns of weak targets."""
 
 
 def check() -> None:
-    """Refuse early where the libraries for pictures are missing."""
+    """Report missing plot libraries before long work."""
     try:
         import matplotlib.figure  # noqa: F401
         import scipy.cluster.hierarchy  # noqa: F401
     except ImportError:
         raise UserError(
-            "The report's pictures need matplotlib and scipy; install them with pip install 'softprompts[plots]'."
+            "The report's figures need matplotlib and scipy; install them with "
+            "pip install 'softprompts[plots]'."
         ) from None
 
 
 def save(figure: "Figure", folder: Path, name: str) -> list[str]:
-    """Write the picture as PNG and SVG; the names of the files."""
+    """Write the figure as PNG and SVG; the names of the files."""
     from matplotlib import rc_context
 
     png, svg = f"{name}.png", f"{name}.svg"
-    write_atomically(folder / png, lambda place: figure.savefig(place, format="png", dpi=150))
-    with rc_context(
-        {"svg.fonttype": "none", "svg.hashsalt": name}
-    ):  # text stays text, and the same numbers give the same file
+    write_atomically(folder / png, lambda path: figure.savefig(path, format="png", dpi=150))
+    # text stays text, and the same numbers give the same file
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         write_atomically(
-            folder / svg, lambda place: figure.savefig(place, format="svg", metadata={"Date": None})
+            folder / svg, lambda path: figure.savefig(path, format="svg", metadata={"Date": None})
         )
     return [png, svg]
 
@@ -50,14 +56,15 @@ def save(figure: "Figure", folder: Path, name: str) -> list[str]:
 def error_reductions(
     values: Values, sources: Sequence[str], targets: Sequence[str], weak: Collection[str] = ()
 ) -> "Figure":
-    """Relative error reduction in percent, sources x targets: blue is better than the baseline, red is worse, empty is not finished.
+    """Relative error reduction in percent, sources x targets.
 
-    Columns of weak targets are faded, for no verdict rests on them.
+    Blue is better than the baseline, red is worse, empty is not finished. Columns of weak targets
+    are faded, because no verdict is based on them.
     """
     from matplotlib.figure import Figure
 
     known = np.array([abs(value) for row in values for value in row if value is not None])
-    # One cell that fell apart must not take the colour from all others, so the scale ends at most cells' size.
+    # A percentile, so that one outlier does not take the colour from all other cells.
     limit = max(float(np.percentile(known, 90)), 1.0) if known.size else 1.0
     width, height = _inches(sources, targets)
     figure = Figure(
@@ -65,15 +72,15 @@ def error_reductions(
     )
     axes = figure.add_subplot()
     labels = [name + WEAK if name in weak else name for name in targets]
-    faded = [place for place, name in enumerate(targets) if name in weak]
-    form = "{:z.0f}" if limit >= 10 else "{:z.1f}"
+    faded = [column for column, name in enumerate(targets) if name in weak]
+    number_format = "{:z.0f}" if limit >= 10 else "{:z.1f}"
     _cells(
         axes,
         values,
         sources,
         labels,
         ("RdBu", -limit, limit),
-        form,
+        number_format,
         "relative error reduction (%)",
         faded,
     )
@@ -83,7 +90,7 @@ def error_reductions(
     )
     if weak:
         figure.supxlabel(
-            f"{WEAK} faded: baseline not over the majority class by two standard errors",
+            f"{WEAK} faded: baseline not above the majority class by two standard errors",
             fontsize=8,
             color="0.35",
             x=0.01,
@@ -93,19 +100,20 @@ def error_reductions(
 
 
 def clusters(values: Values, tasks: Sequence[str], title: str) -> "tuple[Figure, list[str]]":
-    """Similarities of task embeddings, clustered (average linkage of 1 - similarity), with the tree; and the tasks in the tree's order."""
+    """Similarities of task embeddings with their tree (average linkage of 1 - similarity); and the
+    tasks in the tree's order."""
     from matplotlib.figure import Figure
     from scipy.cluster.hierarchy import dendrogram, linkage
     from scipy.spatial.distance import squareform
 
-    apart = np.array(
+    distances = np.array(
         [
             [1 - value if value is not None and i != j else 0.0 for j, value in enumerate(row)]
             for i, row in enumerate(values)
         ]
     )
     tree = linkage(
-        squareform((apart + apart.T) / 2, checks=False), "average", optimal_ordering=True
+        squareform((distances + distances.T) / 2, checks=False), "average", optimal_ordering=True
     )
     leaves = dendrogram(tree, no_plot=True)
     order = leaves["leaves"]
@@ -113,7 +121,7 @@ def clusters(values: Values, tasks: Sequence[str], title: str) -> "tuple[Figure,
     figure = Figure(figsize=(max(width + 2.2, 5.5), height + 0.4), layout="constrained")
     branches, axes = figure.subplots(1, 2, width_ratios=[1.3, width], sharey=True)
     _tree(branches, leaves["dcoord"], leaves["icoord"], tree[:, 2])
-    off = [
+    off_diagonal = [
         value
         for i, row in enumerate(values)
         for j, value in enumerate(row)
@@ -125,7 +133,7 @@ def clusters(values: Values, tasks: Sequence[str], title: str) -> "tuple[Figure,
         [[values[i][j] for j in order] for i in order],
         names,
         names,
-        ("cividis", min(off), max(off)),
+        ("cividis", min(off_diagonal), max(off_diagonal)),
         "{:z.2f}",
         "similarity",
     )
@@ -138,15 +146,18 @@ def clusters(values: Values, tasks: Sequence[str], title: str) -> "tuple[Figure,
 def _tree(
     axes: "Axes",
     depths: Sequence[Sequence[float]],
-    places: Sequence[Sequence[float]],
+    rows: Sequence[Sequence[float]],
     merges: "np.ndarray[Any, Any]",
 ) -> None:
-    """The branches, from a bit below the smallest merge to the largest: an axis from 0 would press merges of like depth into one bar."""
+    """The branches, on an axis from just below the smallest merge to the largest.
+
+    An axis from 0 would press merges of similar depth into one bar.
+    """
     low, high = float(merges.min()), float(merges.max())
     margin = 0.1 * (high - low or high or 1.0)
     leaf = max(0.0, low - margin)
-    for depth, place in zip(depths, places, strict=True):
-        axes.plot(np.maximum(depth, leaf), np.array(place) / 10, color="0.3", linewidth=1)
+    for depth, row in zip(depths, rows, strict=True):
+        axes.plot(np.maximum(depth, leaf), np.array(row) / 10, color="0.3", linewidth=1)
     axes.set_xlim(high + 0.3 * margin, leaf)
     axes.locator_params(axis="x", nbins=3)
     axes.spines[["top", "left", "right"]].set_visible(False)
@@ -158,7 +169,7 @@ def _tree(
 def scatters(
     correlations: Sequence[Correlation], title: str, weak: Collection[str] = ()
 ) -> "Figure":
-    """A small picture per target: similarity of each source prompt against what starting from it gave, with r and p."""
+    """A plot per target: each source prompt's similarity against its error reduction, r and p."""
     from matplotlib.figure import Figure
 
     columns = min(
@@ -167,8 +178,8 @@ def scatters(
     rows = max(1, math.ceil(len(correlations) / columns))
     figure = Figure(figsize=(2.7 * columns + 0.4, 2.5 * rows + 0.6), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axes, found in zip(grid, correlations, strict=False):
-        _scatter(axes, found, found.target in weak)
+    for axes, result in zip(grid, correlations, strict=False):
+        _scatter(axes, result, result.target in weak)
     for axes in grid[len(correlations) :]:
         axes.set_visible(False)
     figure.suptitle(title, fontsize=10)
@@ -177,28 +188,26 @@ def scatters(
     return figure
 
 
-def _scatter(axes: "Axes", found: Correlation, weak: bool) -> None:
-    x, y = (
-        np.array([point.similarity for point in found.points]),
-        np.array([point.reduction for point in found.points]),
-    )
+def _scatter(axes: "Axes", result: Correlation, weak: bool) -> None:
+    x = np.array([point.similarity for point in result.points])
+    y = np.array([point.reduction for point in result.points])
     colour = "0.55" if weak else "#0072B2"
     axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
     axes.scatter(x, y, s=12, color=colour, alpha=0.75, linewidths=0)
-    told = "too few points"
-    if found.pearson is not None and found.pearson_p is not None:
+    statistics = "too few points"
+    if result.pearson is not None and result.pearson_p is not None:
         slope, offset = np.polyfit(x, y, 1)
         ends = np.array([x.min(), x.max()])
         axes.plot(ends, slope * ends + offset, color="#D55E00", linewidth=1.2)
-        told = f"r = {found.pearson:.2f}, " + (
-            f"p = {found.pearson_p:.3f}" if found.pearson_p >= 0.001 else "p < 0.001"
-        )
-    axes.set_title(f"{found.target}{WEAK + ' (too weak)' if weak else ''}\n{told}", fontsize=8)
+        p = f"p = {result.pearson_p:.3f}" if result.pearson_p >= 0.001 else "p < 0.001"
+        statistics = f"r = {result.pearson:.2f}, {p}"
+    mark = f"{WEAK} (too weak)" if weak else ""
+    axes.set_title(f"{result.target}{mark}\n{statistics}", fontsize=8)
     if len(y):
         best = int(y.argmax())
         side = "right" if x[best] > (x.min() + x.max()) / 2 else "left"
         axes.annotate(
-            found.points[best].source,
+            result.points[best].source,
             (x[best], y[best]),
             (0, 4),
             textcoords="offset points",
@@ -212,13 +221,12 @@ def _scatter(axes: "Axes", found: Correlation, weak: bool) -> None:
 
 
 def _inches(rows: Sequence[str], columns: Sequence[str]) -> tuple[float, float]:
-    """Room for the cells and for the longest names beside and below them."""
+    """Width and height of the cells, with the longest names beside and below them."""
     beside, below = (
         max((len(name) for name in names), default=0) * 0.075 for names in (rows, columns)
     )
-    return max(CELL * len(columns), 2.0) + beside + 0.5, max(
-        CELL * 0.8 * len(rows), 1.5
-    ) + below + 0.5
+    width, height = max(CELL * len(columns), 2.0), max(CELL * 0.8 * len(rows), 1.5)
+    return width + beside + 0.5, height + below + 0.5
 
 
 def _cells(
@@ -227,11 +235,11 @@ def _cells(
     rows: Sequence[str],
     columns: Sequence[str],
     colours: tuple[str, float, float],
-    form: str,
-    about: str,
+    number_format: str,
+    label: str,
     faded: Collection[int] = (),
 ) -> None:
-    """A coloured table with its numbers in it; an empty cell has none."""
+    """A coloured table with its numbers; missing ones leave their cells empty."""
     from matplotlib import colormaps
     from matplotlib.colors import Normalize
 
@@ -255,23 +263,21 @@ def _cells(
             axes.text(
                 column + 0.5,
                 row + 0.5,
-                form.format(value),
+                number_format.format(value),
                 ha="center",
                 va="center",
                 fontsize=7.5,
                 color=colour,
             )
     for column in faded:
-        axes.axvspan(
-            column, column + 1, color="white", alpha=FADE, linewidth=0
-        )  # over the colours, under the numbers
-    axes.patch.set(
-        facecolor="0.97", edgecolor="0.8", hatch="////", linewidth=0
-    )  # seen through the empty cells, not to be taken for a 0
+        # over the colours, under the numbers
+        axes.axvspan(column, column + 1, color="white", alpha=FADE, linewidth=0)
+    # visible through the empty cells, which are not a 0
+    axes.patch.set(facecolor="0.97", edgecolor="0.8", hatch="////", linewidth=0)
     axes.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=90, fontsize=8)
     axes.set_yticks(np.arange(len(rows)) + 0.5, rows, fontsize=8)
     axes.tick_params(length=0)
     axes.set_ylim(len(rows), 0)
     bar = axes.figure.colorbar(mesh, ax=axes, extend=extend, fraction=0.04, pad=0.02, aspect=30)
-    bar.set_label(about, fontsize=8)
+    bar.set_label(label, fontsize=8)
     bar.ax.tick_params(labelsize=7)

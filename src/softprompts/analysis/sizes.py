@@ -1,4 +1,7 @@
-"""Score against model size, as a picture (Vu 2022, Fig. 1). It needs matplotlib (`pip install 'softprompts[plots]'`)."""
+"""A figure of score against model size (Vu 2022, Fig. 1).
+
+It needs matplotlib (`pip install 'softprompts[plots]'`).
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,21 +19,27 @@ COLOURS = (
     "#E69F00",
     "#56B4E9",
     "#000000",
-)  # told apart by the colour-blind too
+)
+"""Distinguishable with colour blindness."""
 
 
 def by_size(
     table: Sequence[Mapping[str, Any]], parameters: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """The mean scores of a study's lines with the size of their backbone, smallest first; without its size a backbone keeps its place."""
+    """Mean scores with the size of their backbone, smallest first.
+
+    If a size is unknown, the order of the table stays.
+    """
     names = list(dict.fromkeys(line["backbone"] for line in table))
     known = all(name in parameters for name in names)
     order = sorted(names, key=lambda name: parameters[name]) if known else names
-    rows = [{"parameters": parameters.get(line["backbone"]), **_plain(line)} for line in table]
+    rows = [
+        {"parameters": parameters.get(line["backbone"]), **_score_columns(line)} for line in table
+    ]
     return sorted(rows, key=lambda row: order.index(row["backbone"]))
 
 
-def _plain(line: Mapping[str, Any]) -> dict[str, Any]:
+def _score_columns(line: Mapping[str, Any]) -> dict[str, Any]:
     mean = line["mean"] or {"mean": None, "std": None}
     return {
         **{name: line[name] for name in ("backbone", "variant", "source")},
@@ -40,19 +49,20 @@ def _plain(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def score_by_size(rows: Sequence[Mapping[str, Any]]) -> "Figure":
-    """A line for each variant and source over the backbones, with the standard deviation over seeds as bars.
+    """A line for each variant and source over the backbones, with standard deviations as bars.
 
-    The places are the backbones' parameters on a logarithmic scale where all are known and different, else side by side.
+    Backbones stand at the logarithm of their size if all sizes are known and different, else side
+    by side.
     """
     from matplotlib.figure import Figure
 
     sizes = {row["backbone"]: row["parameters"] for row in rows}
     measured = all(sizes.values()) and len(set(sizes.values())) == len(sizes)
-    places = {
-        name: math.log10(sizes[name]) if measured else float(place)
-        for place, name in enumerate(sizes)
+    positions = {
+        name: math.log10(sizes[name]) if measured else float(index)
+        for index, name in enumerate(sizes)
     }
-    width = max(places.values()) - min(places.values())
+    width = max(positions.values()) - min(positions.values())
     series = list(dict.fromkeys((row["variant"], row["source"]) for row in rows))
     variants = list(dict.fromkeys(variant for variant, _ in series))
     figure = Figure(
@@ -61,22 +71,32 @@ def score_by_size(rows: Sequence[Mapping[str, Any]]) -> "Figure":
     )
     axes = figure.add_subplot()
     for number, (variant, source) in enumerate(series):
-        own = [row for row in rows if (row["variant"], row["source"]) == (variant, source)]
-        aside = (
-            0.007 * width * (number - (len(series) - 1) / 2)
-        )  # so that bars do not hide each other
+        points = [row for row in rows if (row["variant"], row["source"]) == (variant, source)]
+        # so that bars do not hide each other
+        shift = 0.007 * width * (number - (len(series) - 1) / 2)
         axes.errorbar(
-            [places[row["backbone"]] + aside for row in own],
-            [math.nan if row["score"] is None else row["score"] for row in own],
-            [row["score_std"] or 0.0 for row in own],
-            color=COLOURS[number % len(COLOURS)], marker=MARKERS[number % len(MARKERS)], markersize=5, capsize=3, linewidth=1.4,
-            linestyle="-" if variant == variants[0] else "--", label=_named(variant, source),
-        )  # fmt: skip
+            [positions[row["backbone"]] + shift for row in points],
+            [math.nan if row["score"] is None else row["score"] for row in points],
+            [row["score_std"] or 0.0 for row in points],
+            color=COLOURS[number % len(COLOURS)],
+            marker=MARKERS[number % len(MARKERS)],
+            markersize=5,
+            capsize=3,
+            linewidth=1.4,
+            linestyle="-" if variant == variants[0] else "--",
+            label=_series_label(variant, source),
+        )
     labels = [
-        f"{name.rstrip('/').rpartition('/')[2]}\n{_count(sizes[name])}".rstrip() for name in places
+        f"{name.rstrip('/').rpartition('/')[2]}\n{_count(sizes[name])}".rstrip()
+        for name in positions
     ]
     axes.set_xticks(
-        list(places.values()), labels, rotation=30, ha="right", rotation_mode="anchor", fontsize=8
+        list(positions.values()),
+        labels,
+        rotation=30,
+        ha="right",
+        rotation_mode="anchor",
+        fontsize=8,
     )
     axes.set(
         xlabel="parameters of the backbone (logarithmic)" if measured else "backbone",
@@ -90,20 +110,17 @@ def score_by_size(rows: Sequence[Mapping[str, Any]]) -> "Figure":
     return figure
 
 
-def _named(variant: str | None, source: str | None) -> str:
+def _series_label(variant: str | None, source: str | None) -> str:
     start = "no transfer" if source is None else f"from {source}"
     return start if variant is None else f"{variant}, {start}"
 
 
 def _count(parameters: int | None) -> str:
-    """77M, 2.8B: as the field writes sizes."""
+    """A size such as 77M or 2.8B."""
     if parameters is None:
         return ""
     for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
         if parameters >= size:
-            return (
-                f"{parameters / size:.1f}{letter}"
-                if parameters < 10 * size
-                else f"{parameters / size:.0f}{letter}"
-            )
+            digits = 1 if parameters < 10 * size else 0
+            return f"{parameters / size:.{digits}f}{letter}"
     return str(parameters)

@@ -1,82 +1,101 @@
-"""A study's report: all records, the table of scores, the picture of model sizes, the analysis of its transfers."""
+"""The report of a study: records, table of scores, figure of model sizes, analysis of transfers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypedDict
 
+from ..artifacts.study_folder import CellResult, StudyFolder
 from ..files import write_json, write_text
 from ..files.names import safe_name
-from ..study import STUDY
-from ..study import cells as on_disk
-from ..study.plan import Cell, Study
-from ..study.records import METHODS, Record, as_csv, lines, markdown, records
-from ..study.workers import State
+from ..study.cells import check_fingerprints, task_embedding
+from ..study.config import StudyConfig
+from ..study.state import StudyState
+from ..study.study import Study
+from ..study.tables import ScoreRow, all_results, as_csv, as_record, markdown, score_table
 from ..tasks.registry import BENCHMARKS
 from .heatmaps import check, save
 from .report import write_report
 from .retrieval import KS
 from .sizes import by_size, score_by_size
+from .transfer import StudyRecord
+
+RETRIEVAL_STAGES = ("average", "mixture")
+"""Stages that use retrieved prompts."""
 
 
-def write_study_report(study: Study, cells: Sequence[Cell], folder: Path, output: Path) -> Record:
-    """The study's file, all records, the table of scores, the picture of model sizes, and for each backbone and variant its analysis."""
+class StudyReport(TypedDict):
+    output: str
+    done: int
+    total: int
+    scores: list[ScoreRow]
+    analyses: dict[str, Any]
+    """By variant and backbone."""
 
+
+def write_study_report(study: Study, output: Path) -> StudyReport:
+    """Write the report; the transfers of each backbone and variant are analysed separately."""
     check()
+    cells, folder = study.cells(), study.folder
     for model in dict.fromkeys(cell.config.model for cell in cells):
-        on_disk.check_model(cells, folder, model)
-    state = State().look(cells, folder)
-    found = records(cells, state)
-    table = lines(found, _benchmarks(study))
-    write_json(output / "records.json", found)
-    write_text(
-        output / "records.csv",
-        as_csv([_flat(told) for told in found], [name for name in found[0] if name != "chosen"]),
-    )
-    write_text(output / "plan.yaml", (folder / STUDY).read_text())
+        check_fingerprints(cells, folder, model)
+    state = StudyState().update(cells, folder)
+    results = all_results(cells, state)
+    table = score_table(results, _benchmarks(study.config))
+    _write_records(results, output)
+    write_text(output / "plan.yaml", folder.study_file.read_text(encoding="utf-8"))
     write_json(output / "scores.json", table)
-    pictures = (
-        _write_sizes(found, table, output) if len({line["backbone"] for line in table}) > 1 else ""
-    )
-    write_text(output / "scores.md", markdown(table) + pictures)
-    ks = {variant: grid.retrieval.best for variant, grid in study.grids()}
+    several = len({row["backbone"] for row in table}) > 1
+    figure = _write_sizes(results, table, output) if several else ""
+    write_text(output / "scores.md", markdown(table) + figure)
+    ks = {variant: grid.retrieval.best for variant, grid in study.config.grids()}
     groups = list(dict.fromkeys((cell.variant, cell.backbone) for cell in cells))
-    parts: Record = {}
-    for variant, backbone in groups:
-        own = [cell for cell in cells if (cell.variant, cell.backbone) == (variant, backbone)]
-        name = "/".join(safe_name(part) for part in (variant, backbone) if part is not None)
-        place = output / name if len(groups) > 1 else output
-        if any(cell.stage == "transfer" and not cell.whole_model for cell in own):
-            told = [
-                record
-                for record in found
-                if (record["variant"], record["backbone"]) == (variant, backbone)
-            ]
-            parts[name] = write_report(
-                *_analysed(told, own, state, folder),
-                place,
-                ks[variant] or KS,
-                _machines(own, state),
+    analyses: dict[str, Any] = {}
+    for group in groups:
+        members = {cell.name for cell in cells if (cell.variant, cell.backbone) == group}
+        tunes_prompts = any(
+            cell.stage == "transfer" and not cell.trains_model
+            for cell in cells
+            if cell.name in members
+        )
+        if tunes_prompts:
+            name = "/".join(safe_name(part) for part in group if part is not None)
+            part = [result for result in results if result.cell in members]
+            analyses[name] = write_report(
+                *_transfer_inputs(part, folder),
+                output / name if len(groups) > 1 else output,
+                ks[group[0]] or KS,
+                _machines(part),
             )
     return {
         "output": str(output),
         "done": len(state.done),
         "total": len(cells),
         "scores": table,
-        "analyses": parts,
+        "analyses": analyses,
     }
 
 
-def _machines(cells: Sequence[Cell], state: State) -> list[Record]:
-    """What the cells ran on, each machine once; older results do not tell."""
-    found: list[Record] = []
-    for cell in cells:
-        machine = state.results.get(cell.name, {}).get("machine")
-        if machine is not None and machine not in found:
-            found.append(machine)
-    return found
+def _write_records(results: Sequence[CellResult], output: Path) -> None:
+    records = [as_record(result) for result in results]
+    write_json(output / "records.json", records)
+    columns = [name for name in records[0] if name != "chosen"]
+    for record in records:
+        metrics = (record["metrics"] or {}).items()
+        record["metrics"] = ";".join(f"{name}={value}" for name, value in metrics)
+    write_text(output / "records.csv", as_csv(records, columns))
 
 
-def _benchmarks(study: Study) -> dict[str, Sequence[str]]:
-    """The benchmarks that targets are named by, where there are others to tell them from: GLUE and SuperGLUE have a mean each."""
+def _machines(results: Sequence[CellResult]) -> list[Mapping[str, str]]:
+    """The machines that the cells ran on, each once; older results have none."""
+    machines: list[Mapping[str, str]] = []
+    for result in results:
+        if result.machine is not None and result.machine not in machines:
+            machines.append(result.machine)
+    return machines
+
+
+def _benchmarks(study: StudyConfig) -> dict[str, Sequence[str]]:
+    """The benchmarks among the targets, such as GLUE; with several, each gets a mean."""
     named: dict[str, Sequence[str]] = {
         str(entry): BENCHMARKS[str(entry)]
         for _, grid in study.grids()
@@ -86,53 +105,39 @@ def _benchmarks(study: Study) -> dict[str, Sequence[str]]:
     return named if any(len(grid.targets) > 1 for _, grid in study.grids()) else {}
 
 
-def _write_sizes(found: Sequence[Record], table: Sequence[Record], output: Path) -> str:
-    """Score against model size as PNG, SVG, CSV and JSON; the line that shows it on a page."""
-
-    rows = by_size(
-        table, {told["backbone"]: told["parameters"] for told in found if told["parameters"]}
-    )
+def _write_sizes(results: Sequence[CellResult], table: Sequence[ScoreRow], output: Path) -> str:
+    """Write score against model size as PNG, SVG, CSV and JSON; the Markdown that shows it."""
+    parameters = {str(r.backbone): r.parameters for r in results if r.parameters}
+    rows = by_size(table, parameters)
     save(score_by_size(rows), output, "sizes")
     write_json(output / "sizes.json", rows)
     write_text(output / "sizes.csv", as_csv(rows, list(rows[0])))
     return "\n![score by model size](sizes.png)\n"
 
 
-def _analysed(
-    found: Sequence[Record], cells: Sequence[Cell], state: State, folder: Path
-) -> tuple[list[Record], list[Record], list[Record]]:
-    """Records, task embeddings and retrieval runs, as the analysis takes them."""
+def _transfer_inputs(
+    results: Sequence[CellResult], folder: StudyFolder
+) -> tuple[list[StudyRecord], list[StudyRecord], list[StudyRecord]]:
+    """Records, task embeddings and retrieval runs for `write_report`."""
     names = ("source", "target", "seed", "score", "metric", "majority", "rows")
-    runs = [
-        {name: told[name] for name in names}
-        for told in found
-        if told["stage"] in ("source", "baseline", "transfer")
+    runs: list[StudyRecord] = [
+        {name: getattr(result, name) for name in names}
+        for result in results
+        if result.stage in ("source", "baseline", "transfer")
     ]
-    embeddings = [
+    embeddings: list[StudyRecord] = [
         {
-            "task": cell.source or cell.target,
-            "seed": cell.seed,
-            "vectors": on_disk.embedding(on_disk.place(folder, cell.name)),
+            "task": result.source or result.target,
+            "seed": result.seed,
+            "vectors": task_embedding(folder, result.cell),
         }
-        for cell in cells
-        if cell.stage in ("source", "baseline")
-        and cell.name in state.done
-        and cell.name not in state.failed
+        for result in results
+        if result.stage in ("source", "baseline") and result.score is not None
     ]
-    retrieval = [
-        {
-            "method": told["stage"],
-            **{name: told[name] for name in ("similarity", "k", "target", "seed", "score")},
-        }
-        for told in found
-        if told["stage"] in METHODS
+    chosen = ("similarity", "k", "target", "seed", "score")
+    retrieval: list[StudyRecord] = [
+        {"method": result.stage, **{name: getattr(result, name) for name in chosen}}
+        for result in results
+        if result.stage in RETRIEVAL_STAGES
     ]
     return runs, embeddings, retrieval
-
-
-def _flat(told: Record) -> Record:
-    """A record for a table: its metrics in one column."""
-    return {
-        **told,
-        "metrics": ";".join(f"{name}={value}" for name, value in (told["metrics"] or {}).items()),
-    }

@@ -1,6 +1,7 @@
-"""Hugging Face PEFT adapters in and out: `adapter_config.json` and `adapter_model.safetensors`. PEFT itself is not needed.
+"""Hugging Face PEFT adapters in and out: `adapter_config.json` and `adapter_model.safetensors`.
 
-PEFT knows one thing of all this: vectors in front of the text. Its seq2seq adapters hold twice the rows they use; the second half is dead.
+PEFT itself is not needed. All it knows of a prompt are vectors before the text. Its seq2seq
+adapters hold twice the rows they use; the second half is ignored.
 """
 
 from pathlib import Path
@@ -9,31 +10,55 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import UserError
+from ..backbone.families import peft_task_types
+from ..errors import UserError, setting
 from ..files import read_json, write_json
 from ..files.tensors import read_tensors, write_tensors
 from ..prompt.prompt import Prompt
 
 ADAPTER, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PICKLED_WEIGHTS = "adapter_model.bin"
 KINDS = ("PROMPT_TUNING", "P_TUNING")
-TASK_TYPES = {
-    "encoder-decoder": "SEQ_2_SEQ_LM",
-    "decoder-only": "CAUSAL_LM",
-    "encoder-only": "FEATURE_EXTRACTION",
-}
+SEQ_2_SEQ = "SEQ_2_SEQ_LM"
+"""PEFT's task type of encoder-decoder models, whose adapters hold the prompt twice."""
 
 
 class Adapter(NamedTuple):
-    """What an adapter says: vectors [P, H], PEFT's name for the method, the base model's name, and the family it is for, if it tells."""
+    """The prompt of an adapter."""
 
     vectors: Tensor
+    """[P, H]."""
     kind: str
+    """PEFT's name of the method."""
     base: str | None
-    family: str | None
+    """The base model."""
+    task_type: str | None
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """The prompt of a PEFT prompt-tuning or P-tuning adapter (whose network PEFT has folded away already)."""
+    """The prompt of a prompt-tuning or P-tuning adapter, whose network PEFT has folded already."""
+    config = _read_config(folder)
+    task_type, base = config.get("task_type"), config.get("base_model_name_or_path")
+    supported = list(dict.fromkeys(peft_task_types().values()))
+    if task_type is not None and task_type not in supported:
+        raise UserError(
+            f"{folder} is an adapter for {task_type}, whose trained head cannot be imported; "
+            f"only adapters for {', '.join(supported)} can."
+        )
+    if not isinstance(base, str | None):
+        raise UserError(f"The base model that {folder / ADAPTER} names is invalid: {base!r}.")
+    if not (folder / WEIGHTS).exists():
+        if not (folder / PICKLED_WEIGHTS).exists():
+            raise UserError(f"The weights of {folder} are missing; copy the folder again.")
+        raise UserError(
+            f"The weights of {folder} are pickled, which is unsafe to read; "
+            "load them with PEFT, and save them as safetensors."
+        )
+    vectors = _read_vectors(folder, config.get("num_virtual_tokens"), task_type)
+    return Adapter(vectors, config["peft_type"], base, task_type)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
     if not (folder / ADAPTER).exists():
         raise UserError(
             f"{folder} holds no {ADAPTER}; name the folder that PEFT's save_pretrained wrote."
@@ -42,71 +67,65 @@ def read_adapter(folder: Path) -> Adapter:
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if not isinstance(kind, str) or kind not in KINDS:
         raise UserError(
-            f"{folder} is a PEFT adapter of type {kind}, which is no prompt in front of the text; only {' and '.join(KINDS)} are."
+            f"{folder} is a PEFT adapter of type {kind}, which is not a soft prompt; "
+            f"only {' and '.join(KINDS)} are."
         )
-    if not (folder / WEIGHTS).exists():
-        pickled = (folder / "adapter_model.bin").exists()
-        why = (
-            "pickled, which we never read: load it with PEFT and save it again as safetensors"
-            if pickled
-            else "missing: take a whole copy"
-        )
-        raise UserError(f"The weights of {folder} are {why}.")
-    family, base = _family(folder, config.get("task_type")), config.get("base_model_name_or_path")
-    if not isinstance(base, str | None):
-        raise UserError(f"{folder / ADAPTER} names no base model that can be read: {base!r}.")
+    return dict(config)
+
+
+def _read_vectors(folder: Path, count: Any, task_type: str | None) -> Tensor:
+    """The prompt vectors [P, H]."""
     tensors, _ = read_tensors(folder / WEIGHTS)
-    rows, count = tensors.get("prompt_embeddings"), config.get("num_virtual_tokens")
+    rows = tensors.get("prompt_embeddings")
     if len(tensors) > 1 and rows is not None:
         extra = next(name for name in tensors if name != "prompt_embeddings")
         raise UserError(
-            f"{folder} trains more than its prompt ({extra}); only a prompt by itself can be imported."
+            f"{folder} trains more than its prompt ({extra}); only a prompt alone can be imported."
         )
-    doubled = 2 if family in (None, "encoder-decoder") else 1
-    sizes = {count, count * doubled} if isinstance(count, int) and count > 0 else set()
+    copies = 2 if task_type in (None, SEQ_2_SEQ) else 1
+    sizes = {count, count * copies} if isinstance(count, int) and count > 0 else set()
     if rows is None or rows.dim() != 2 or len(rows) not in sizes or not rows.is_floating_point():
         raise UserError(
-            f"{folder / WEIGHTS} does not hold the {count} prompt vectors that {ADAPTER} tells of; take a whole copy."
+            f"{folder / WEIGHTS} does not hold the {count} prompt vectors that {ADAPTER} "
+            "describes; copy the folder again."
         )
     if not bool(torch.isfinite(rows).all()):
         raise UserError(f"{folder / WEIGHTS} holds numbers that are not finite; train it again.")
-    return Adapter(rows[:count].float(), kind, base, family)
+    return rows[:count].float()
 
 
-def _family(folder: Path, task_type: Any) -> str | None:
-    families = {name: family for family, name in TASK_TYPES.items()}
-    if task_type is not None and (not isinstance(task_type, str) or task_type not in families):
-        raise UserError(
-            f"{folder} is an adapter for {task_type}, whose trained head cannot be taken along; only {', '.join(families)} can."
-        )
-    return families[task_type] if task_type is not None else None
-
-
-def write_adapter(folder: Path, prompt: Prompt, family: str, base: str) -> None:
-    """A folded prompt as an adapter that `PeftModel.from_pretrained` loads, with the same logits; a sentence for what PEFT cannot say."""
-    config = prompt.config
+def write_adapter(folder: Path, prompt: Prompt, family: str, base: str) -> str:
+    """Write a folded prompt as an adapter that `PeftModel.from_pretrained` loads, with the same
+    logits; returns its task type."""
+    config, task_type = prompt.config, peft_task_types().get(family)
+    if task_type is None:
+        raise UserError(f"PEFT has no adapters for {family} models; the prompt cannot be exported.")
     if config.count > 1:
         raise UserError(
-            f"PEFT has no way to route an input among {config.count} prompts, so a mixture cannot be exported; take --preset prompt-tuning."
+            f"PEFT cannot route an input among {config.count} prompts, so a mixture cannot be "
+            f"exported; use {setting('preset', 'prompt-tuning')}."
         )
     if config.place != "prefix":
         raise UserError(
-            f"PEFT puts a prompt before the text, and this one stands elsewhere ({config.place}); it cannot be exported."
+            "PEFT puts a prompt before the text, and this one has another place "
+            f"({config.place}); it cannot be exported."
         )
     if prompt.head is not None:
         raise UserError(
-            "PEFT has no place for this prompt's linear head, so it cannot be exported; tune one that answers in words."
+            "PEFT cannot hold this prompt's linear head, so it cannot be exported; "
+            "tune one that answers in words."
         )
     vectors = prompt.table.detach()[0].float()
     write_tensors(folder / WEIGHTS, {"prompt_embeddings": vectors})
-    told = {
+    settings = {
         "peft_type": "PROMPT_TUNING",
-        "task_type": TASK_TYPES[family],
+        "task_type": task_type,
         "base_model_name_or_path": base,
         "num_virtual_tokens": vectors.shape[0],
-        "num_transformer_submodules": 1,  # also for seq2seq, where PEFT would write the rows twice and use them once
+        "num_transformer_submodules": 1,  # for seq2seq, too: PEFT does not use the second half
         "token_dim": vectors.shape[1],
         "prompt_tuning_init": "RANDOM",
         "inference_mode": True,
     }
-    write_json(folder / ADAPTER, told)
+    write_json(folder / ADAPTER, settings)
+    return task_type

@@ -1,89 +1,289 @@
-"""A run's folder: which files are in it, whether it is free for the run, and the model that is saved in it."""
+"""The folder of a run or a prompt: its files, and how they are read, checked and written.
 
+    prompt.json             the card; a folder with a card holds a complete prompt
+    prompt.safetensors      the folded prompt
+    embedding.safetensors   the task embedding: the folded prompt at an earlier step
+    model/                  the tuned model, of a run that tuned the whole model
+    config.yaml             the settings, which reproduce the run
+    metrics.jsonl           one line per evaluation
+    curve.png               the same as a picture
+    checkpoint.safetensors  the state of training, which the run resumes from
+    trackers/               TensorBoard's files
+
+A cohort's folder holds one such folder per run, and `cohort.csv`.
+"""
+
+import dataclasses
+import json
+import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from ..backbone import Backbone
-from ..backbone.load import quiet
-from ..config.run import CONFIG_HEAD
-from ..errors import UserError
-from ..files import make_folder, read_json, share, sweep
-from ..tuning import Run
-from ..tuning.checkpoint import CHECKPOINT
-from ..tuning.track import TRACKS
-from .embedding import EMBEDDING
-from .prompt_file import CARD, TENSORS
+from ..backbone.load import quiet_transformers
+from ..config.run import CONFIG_HEADER, RunConfig, run_config
+from ..config.yaml_file import read_yaml
+from ..errors import UserError, setting
+from ..files import (
+    make_folder,
+    remove_stale,
+    staged_folder,
+    write_atomically,
+    write_text,
+)
+from ..files.names import check_overwrite
+from ..files.tensors import check_tensors, read_note, read_tensors, write_tensors
+from ..prompt import Prompt
+from .card import Card, PromptCard
+from .prompt_file import check_vectors, prompt_of, prompt_tensors
 
+CARD, PROMPT, EMBEDDING = "prompt.json", "prompt.safetensors", "embedding.safetensors"
 CONFIG, METRICS, CURVE = "config.yaml", "metrics.jsonl", "curve.png"
-MODEL = "model"
-"""Where a run that tuned the whole model keeps it."""
-OURS = (CARD, TENSORS, EMBEDDING, CHECKPOINT, METRICS, CURVE, CONFIG)
-"""The files of a run, the card first: without it a folder holds no prompt."""
+CHECKPOINT, MODEL, TRACKERS = "checkpoint.safetensors", "model", "trackers"
+COHORT_TABLE = "cohort.csv"
+
+PROMPT_FILES = (CARD, PROMPT, EMBEDDING, CONFIG, METRICS, CURVE)
+"""What a copy of a prompt consists of."""
+FILES = (*PROMPT_FILES, CHECKPOINT)
+FOLDERS = (MODEL, TRACKERS)
+CHECKPOINT_FORMAT = 1
 
 
-def open_folders(runs: Sequence[Run], folders: Sequence[Path | None], overwrite: bool) -> None:
-    """All are looked at before anything is removed."""
-    places = [
-        (folder, run) for run, folder in zip(runs, folders, strict=True) if folder is not None
-    ]
-    for folder, run in places:
-        _check_folder(folder, run, overwrite)
-    for folder, _ in places:
-        sweep(folder, OURS)
-        if overwrite:
+@dataclass(frozen=True)
+class RunFolder:
+    """One run's folder, which need not exist yet."""
+
+    path: Path
+
+    # -- the prompt --------------------------------------------------------------------------------
+
+    @property
+    def has_prompt(self) -> bool:
+        return (self.path / CARD).exists()
+
+    def card(self) -> Card:
+        return Card.read(self.path / CARD)
+
+    def load(self, backbone: Backbone | None = None) -> tuple[Prompt, Card]:
+        """The prompt and its card. With a `backbone`, the prompt must be one of its own."""
+        if not self.path.is_dir():
+            raise UserError(
+                f"There is no prompt at {self.path}: it is not a folder; name one that "
+                "`softprompts tune` wrote, or a library's prompt by its folder, "
+                f"such as library/{self.path.name}."
+            )
+        if not self.has_prompt:
+            raise UserError(
+                f"{self.path} holds no {CARD}: either it is not a prompt, or its run has not "
+                "finished (run the same command again)."
+            )
+        card = self.card()
+        tensors, _ = read_tensors(self.path / PROMPT)
+        prompt = prompt_of(tensors, card, self.path / PROMPT)
+        if backbone is not None:
+            card.check_backbone(backbone, self.path)
+        return prompt, card
+
+    def save(self, prompt: Prompt, card: Card, embedding: Tensor | None = None) -> Card:
+        """Fold the prompt and write it; the card comes last. Returns the card as written."""
+        folded = prompt.fold()
+        if embedding is None:
+            (self.path / EMBEDDING).unlink(missing_ok=True)  # another prompt's
+        else:
+            write_tensors(self.path / EMBEDDING, {"vectors": embedding})
+        write_tensors(self.path / PROMPT, prompt_tensors(folded))
+        card = dataclasses.replace(card, prompt=PromptCard.describing(folded.config))
+        card.write(self.path / CARD)
+        return card
+
+    def check_prompt(self) -> None:
+        """Check that the prompt's file is complete, without reading its tensors."""
+        check_tensors(self.path / PROMPT)
+
+    def embedding(self) -> Tensor | None:
+        """The task embedding [K, P, H]; None where there is none."""
+        path = self.path / EMBEDDING
+        return check_vectors(_vectors(path), path) if os.path.exists(path) else None
+
+    def task_vectors(self) -> Tensor:
+        """What represents the task when tasks are compared [K, P, H].
+
+        The task embedding, or where there is none the prompt.
+        """
+        embedding = self.embedding()
+        if embedding is not None:
+            return embedding
+        return check_vectors(_vectors(self.path / PROMPT), self.path / PROMPT)
+
+    def copy_prompt(self, target: Path) -> None:
+        """Copy the prompt, without its training state; the card comes last."""
+        for name in PROMPT_FILES:
+            (target / name).unlink(missing_ok=True)
+        for source in (self.path / name for name in reversed(PROMPT_FILES)):
+            if source.exists():
+                write_atomically(
+                    target / source.name,
+                    lambda temporary, source=source: shutil.copyfile(source, temporary),  # type: ignore[misc]
+                )
+
+    def check_copy(self, overwrite: bool) -> None:
+        """Raise if a copy would overwrite a prompt, unless it may."""
+        check_overwrite(self.path, PROMPT_FILES, overwrite)
+
+    def stamp(self) -> str:
+        """A text that changes when the prompt does: time, size and inode of its files."""
+        stats = []
+        for name in (CARD, EMBEDDING, PROMPT):
             try:
-                for name in OURS:
-                    (folder / name).unlink(missing_ok=True)
-            except OSError as error:
-                raise UserError(
-                    f"{folder} cannot be written ({error.strerror}); name another folder with --output."
-                ) from None
-            for part in (TRACKS, MODEL):
-                shutil.rmtree(folder / part, ignore_errors=True)
+                file = os.stat(self.path / name)
+            except OSError:
+                continue
+            stats.append(f"{name} {file.st_mtime_ns} {file.st_size} {file.st_ino}")
+        return ", ".join(stats)
+
+    @property
+    def model(self) -> Path:
+        return self.path / MODEL
+
+    def save_model(self, backbone: Backbone) -> None:
+        """Save the tuned model as a Hugging Face folder, which is complete or absent."""
+        with staged_folder(self.model) as staged, quiet_transformers():
+            backbone.model.save_pretrained(staged)
+            backbone.tokenizer.save_pretrained(staged)
+
+    # -- the run -----------------------------------------------------------------------------------
+
+    @property
+    def has_config(self) -> bool:
+        return (self.path / CONFIG).exists()
+
+    def config(self, *layers: Mapping[str, Any]) -> RunConfig:
+        """The saved settings, with layers of other settings over them."""
+        return run_config(read_yaml(self.path / CONFIG), *layers)
+
+    def write_config(self, config: RunConfig) -> None:
+        config.save(self.path / CONFIG)
+
+    def copy_config(self, target: Path) -> None:
+        write_text(target / CONFIG, (self.path / CONFIG).read_text(encoding="utf-8"))
+
+    def write_metrics(self, history: Sequence[Mapping[str, Any]]) -> None:
+        lines = [json.dumps(entry) + "\n" for entry in history]
+        write_text(self.path / METRICS, "".join(lines))
+
+    @property
+    def curve(self) -> Path:
+        return self.path / CURVE
+
+    @property
+    def trackers(self) -> Path:
+        return self.path / TRACKERS
+
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / CHECKPOINT
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return self.checkpoint.exists()
+
+    def write_checkpoint(self, tensors: Mapping[str, Tensor], note: Mapping[str, Any]) -> None:
+        write_tensors(self.checkpoint, tensors, {**note, "format": CHECKPOINT_FORMAT})
+
+    def read_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, note = read_tensors(self.checkpoint)
+        return tensors, self._checked_note(note)
+
+    def read_checkpoint_note(self) -> dict[str, Any]:
+        return self._checked_note(read_note(self.checkpoint))
+
+    def remove_checkpoint(self) -> None:
+        self.checkpoint.unlink(missing_ok=True)
+
+    def _checked_note(self, note: dict[str, Any]) -> dict[str, Any]:
+        version = note.get("format", CHECKPOINT_FORMAT)
+        if version != CHECKPOINT_FORMAT:
+            raise UserError(
+                f"{self.checkpoint} was written by another version of softprompts "
+                f"(checkpoint format {version}); use that version."
+            )
+        return note
+
+    # -- opening -----------------------------------------------------------------------------------
+
+    def check_available(self, config: RunConfig, steps: int, overwrite: bool) -> None:
+        """Create the folder; raise if it holds other files or another prompt.
+
+        A finished prompt is in the way unless its run can resume, or has nothing to train.
+        """
+        make_folder(self.path)
+        if self.has_config and not _is_ours(self.path / CONFIG):
+            raise UserError(
+                f"{self.path / CONFIG} was not written by softprompts; "
+                f"choose another {setting('output')}."
+            )
+        foreign = [name for name in (*FILES, *FOLDERS) if (self.path / name).exists()]
+        if foreign and not self.has_config and not self.has_prompt:
+            raise UserError(
+                f"{self.path / foreign[0]} was not written by softprompts and would be replaced; "
+                f"choose another {setting('output')}."
+            )
+        if overwrite or not self.has_prompt or self.has_checkpoint:
+            return
+        if steps > 0 or config.changed(self.card().config) is not None:
+            raise UserError(
+                f"{self.path} already holds a prompt; choose another {setting('output')}, "
+                f"or replace it with {setting('overwrite')}."
+            )
+
+    def check_no_run(self, overwrite: bool) -> None:
+        """Raise if the folder holds files of a run or a prompt, unless they may be replaced."""
+        check_overwrite(self.path, FILES, overwrite)
+
+    def remove_stale(self) -> None:
+        """Remove temporary files that killed processes left."""
+        remove_stale(self.path, FILES)
+
+    def clear(self) -> None:
+        """Remove all files of the run, the card first: without it there is no prompt."""
+        try:
+            for name in FILES:
+                (self.path / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"{self.path} cannot be written ({error.strerror}); "
+                f"choose another {setting('output')}."
+            ) from None
+        for name in FOLDERS:
+            shutil.rmtree(self.path / name, ignore_errors=True)
 
 
-def _check_folder(folder: Path, run: Run, overwrite: bool) -> None:
-    """The folder is there and free for the run; nobody's finished work is overwritten unasked."""
-    make_folder(folder)
-    config = folder / CONFIG
-    if config.exists() and not (
-        config.is_file()
-        and config.read_text(encoding="utf-8", errors="replace").startswith(CONFIG_HEAD)
-    ):
-        raise UserError(f"{config} is not one of ours; name another folder with --output.")
-    written = (*OURS, MODEL, TRACKS)
-    if (
-        not config.exists()
-        and not (folder / CARD).exists()
-        and (strange := [name for name in written if (folder / name).exists()])
-    ):
-        raise UserError(
-            f"{folder / strange[0]} is not one of ours, and would be replaced; name another folder with --output."
-        )
-    if (
-        not overwrite
-        and (folder / CARD).exists()
-        and not (folder / CHECKPOINT).exists()
-        and not _untrained(folder, run)
-    ):
-        raise UserError(
-            f"{folder} already holds a prompt; choose another --output, or replace it with --overwrite."
-        )
+@dataclass(frozen=True)
+class CohortFolder:
+    """The folder of a cohort: one folder per run, and a table of all runs."""
+
+    path: Path
+
+    def run(self, name: str) -> RunFolder:
+        return RunFolder(self.path / name)
+
+    def write_table(self, text: str) -> None:
+        remove_stale(self.path, [COHORT_TABLE])
+        write_text(self.path / COHORT_TABLE, text)
 
 
-def _untrained(folder: Path, run: Run) -> bool:
-    """Whether the folder's prompt is the run's own, which nothing was learned for, so that there is no checkpoint."""
-    return run.steps == 0 and run.config.changed(read_json(folder / CARD).get("config")) is None
+def _vectors(path: Path) -> Tensor | None:
+    return read_tensors(path)[0].get("vectors")
 
 
-def save_model(backbone: Backbone, folder: Path) -> None:
-    """The tuned model as a Hugging Face folder, whole or not at all."""
-    beside = folder.with_name(f".{folder.name}.new")
-    shutil.rmtree(beside, ignore_errors=True)
-    with quiet():
-        backbone.model.save_pretrained(beside)
-        backbone.tokenizer.save_pretrained(beside)
-    share(beside)
-    shutil.rmtree(folder, ignore_errors=True)
-    beside.rename(folder)
+def _is_ours(config: Path) -> bool:
+    return config.is_file() and config.read_text(encoding="utf-8", errors="replace").startswith(
+        CONFIG_HEADER
+    )

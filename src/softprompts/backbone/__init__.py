@@ -1,20 +1,24 @@
-"""Frozen models. `backbone.py` is what they share, `rows.py` what they take and answer with; each family has one file."""
+"""Frozen models: `backbone.py` holds what they share, `batch.py` their inputs and losses.
+
+Each model family is one class in one file, registered with `register_family`.
+"""
 
 from .backbone import Backbone
+from .batch import Losses, Text
 from .causal import Causal
 from .encoder_decoder import EncoderDecoder
-from .load import DEFAULT, examine, load_backbone
+from .families import register_family
+from .load import inspect_model, load_backbone
 from .masked import Masked
-from .rows import Losses, Text
 
 __all__ = [
-    "DEFAULT",
     "Backbone",
     "Causal",
     "EncoderDecoder",
     "Losses",
     "Masked",
     "Text",
-    "examine",
+    "inspect_model",
     "load_backbone",
+    "register_family",
 ]

@@ -1,6 +1,9 @@
-"""Backbone: a frozen Hugging Face model and its tokenizer. It embeds text, takes prompt vectors, answers with losses, scores or text.
+"""Backbone: a frozen Hugging Face model and its tokenizer.
 
-What all families share stands here; what differs (where the target goes, how a prompt joins a text) stands in a family's own file.
+It embeds text, takes prompt vectors, and returns losses, scores or generated text. This file holds
+what all model families share. What differs (where the target goes, how a prompt joins a text) is in
+each family's own file.
+
 Shape letters: B batch, T text tokens, P prompt tokens, H hidden, N target tokens, C candidates.
 """
 
@@ -8,9 +11,8 @@ import hashlib
 import itertools
 import json
 import math
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol, cast
@@ -18,20 +20,20 @@ from typing import Any, ClassVar, Literal, Protocol, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers.activations import NewGELUActivation
 
-from ..errors import UserError
-from .device import sent
-from .dropout import Counted, recomputed
-from .memory import Memory
-from .rows import Candidates, Losses, Place, Text
+from ..errors import UserError, setting
+from .batch import Candidates, Losses, Place, Text
+from .device import to_device
+from .dropout import RowDropout, dropout_enabled, recompute_activations
+from .kv_cache import PromptCache
+from .modules import fuse_gelu, transformer_layers
 from .vocabulary import common_pieces
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Head(Protocol):
-    """A classifier that answers where the model has no words for it; trained with the prompt and saved with it."""
+    """A classifier on hidden states, for models without words; trained and saved with a prompt."""
 
     pool: Literal["mean", "first"]
 
@@ -39,83 +41,54 @@ class Head(Protocol):
         """[B, F] -> logits [B, C]."""
 
 
-def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The layers of a transformer, from the input on: what stands in lists that are in no other's."""
-    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    inner = {
-        id(part)
-        for stack in stacks
-        for block in stack
-        for part in block.modules()
-        if part is not block
-    }
-    return [block for stack in stacks if id(stack) not in inner for block in stack]
-
-
 class Backbone(ABC):
-    """A frozen model of one family. No gradient is ever allocated for it and no byte of it changes."""
+    """A frozen model of one family. It never gets gradients, and no byte of it changes."""
 
     family: ClassVar[str]
-    """The family's name."""
+    """The family's name, set by `register_family`."""
+
+    model_types: ClassVar[frozenset[str]] = frozenset()
+    """The transformers model types of this family; if empty, `fits` decides."""
+
+    peft_task_type: ClassVar[str | None] = None
+    """PEFT's task type for this family; None: its prompts cannot be PEFT adapters."""
 
     generates: ClassVar[bool] = True
-    """Whether it can write text of its own."""
+    """Whether it can generate text."""
 
     size_keys: ClassVar[tuple[str, ...]]
-    """The settings of the config that are part of the fingerprint."""
+    """The settings of the model's config that are part of the fingerprint."""
+
+    frozen = True
+
+    packs_rows = False
+    """Whether training packs rows end to end, so that rows of any length share a pass."""
 
     @classmethod
-    @abstractmethod
+    def handles(cls, config: Any) -> bool:
+        """Whether this family loads models with this transformers config."""
+        return config.model_type in cls.model_types if cls.model_types else cls.fits(config)
+
+    @classmethod
     def fits(cls, config: Any) -> bool:
-        """Whether a transformers config is of this family."""
+        """Whether a transformers config is of this family, for one that lists no model types."""
+        return False
 
     @classmethod
     @abstractmethod
     def auto_class(cls, config: Any) -> str:
-        """The transformers Auto class that loads it."""
-
-    frozen = True
-
-    packs = False
-    """Whether training lays rows end to end, so that rows of any lengths go together."""
-
-    def expect(self, longest: int) -> None:  # noqa: B027
-        """Rows of so many tokens, prompt included, will come."""
-
-    def hurry(self, on: bool = True) -> None:  # noqa: B027 (most families have nothing to compile)
-        """Compile what training runs through, where that can be: it takes a while at first and is faster then."""
-
-    def effort(self) -> dict[str, int]:
-        """What hurrying took so far: layers that were compiled, and steps that were recorded."""
-        return {}
-
-    def peak(self) -> float | None:
-        """The most memory that was taken so far, in GiB: the GPU's by tensors, or the process's; None where nobody counts it."""
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device) / 2**30
-        try:
-            import resource
-        except ImportError:
-            return None
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
-            2**30 if sys.platform == "darwin" else 2**20
-        )
-
-    def forget(self) -> None:
-        """Give back memory that was kept to save time."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        """The name of the transformers Auto class that loads it."""
 
     def __init__(self, model: Any, tokenizer: Any, name: str = "") -> None:
-        self.model = fused(model.requires_grad_(False).eval())
+        self.model = fuse_gelu(model.requires_grad_(False).eval())
         self.tokenizer = tokenizer
         self.name = name
         self.embedding: nn.Module = model.get_input_embeddings()
-        self.vocabulary, self.hidden = (
-            int(side) for side in cast(Tensor, self.embedding.weight).shape
+        self.vocab_size, self.hidden = (
+            int(size) for size in cast(Tensor, self.embedding.weight).shape
         )
 
-    # -- words ---------------------------------------------------------------------------------------------------------------
+    # -- resources -------------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
@@ -123,43 +96,45 @@ class Backbone(ABC):
 
     @property
     def dtype(self) -> str:
-        return next(
-            (name for name, dtype in DTYPES.items() if dtype == self.model.dtype),
-            str(self.model.dtype),
-        )
+        names = {dtype: name for name, dtype in DTYPES.items()}
+        return names.get(self.model.dtype, str(self.model.dtype))
 
-    def vectors(self, ids: Tensor) -> Tensor:
-        """Input embeddings in float32 on the CPU, as the model sees them (BART scales its own): [...] -> [..., H]."""
-        embedded: Tensor = self.embedding(ids.to(self.device))
-        return embedded.float().cpu()
+    def reserve(self, length: int) -> None:  # noqa: B027
+        """Prepare for rows of up to `length` tokens, prompt included."""
 
-    def common_pieces(self, population: int) -> Tensor:
-        """Ids of the commonest usable pieces, by the rule of `vocabulary.py` [N]; all usable ones when `population` is 0."""
-        if population not in self._pieces:
-            self._pieces[population] = torch.tensor(
-                common_pieces(self.tokenizer, self.vocabulary, population)
-            )
-        return self._pieces[population]
+    def compile(self, on: bool = True) -> None:  # noqa: B027 (most families compile nothing)
+        """Compile what training runs through, where possible: slow at first, faster afterwards."""
 
-    @cached_property
-    def _pieces(self) -> dict[int, Tensor]:
-        """What was found so far: every run of a cohort asks again."""
+    def disable_packing(self) -> None:  # noqa: B027
+        """Call layers only through the model itself, which sharding needs."""
+
+    def compile_counts(self) -> dict[str, int]:
+        """The number of layers compiled and of steps recorded so far."""
         return {}
 
-    def pieces(self, text: str) -> list[int]:
-        """Ids of a text without the special tokens around it."""
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+    def free_memory(self) -> None:
+        """Release memory that is cached to save time."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
-    @cached_property
-    def unit(self) -> float:
-        """The scale of the embeddings: the RMS over common pieces, as the nearest power of two, so that dividing by it is exact."""
-        sample = self.vectors(self.common_pieces(5000))
-        rms = float(sample.square().mean().sqrt())
-        return 2.0 ** round(math.log2(rms)) if rms > 0 and math.isfinite(rms) else 1.0
+    # -- freezing --------------------------------------------------------------------------------
+
+    def unfreeze(self) -> None:
+        """Make the model itself trainable (model tuning); no other run may share it any more."""
+        self.model.requires_grad_(True)
+        self.frozen = False
+
+    def refreeze(self) -> None:
+        """Freeze the model with its present weights, and so with a new fingerprint."""
+        self.model.requires_grad_(False)
+        self.frozen = True
+        for name in ("fingerprint", "unit", "packed"):  # computed from the weights before
+            self.__dict__.pop(name, None)
 
     @cached_property
     def fingerprint(self) -> str:
-        """What a prompt was tuned on: sizes, input embeddings and last block, hashed as bf16, so that the load dtype does not matter."""
+        """Identifies the model a prompt was tuned on: a hash of its sizes, embeddings and last
+        block, in bf16, so that the dtype it was loaded as does not matter."""
         digest = hashlib.sha256(json.dumps(self.sizes(), sort_keys=True).encode())
         parts = {
             "embeddings": cast(Tensor, self.embedding.weight),
@@ -167,19 +142,15 @@ class Backbone(ABC):
         }
         for name, tensor in sorted(parts.items()):
             digest.update(name.encode())
-            digest.update(
-                tensor.detach()
-                .to(torch.bfloat16)
-                .contiguous()
-                .view(torch.uint8)
-                .cpu()
-                .numpy()
-                .tobytes()
-            )
+            in_bf16 = tensor.detach().to(torch.bfloat16).contiguous()
+            digest.update(in_bf16.view(torch.uint8).cpu().numpy().tobytes())
         return digest.hexdigest()[:32]
 
     def sizes(self) -> dict[str, Any]:
-        """The settings that make two models of one type differ; a family names them, because other keys come and go with versions."""
+        """The config settings in which two models of one type differ.
+
+        Each family lists them, because other keys come and go with transformers' versions.
+        """
         config = self.model.config.to_dict()
         return {
             key: config[key]
@@ -187,158 +158,227 @@ class Backbone(ABC):
             if isinstance(config.get(key), (int, str))
         }
 
-    @property
-    def features(self) -> int:
-        """The width of the last hidden state, which a linear head reads."""
-        return int(getattr(self.model.config, "hidden_size", self.hidden))
+    def blocks(self) -> list[nn.Module]:
+        """The transformer's layers, from the input on."""
+        return transformer_layers(self.model)
 
-    # -- rows ----------------------------------------------------------------------------------------------------------------
+    @abstractmethod
+    def last_block(self) -> nn.Module:
+        """The layer nearest the output; part of the fingerprint."""
 
-    def whole(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text with its special tokens, however long."""
-        return (
-            [list(ids) for ids in self.tokenizer(list(texts), verbose=False)["input_ids"]]
-            if texts
-            else []
-        )
+    # -- vocabulary ------------------------------------------------------------------------------
 
-    def cut(self, row: Sequence[int], budget: int) -> list[int]:
-        """A row cut to `budget` tokens; the tokens that close it stay."""
-        if budget < 2:
-            raise UserError(
-                f"The prompt leaves {max(budget, 0)} tokens for the text; raise --max-length or shorten the prompt."
+    def input_embeddings(self, ids: Tensor) -> Tensor:
+        """Embeddings in float32 on the CPU, as the model sees them (BART scales its own):
+        [...] -> [..., H]."""
+        embedded: Tensor = self.embedding(ids.to(self.device))
+        return embedded.float().cpu()
+
+    def common_pieces(self, population: int) -> Tensor:
+        """Ids of the most common usable tokens, by the rules of `vocabulary.py` [N]; 0: all."""
+        if population not in self._common_pieces:
+            self._common_pieces[population] = torch.tensor(
+                common_pieces(self.tokenizer, self.vocab_size, population)
             )
-        if len(row) <= budget:
-            return row if isinstance(row, list) else list(row)  # runs on the same texts share them
-        closing = self.surround[1]
-        return [*row[: budget - closing], *row[len(row) - closing :]]
-
-    def tokenise(self, texts: Sequence[str], budget: int) -> list[list[int]]:
-        """Ids of each text, cut to `budget` tokens."""
-        return [self.cut(row, budget) for row in self.whole(texts)]
-
-    def collate(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Ids of different lengths as [B, T] and their mask, pads at the end whatever side the tokenizer prefers."""
-        sizes = np.fromiter(map(len, rows), np.int64, len(rows))
-        mask = np.arange(sizes.max()) < sizes[:, None]
-        ids = np.full(mask.shape, self.pad, np.int64)
-        ids[mask] = np.fromiter(itertools.chain.from_iterable(rows), np.int64, int(sizes.sum()))
-        return torch.from_numpy(ids), torch.from_numpy(mask.astype(np.int64))
-
-    def embed(self, ids: Tensor, mask: Tensor, place: Place = "prefix") -> Text:
-        """[B, T] -> embeddings; pads on the left or inside are moved to the end, so that rows are always [text; pad]."""
-        order = mask.argsort(dim=1, descending=True, stable=True)
-        ids, mask = ids.gather(1, order), mask.gather(1, order)
-        at, sizes = self.at(ids, mask, place), mask.sum(1)
-        ids, mask = sent(ids, self.device), sent(mask, self.device)
-        with self.still():
-            return Text(self.embedding(ids), mask, at, ids, None, sizes)
-
-    def still(self) -> torch.set_grad_enabled:
-        """Inside, embeddings are looked up without a gradient, unless the model itself learns."""
-        return torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen)
-
-    def thaw(self) -> None:
-        """Let the model itself learn (model tuning); it is then nobody else's backbone any more."""
-        self.model.requires_grad_(True)
-        self.frozen = False
-
-    def settle(self) -> None:
-        """The model as it is now, frozen for good under a fingerprint of its own."""
-        self.model.requires_grad_(False)
-        self.frozen = True
-        for name in ("fingerprint", "unit", "packed"):  # what was made of the weights before
-            self.__dict__.pop(name, None)
-
-    def embed_rows(self, rows: Sequence[Sequence[int]], place: Place = "prefix") -> Text:
-        """The same of rows of ids; only these are sent, and pads and mask are made where they are needed."""
-        at = None if place == "prefix" else self.at(*self.collate(rows), place)
-        sizes = np.fromiter(map(len, rows), np.int64, len(rows))
-        flat = np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(sizes.sum()))
-        numbers, lengths = (sent(torch.from_numpy(array), self.device) for array in (flat, sizes))
-        across = torch.arange(int(sizes.max()), device=self.device)
-        mask, places = across < lengths[:, None], (lengths.cumsum(0) - lengths)[:, None] + across
-        ids = torch.where(mask, numbers[places.clamp_(max=max(0, len(flat) - 1))].long(), self.pad)
-        with self.still():
-            return Text(self.embedding(ids), mask.long(), at, ids, None, torch.from_numpy(sizes))
-
-    def at(self, ids: Tensor, mask: Tensor, place: Place) -> Tensor | None:
-        """The column that a prompt at `place` begins at in each row of [text; pad] [B]; None: before all."""
-        if place == "prefix":
-            return None
-        opening, closing = self.surround
-        return (
-            torch.full_like(mask[:, 0], opening) if place == "after-bos" else mask.sum(1) - closing
-        )
+        return self._common_pieces[population]
 
     @cached_property
-    def surround(self) -> tuple[int, int]:
+    def _common_pieces(self) -> dict[int, Tensor]:
+        """By population, because every run of a cohort asks for them."""
+        return {}
+
+    def pieces(self, text: str) -> list[int]:
+        """Ids of a text without special tokens."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def word_pieces(self, text: str) -> list[int]:
+        """Ids of a text as it is tokenised after a space."""
+        return self.pieces(f"x {text}")[len(self.pieces("x")) :]
+
+    @cached_property
+    def unit(self) -> float:
+        """The embeddings' scale: the RMS of common tokens, rounded to a power of two, so that
+        dividing by it is exact."""
+        sample = self.input_embeddings(self.common_pieces(5000))
+        rms = float(sample.square().mean().sqrt())
+        return 2.0 ** round(math.log2(rms)) if rms > 0 and math.isfinite(rms) else 1.0
+
+    @cached_property
+    def special_token_counts(self) -> tuple[int, int]:
         """How many special tokens the tokenizer puts before a text and after it."""
         special = self.tokenizer("x", return_special_tokens_mask=True)["special_tokens_mask"]
         return special.index(0), special[::-1].index(0)
 
-    def check_place(self, place: Place) -> None:
-        """Only a tokenizer that opens a text with a token of its own has a place after it."""
-        if place == "after-bos" and self.surround[0] == 0:
-            raise UserError(
-                f"{self.name} opens a text with no token of its own, so a prompt cannot stand after it; leave --prompt.place out."
-            )
-
     @property
-    def pad(self) -> int:
+    def pad_id(self) -> int:
         pad = getattr(self.tokenizer, "pad_token_id", None)
-        return int(
-            pad if pad is not None else getattr(self.model.config, "pad_token_id", None) or 0
-        )
+        if pad is None:
+            pad = getattr(self.model.config, "pad_token_id", None) or 0
+        return int(pad)
 
     @property
-    def unknown(self) -> int | None:
-        """The id that stands for what the vocabulary lacks, where there is one."""
+    def unk_id(self) -> int | None:
+        """The id of unknown tokens, if there is one."""
         return getattr(self.tokenizer, "unk_token_id", None)
 
     @property
-    def longest(self) -> int | None:
-        """The most positions the model can take; None where there is no limit, as in T5, which knows only distances."""
-        config = (
-            self.model.config.get_text_config()
-            if not self.model.config.is_encoder_decoder
-            else self.model.config
+    def eos_ids(self) -> set[int]:
+        """The ids that end a sequence: the tokenizer's and the model's."""
+        of_model = getattr(self.model.generation_config, "eos_token_id", None)
+        ids = [
+            getattr(self.tokenizer, "eos_token_id", None),
+            *(of_model if isinstance(of_model, list) else [of_model]),
+        ]
+        return {int(index) for index in ids if index is not None}
+
+    # -- inputs ----------------------------------------------------------------------------------
+
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text with its special tokens, not truncated."""
+        if not texts:
+            return []
+        return [list(ids) for ids in self.tokenizer(list(texts), verbose=False)["input_ids"]]
+
+    def truncate(self, row: Sequence[int], budget: int) -> list[int]:
+        """A row truncated to `budget` tokens; its closing special tokens stay."""
+        if budget < 2:
+            raise UserError(
+                f"The prompt leaves {max(budget, 0)} tokens for the text; raise "
+                f"{setting('tuning.max_length')} or shorten the prompt."
+            )
+        if len(row) <= budget:
+            return row if isinstance(row, list) else list(row)  # runs on the same texts share them
+        closing = self.special_token_counts[1]
+        return [*row[: budget - closing], *row[len(row) - closing :]]
+
+    def tokenise(self, texts: Sequence[str], budget: int) -> list[list[int]]:
+        """Ids of each text, truncated to `budget` tokens."""
+        return [self.truncate(row, budget) for row in self.token_ids(texts)]
+
+    @abstractmethod
+    def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each target as the model must produce them, end of sequence included."""
+
+    def decode(self, ids: Tensor) -> list[str]:
+        decoded: list[str] = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return [text.strip() for text in decoded]
+
+    def collate(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Rows of ids as [B, T] and their mask, right-padded whatever the tokenizer's side is."""
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        mask = np.arange(lengths.max()) < lengths[:, None]
+        ids = np.full(mask.shape, self.pad_id, np.int64)
+        ids[mask] = np.fromiter(itertools.chain.from_iterable(rows), np.int64, int(lengths.sum()))
+        return torch.from_numpy(ids), torch.from_numpy(mask.astype(np.int64))
+
+    def embed(self, ids: Tensor, mask: Tensor, place: Place = "prefix") -> Text:
+        """[B, T] -> embeddings; pads on the left or inside are moved to the end: [text; pad]."""
+        order = mask.argsort(dim=1, descending=True, stable=True)
+        ids, mask = ids.gather(1, order), mask.gather(1, order)
+        insert_at, lengths = self.prompt_columns(ids, mask, place), mask.sum(1)
+        ids, mask = to_device(ids, self.device), to_device(mask, self.device)
+        with self.no_grad_if_frozen():
+            return Text(self.embedding(ids), mask, insert_at, ids, None, lengths)
+
+    def embed_rows(self, rows: Sequence[Sequence[int]], place: Place = "prefix") -> Text:
+        """The same for rows of ids; only ids and lengths are copied, padding happens on the GPU."""
+        insert_at = None
+        if place != "prefix":
+            insert_at = self.prompt_columns(*self.collate(rows), place)
+        sizes = np.fromiter(map(len, rows), np.int64, len(rows))
+        flat = np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(sizes.sum()))
+        tokens, lengths = (
+            to_device(torch.from_numpy(array), self.device) for array in (flat, sizes)
         )
-        names = ("max_position_embeddings", "max_encoder_position_embeddings", "max_seq_len")
-        return next(
-            (
-                getattr(config, name)
-                for name in names
-                if isinstance(getattr(config, name, None), int)
-            ),
-            None,
-        )
+        columns = torch.arange(int(sizes.max()), device=self.device)
+        mask = columns < lengths[:, None]
+        indices = (lengths.cumsum(0) - lengths)[:, None] + columns
+        indices = indices.clamp_(max=max(0, len(flat) - 1))
+        ids = torch.where(mask, tokens[indices].long(), self.pad_id)
+        with self.no_grad_if_frozen():
+            embeds = self.embedding(ids)
+        return Text(embeds, mask.long(), insert_at, ids, None, torch.from_numpy(sizes))
+
+    def no_grad_if_frozen(self) -> torch.set_grad_enabled:
+        """Inside, embeddings are looked up without gradients unless the model itself is tuned."""
+        return torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen)
+
+    def prompt_columns(self, ids: Tensor, mask: Tensor, place: Place) -> Tensor | None:
+        """The column that a prompt at `place` starts at in each row [B]; None: before the text."""
+        if place == "prefix":
+            return None
+        opening, closing = self.special_token_counts
+        if place == "after-bos":
+            return torch.full_like(mask[:, 0], opening)
+        return mask.sum(1) - closing
+
+    def check_place(self, place: Place) -> None:
+        """A prompt can follow the opening token only if the tokenizer adds one."""
+        if place == "after-bos" and self.special_token_counts[0] == 0:
+            raise UserError(
+                f"The tokenizer of {self.name} adds no token before a text, so a prompt cannot "
+                f"follow it; leave out {setting('prompt.place')}."
+            )
 
     @property
-    def room(self) -> int:
-        """The most tokens a text and a prompt get unless more is asked for."""
-        return min(512, self.longest or 512)
+    def max_positions(self) -> int | None:
+        """The model's limit on tokens; None: no limit, as in T5, which has relative positions."""
+        config = self.model.config
+        if not config.is_encoder_decoder:
+            config = config.get_text_config()
+        names = ("max_position_embeddings", "max_encoder_position_embeddings", "max_seq_len")
+        limits = (getattr(config, name, None) for name in names)
+        return next((limit for limit in limits if isinstance(limit, int)), None)
 
-    def budget(self, prompt_length: int, max_length: int, target_length: int) -> int:
-        """The tokens left for a text: `max_length` counts the prompt, and the target where it stands in the same sequence."""
-        if self.longest is not None and max_length > self.longest:
+    @property
+    def default_max_length(self) -> int:
+        """The default limit on the tokens of a text and its prompt."""
+        return min(512, self.max_positions or 512)
+
+    def text_budget(self, prompt_length: int, max_length: int, target_length: int) -> int:
+        """The tokens left for a text: `max_length` counts the prompt too, and the target where it
+        is in the same sequence."""
+        if self.max_positions is not None and max_length > self.max_positions:
             raise UserError(
-                f"{self.name} takes at most {self.longest} tokens; lower --max-length from {max_length}."
+                f"{self.name} takes at most {self.max_positions} tokens; lower "
+                f"{setting('tuning.max_length')} from {max_length}."
             )
         return max_length - prompt_length
 
-    # -- answers -------------------------------------------------------------------------------------------------------------
+    def join(self, prompt: Tensor, text: Text) -> dict[str, Tensor]:
+        """[prompt; text; pad] as the model's input: embeddings [B, P + T, H] and mask.
 
-    def best_head(self, labels: Sequence[str]) -> str:
-        """How labels are told when nothing else is asked for: by the model's own words, or by a linear head."""
+        The prompt stays float32 until here.
+        """
+        embeds, mask = text.with_prompt(prompt)
+        return {"inputs_embeds": embeds, "attention_mask": mask}
+
+    # -- outputs ---------------------------------------------------------------------------------
+
+    @property
+    def feature_size(self) -> int:
+        """The width of the last hidden state, which a linear head reads."""
+        return int(getattr(self.model.config, "hidden_size", self.hidden))
+
+    @property
+    def default_scoring(self) -> str:
+        return "generate" if self.generates else "labels"
+
+    def default_head(self, labels: Sequence[str]) -> str:
+        """How the model predicts labels by default: as words, or with a linear head."""
         return "words"
 
-    def answering(self, head: Head | None, labels: Sequence[str]) -> "Backbone":
-        """The same frozen model, answering by `head` where one is given."""
+    def with_head(self, head: Head | None, labels: Sequence[str]) -> "Backbone":
+        """The same frozen model, predicting labels with `head` if there is one."""
         if head is not None:
             raise UserError(
-                f"{self.name} answers in its own words; a linear head is for encoder-only models: leave --prompt.head out."
+                f"{self.name} predicts words; a linear head is for encoder-only models: leave out "
+                f"{setting('prompt.head')}."
             )
+        return self
+
+    def with_heads(self, heads: Sequence[Head | None], counts: Sequence[int]) -> "Backbone":
+        """The same for a batch of several runs: each head predicts its run's `counts` rows."""
         return self
 
     @abstractmethod
@@ -353,134 +393,46 @@ class Backbone(ABC):
         weight: Tensor,
         z: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Each row's summed negative log-likelihood [B], and the gradient of sum(weight * nll + z * squares) by the vectors [B, P, H].
+        """Each row's summed negative log-likelihood [B], and the gradient of
+        sum(weight * nll + z * squares) with respect to the vectors [B, P, H].
 
-        What else learns (a head, the model itself) gets its gradient too.
+        Anything else that is trained (a head, the model itself) accumulates its gradient.
         """
         vectors = vectors.detach().requires_grad_()
         losses = self.losses(vectors, text, targets)
         (losses.nll * weight + losses.z * z).sum().backward()  # type: ignore[no-untyped-call]
-        return losses.nll.detach(), torch.zeros_like(
-            vectors
-        ) if vectors.grad is None else vectors.grad
+        gradient = torch.zeros_like(vectors) if vectors.grad is None else vectors.grad
+        return losses.nll.detach(), gradient
 
     @abstractmethod
-    def scores(self, prompt: Tensor | Memory, text: Text, candidates: Candidates) -> Tensor:
-        """Summed log-probability of every candidate target, with its end of sequence: [B, C]; -inf where a row has fewer."""
+    def scores(self, prompt: Tensor | PromptCache, text: Text, candidates: Candidates) -> Tensor:
+        """Summed log-probability of every candidate target, end of sequence included: [B, C];
+        -inf where a row has fewer."""
 
     @abstractmethod
     def generate(
-        self, prompt: Tensor | Memory, text: Text, max_new_tokens: int | Sequence[int]
+        self, prompt: Tensor | PromptCache, text: Text, max_new_tokens: int | Sequence[int]
     ) -> Tensor:
-        """Greedy ids [B, N], through the key-value cache; a row ends at its own number of tokens, and pads follow."""
+        """Ids by greedy decoding with a key-value cache [B, N]; each row ends at its own limit, and
+        is padded."""
 
-    def remember(self, vectors: Tensor, given: Tensor) -> Memory | None:
-        """Prompts [N, P, H], `given` [N] vectors of each, to stand before texts without being read again; None: they must be read."""
+    def cache_prompts(self, vectors: Tensor, lengths: Tensor) -> PromptCache | None:
+        """Keys and values of prompts [N, P, H] of `lengths` [N], to precede any text; None if the
+        model cannot reuse them."""
         return None
 
-    @abstractmethod
-    def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each target as the model must produce them, end of sequence included."""
-
-    def join(self, prompt: Tensor, text: Text) -> dict[str, Tensor]:
-        """[prompt; text; pad] as the model's input: embeddings [B, P + T, H] and mask. The prompt stays float32 until here."""
-        embeds, mask = text.joined(prompt)
-        return {"inputs_embeds": embeds, "attention_mask": mask}
-
-    @property
-    def best_scoring(self) -> str:
-        return "generate" if self.generates else "labels"
-
-    def word_pieces(self, text: str) -> list[int]:
-        """Ids of a text as a word after a space is spelled, whatever mark the tokenizer has for that."""
-        return self.pieces(f"x {text}")[len(self.pieces("x")) :]
-
-    def blocks(self) -> list[nn.Module]:
-        """The transformer's layers, from the input on."""
-        return layers_of(self.model)
-
-    @abstractmethod
-    def last_block(self) -> nn.Module:
-        """The block nearest the output; part of the fingerprint."""
-
-    @property
-    def ends(self) -> set[int]:
-        """The ids that end a sequence: the tokenizer's and the model's."""
-        own = getattr(self.model.generation_config, "eos_token_id", None)
-        ids = [
-            getattr(self.tokenizer, "eos_token_id", None),
-            *(own if isinstance(own, list) else [own]),
-        ]
-        return {int(index) for index in ids if index is not None}
-
-    def decode(self, ids: Tensor) -> list[str]:
-        decoded: list[str] = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return [text.strip() for text in decoded]
-
     @contextmanager
-    def learning(
+    def training_mode(
         self, rates: Tensor | None = None, seeds: Tensor | None = None, recompute: bool = False
     ) -> Iterator[None]:
-        """Inside: the model's own dropout, as the papers train, by the rows' `rates` and `seeds` [B]; `recompute` keeps no activations."""
+        """Inside, the model's own dropout is on, as the papers train, with the rows' `rates` and
+        `seeds` [B]; `recompute` keeps no activations."""
         with ExitStack() as stack:
-            counted = None
+            dropout = None
             if rates is not None and seeds is not None:
-                stack.enter_context(
-                    counted := Counted(sent(rates, self.device), sent(seeds, self.device))
-                )
-                stack.enter_context(self._dropping())
+                dropout = RowDropout(to_device(rates, self.device), to_device(seeds, self.device))
+                stack.enter_context(dropout)
+                stack.enter_context(dropout_enabled(self.model))
             if recompute:
-                stack.enter_context(recomputed(self.blocks(), counted))
+                stack.enter_context(recompute_activations(self.blocks(), dropout))
             yield
-
-    @contextmanager
-    def _dropping(self) -> Iterator[None]:
-        """Inside, the model is in training, and every dropout in it is on; outside, none."""
-        for module in self.model.modules():
-            for name in (
-                "p",
-                "dropout",
-                "activation_dropout",
-                "attention_dropout",
-                "hidden_dropout",
-            ):
-                if isinstance(getattr(module, name, None), (int, float)):
-                    setattr(module, name, 0.5)
-            if hasattr(module, "layerdrop"):
-                module.layerdrop = 0.0
-        self.model.train()
-        try:
-            yield
-        finally:
-            self.model.eval()
-
-
-def fused(model: Any) -> Any:
-    """The model with GELU's tanh form as one operation where it is written out as eight: the same function."""
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, NewGELUActivation):
-                setattr(module, name, nn.GELU(approximate="tanh"))
-    return model
-
-
-@contextmanager
-def only(encoder: nn.Module, columns: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Inside, what follows the encoder sees the hidden states of `columns` [B, N] alone; the yielded function makes sure of the result."""
-    seen: list[bool] = []
-
-    def pick(states: Tensor) -> Tensor:
-        return states.gather(1, columns.unsqueeze(-1).expand(-1, -1, states.shape[2]))
-
-    def keep(module: nn.Module, inputs: Any, output: Any) -> Any:
-        seen.append(True)
-        output.last_hidden_state = pick(output.last_hidden_state)
-        return output
-
-    hook = encoder.register_forward_hook(keep)
-    try:
-        yield (
-            lambda logits: logits if seen else pick(logits)
-        )  # some models (OPT) go around their encoder's own call
-    finally:
-        hook.remove()

@@ -1,6 +1,7 @@
-"""Dropout that counts instead of drawing: what a row loses depends on its own seed and on where a number stands in it, on nothing else.
+"""Dropout that depends only on a row's own seed and on the position of a number within the row.
 
-So a row meets the same dropout alone or beside a thousand others, however wide the batch is padded and however many processes share it.
+So a row gets the same dropout alone or in any batch, however wide the batch is padded and however
+many processes share it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +14,31 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 _STRIDES = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F)
+_RATES = ("p", "dropout", "activation_dropout", "attention_dropout", "hidden_dropout")
+"""Attributes under which transformers' modules keep their dropout rates."""
 
 
-class Counted(TorchFunctionMode):
-    """Inside, every dropout of a model in training drops by the rows' `rates` [B] and `seeds` [B]; rows are a tensor's first side."""
+@contextmanager
+def dropout_enabled(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in training mode with every dropout on; outside, in evaluation mode."""
+    for module in model.modules():
+        for name in _RATES:
+            if isinstance(getattr(module, name, None), (int, float)):
+                setattr(module, name, 0.5)  # any rate but 0: `RowDropout` applies the rows' own
+        if hasattr(module, "layerdrop"):
+            module.layerdrop = 0.0  # type: ignore[assignment]
+    model.train()
+    try:
+        yield
+    finally:
+        model.eval()
+
+
+class RowDropout(TorchFunctionMode):
+    """Inside, every dropout of a model in training uses the rows' `rates` [B] and `seeds` [B].
+
+    The first dimension of a tensor is its rows.
+    """
 
     def __init__(self, rates: Tensor, seeds: Tensor) -> None:
         super().__init__()
@@ -49,55 +71,53 @@ class Counted(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Attention written out, since the fused one draws for itself."""
+        """Eager attention, because the fused kernels draw their own dropout."""
         if enable_gqa:
             key, value = (
                 part.repeat_interleave(query.shape[1] // part.shape[1], dim=1)
                 for part in (key, value)
             )
-        scores = (
-            query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
-        )
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        scores = query @ key.transpose(-2, -1) * scale
         if is_causal:
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        if attn_mask is not None:
-            scores = (
-                scores.masked_fill(~attn_mask, float("-inf"))
-                if attn_mask.dtype == torch.bool
-                else scores + attn_mask
-            )
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, float("-inf"))
+        elif attn_mask is not None:
+            scores = scores + attn_mask
         return self.drop(scores.softmax(-1)) @ value
 
     def drop(self, states: Tensor) -> Tensor:
-        """Some numbers of every row gone, the rest scaled up for them; what all rows share (DeBERTa's distances) stays whole."""
+        """Drop numbers of every row and scale up the rest.
+
+        What all rows share (DeBERTa's distances) is left as it is.
+        """
         self.calls += 1
         if states.dim() < 3:
             return states
-        many = states.shape[0] // len(self.seeds)  # heads may have been folded into the rows
+        heads = states.shape[0] // len(self.seeds)  # models may fold heads into the rows
         seeds, rates = (
-            part.repeat_interleave(many) if many > 1 else part for part in (self.seeds, self.rates)
+            part.repeat_interleave(heads) if heads > 1 else part
+            for part in (self.seeds, self.rates)
         )
-        within = torch.arange(len(seeds), device=states.device) % many
-        chance = chances(
-            seeds + _wrapped(self.calls * _STRIDES[3]) + within * _wrapped(_STRIDES[0]),
-            states.shape[1:],
-        )
+        head = torch.arange(len(seeds), device=states.device) % heads
+        seeds = seeds + _wrapped(self.calls * _STRIDES[3]) + head * _wrapped(_STRIDES[0])
+        noise = row_uniforms(seeds, states.shape[1:])
         rates = rates.view(-1, *[1] * (states.dim() - 1))
-        return states * ((chance >= rates) / (1 - rates)).to(states.dtype)
+        return states * ((noise >= rates) / (1 - rates)).to(states.dtype)
 
 
-def chances(seeds: Tensor, shape: Sequence[int]) -> Tensor:
-    """Numbers from 0 to 1 for every place of `shape` in every row: [B] -> [B, *shape]."""
-    mixed = _mixed(seeds)
-    for side, stride in zip(shape, _STRIDES, strict=False):
-        mixed = _mixed(
-            mixed.unsqueeze(-1) + torch.arange(side, device=seeds.device) * _wrapped(stride)
-        )
-    return mixed.to(torch.float32) * 2.0**-32
+def row_uniforms(seeds: Tensor, shape: Sequence[int]) -> Tensor:
+    """Uniform numbers in [0, 1) for every position of `shape` in every row: [B] -> [B, *shape]."""
+    hashed = _hash(seeds)
+    for size, stride in zip(shape, _STRIDES, strict=False):
+        positions = torch.arange(size, device=seeds.device) * _wrapped(stride)
+        hashed = _hash(hashed.unsqueeze(-1) + positions)
+    return hashed.to(torch.float32) * 2.0**-32
 
 
-def _mixed(number: Tensor) -> Tensor:
-    """Every bit of a 32-bit number stirred into every other; held in 64 bits, so that shifts bring no sign along."""
+def _hash(number: Tensor) -> Tensor:
+    """A 32-bit integer hash, computed in 64 bits so that shifts are unsigned."""
     number = number & 0xFFFFFFFF
     number = ((number ^ (number >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
     number = ((number ^ (number >> 15)) * 0x846CA68B) & 0xFFFFFFFF
@@ -109,30 +129,32 @@ def _wrapped(number: int) -> int:
 
 
 @contextmanager
-def recomputed(blocks: Sequence[nn.Module], counted: Counted | None = None) -> Iterator[None]:
-    """Inside, no block keeps what it computed: the backward pass computes it again, with the same dropout."""
+def recompute_activations(
+    layers: Sequence[nn.Module], dropout: RowDropout | None = None
+) -> Iterator[None]:
+    """Inside, layers keep no activations: the backward pass recomputes them, dropout included."""
 
-    def again(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(calls: int, *args: Any, **kwargs: Any) -> Any:
-            if counted is None:
+            if dropout is None:
                 return forward(*args, **kwargs)
-            counted.calls = calls
-            with counted:  # the backward pass has left it
+            dropout.calls = calls
+            with dropout:  # the backward pass runs outside of it
                 return forward(*args, **kwargs)
 
         return lambda *args, **kwargs: checkpoint(
             run,
-            counted.calls if counted else 0,
+            dropout.calls if dropout else 0,
             *args,
             use_reentrant=False,
             preserve_rng_state=False,
             **kwargs,
         )
 
-    for block in blocks:
-        block.forward = again(block.forward)
+    for layer in layers:
+        layer.forward = checkpointed(layer.forward)
     try:
         yield
     finally:
-        for block in blocks:
-            del block.forward
+        for layer in layers:
+            del layer.forward

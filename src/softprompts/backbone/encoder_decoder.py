@@ -1,4 +1,7 @@
-"""Encoder-decoder models: T5, mT5, FLAN-T5, BART. The prompt stands before the text in the encoder; the decoder writes the target."""
+"""Encoder-decoder models: T5, mT5, FLAN-T5, BART.
+
+The prompt precedes the text in the encoder; the decoder generates the target.
+"""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -6,38 +9,41 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
 
 from ..errors import UserError
-from .device import sent
-from .memory import Memory, Reading
-from .rows import Losses, Text
+from .batch import Losses, Text
+from .device import to_device
+from .families import register_family
+from .generative import Generative
+from .kv_cache import DecodingState, PromptCache
 from .speed import kernels
-from .speed.packed import Packed
-from .writer import Writer
+from .speed.packed import PackedT5
 
 
-class EncoderDecoder(Writer):
-    """Prompt and text see each other fully in the encoder; the decoder's cross-attention sees both (Lester 2021 §2)."""
+@register_family("encoder-decoder")
+class EncoderDecoder(Generative):
+    """Prompt and text attend to each other in the encoder; the decoder's cross-attention sees both
+    (Lester 2021 §2)."""
 
-    family = "encoder-decoder"
+    peft_task_type = "SEQ_2_SEQ_LM"
     size_keys = (
-        *(
-            "d_model",
-            "d_kv",
-            "d_ff",
-            "num_layers",
-            "num_decoder_layers",
-            "num_heads",
-            "feed_forward_proj",
-        ),
-        *("relative_attention_num_buckets", "relative_attention_max_distance"),  # T5, mT5
-        *(
-            "encoder_layers",
-            "decoder_layers",
-            "encoder_ffn_dim",
-            "encoder_attention_heads",
-            "scale_embedding",
-        ),  # BART
+        "d_model",
+        "d_kv",
+        "d_ff",
+        "num_layers",
+        "num_decoder_layers",
+        "num_heads",
+        "feed_forward_proj",
+        # T5, mT5
+        "relative_attention_num_buckets",
+        "relative_attention_max_distance",
+        # BART
+        "encoder_layers",
+        "decoder_layers",
+        "encoder_ffn_dim",
+        "encoder_attention_heads",
+        "scale_embedding",
     )
 
     @classmethod
@@ -49,7 +55,11 @@ class EncoderDecoder(Writer):
         return "AutoModelForSeq2SeqLM"
 
     def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:
-        return self._losses(self.join(prompt, text), targets)
+        ids, mask = (to_device(part, self.device) for part in self.collate(targets))
+        inputs = self.join(prompt, text)
+        decoder_ids = self._shifted(ids)
+        logits = self.model(**inputs, decoder_input_ids=decoder_ids, use_cache=False).logits
+        return Losses.from_logits(logits, ids, mask)
 
     def gradients(
         self,
@@ -59,97 +69,92 @@ class EncoderDecoder(Writer):
         weight: Tensor,
         z: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Without a pad, where the model is a T5; dropout counts a row's columns, so with it rows keep them."""
-        if not self.packs or self.packed is None or self.model.training or not self.frozen:
+        """On packed rows, if the model is a T5 and dropout, which depends on columns, is off."""
+        if not self.packs_rows or self.packed is None or self.model.training or not self.frozen:
             return super().gradients(vectors, text, targets, weight, z)
-        ids, kept = (sent(part, self.device) for part in self.collate(targets))
-        return self.packed.gradients(vectors, text, ids, kept, weight, z)
+        ids, mask = (to_device(part, self.device) for part in self.collate(targets))
+        return self.packed.gradients(vectors, text, ids, mask, weight, z)
 
     @property
-    def packs(self) -> bool:  # type: ignore[override]
-        """A T5's, but not on a GPU before it is compiled: launching more kernels costs more there than pads do."""
-        return self.packed is not None and (self.packed.fast or self.device.type == "cpu")
+    def packs_rows(self) -> bool:  # type: ignore[override]
+        """For T5s; on a GPU only once compiled, because before that, launching more kernels costs
+        more than pads do."""
+        return self.packed is not None and (self.packed.compiled or self.device.type == "cpu")
 
-    def expect(self, longest: int) -> None:
+    def reserve(self, length: int) -> None:
         if self.packed is not None:
-            self.packed.expect(longest)
+            self.packed.reserve(length)
 
-    def hurry(self, on: bool = True) -> None:
+    def compile(self, on: bool = True) -> None:
         if self.packed is not None:
-            able = (
+            supported = (
                 self.device.type == "cuda"
-                and kernels.triton is not None
-                and self.model.config.d_kv in kernels.SHAPES
+                and kernels.AVAILABLE
+                and self.model.config.d_kv in kernels.CONFIGS
             )
-            self.packed.fast = on and able
+            self.packed.compiled = on and supported
 
-    def effort(self) -> dict[str, int]:
-        return self.packed.effort() if self.packed is not None and self.packed.fast else {}
+    def compile_counts(self) -> dict[str, int]:
+        if self.packed is None or not self.packed.compiled:
+            return {}
+        return self.packed.compile_counts()
 
-    def forget(self) -> None:
+    def free_memory(self) -> None:
         if self.packed is not None:
-            self.packed.forget()
-        super().forget()
+            self.packed.free_memory()
+        super().free_memory()
+
+    def disable_packing(self) -> None:
+        self.packed = None
 
     @cached_property
-    def packed(self) -> Packed | None:
-        """The same frozen model over rows laid end to end."""
-        return Packed(self.model, self._shifted) if Packed.fits(self.model) else None
-
-    def _losses(self, source: dict[str, Any], targets: Sequence[Sequence[int]]) -> Losses:
-        ids, mask = (sent(part, self.device) for part in self.collate(targets))
-        return Losses.of(
-            self.model(**source, decoder_input_ids=self._shifted(ids), use_cache=False).logits,
-            ids,
-            mask,
-        )
+    def packed(self) -> PackedT5 | None:
+        """The same frozen model on packed rows."""
+        return PackedT5(self.model, self._shifted) if PackedT5.fits(self.model) else None
 
     def _shifted(self, ids: Tensor) -> Tensor:
-        """What the decoder reads while it writes `ids`: the start token, then all but the last."""
-        return torch.cat([ids.new_full((len(ids), 1), self.start), ids[:, :-1]], dim=1)
+        """The decoder's input for the target `ids`: the start token, then all but the last."""
+        return torch.cat([ids.new_full((len(ids), 1), self.decoder_start_id), ids[:, :-1]], dim=1)
 
     @property
-    def start(self) -> int:
-        """The token a decoder begins with."""
-        for told in (self.model.config, self.model.generation_config):
-            own = getattr(told, "decoder_start_token_id", None)
-            if own is not None:
-                return int(own)
+    def decoder_start_id(self) -> int:
+        """The token that decoding starts with."""
+        for config in (self.model.config, self.model.generation_config):
+            start = getattr(config, "decoder_start_token_id", None)
+            if start is not None:
+                return int(start)
         raise UserError(
-            f"{self.name} does not tell the token its decoder starts with; set decoder_start_token_id in its config.json."
+            f"{self.name} does not say which token its decoder starts with; "
+            "set decoder_start_token_id in its config.json."
         )
 
-    def read(self, prompt: Tensor | Memory, text: Text) -> Reading:
-        """The encoder reads prompt and text; the decoder has begun, which gives it the keys and values of all that was encoded."""
+    def prefill(self, prompt: Tensor | PromptCache, text: Text) -> DecodingState:
+        """Encode prompt and text, and decode the start token, which fills the cross-attention's
+        cache."""
         assert isinstance(prompt, Tensor)
-        joined = self.join(prompt, text)
-        states = self.model.get_encoder()(**joined).last_hidden_state
-        begun = Reading(states[:, 0], None, joined["attention_mask"], states)
-        begun.logits = self.go_on(
-            begun, torch.full((len(states), 1), self.start, device=self.device)
-        )[:, -1]
-        return begun
+        inputs = self.join(prompt, text)
+        states = self.model.get_encoder()(**inputs).last_hidden_state
+        state = DecodingState(states[:, 0], None, inputs["attention_mask"], states)
+        start = torch.full((len(states), 1), self.decoder_start_id, device=self.device)
+        state.logits = self.extend(state, start)[:, -1]
+        return state
 
-    def go_on(self, reading: Reading, tokens: Tensor) -> Tensor:
-        from transformers.modeling_outputs import BaseModelOutput
-
-        source = {
-            "encoder_outputs": BaseModelOutput(reading.states),
-            "attention_mask": reading.mask,
-        }
-        read = self.model(
-            **source, decoder_input_ids=tokens, past_key_values=reading.cache, use_cache=True
+    def extend(self, state: DecodingState, tokens: Tensor) -> Tensor:
+        output = self.model(
+            encoder_outputs=BaseModelOutput(state.states),
+            attention_mask=state.mask,
+            decoder_input_ids=tokens,
+            past_key_values=state.cache,
+            use_cache=True,
         )
-        reading.cache = read.past_key_values
-        logits: Tensor = read.logits
+        state.cache = output.past_key_values
+        logits: Tensor = output.logits
         return logits
 
     def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        return (
-            [list(ids) for ids in self.tokenizer(text_target=list(texts))["input_ids"]]
-            if texts
-            else []
-        )
+        if not texts:
+            return []
+        return [list(ids) for ids in self.tokenizer(text_target=list(texts))["input_ids"]]
 
     def last_block(self) -> nn.Module:
         decoder = self.model.get_decoder()

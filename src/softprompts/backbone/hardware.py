@@ -1,16 +1,22 @@
-"""What runs ran on: the device, and the versions that a number may depend on."""
+"""The environment of a run: its device, and the versions that results may depend on."""
 
 import platform
+import sys
 from pathlib import Path
 
 import torch
 import transformers
 
-from .. import __version__
+from ..version import __version__
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
 
 
 def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
 
 
 def versions() -> dict[str, str]:
@@ -21,12 +27,22 @@ def versions() -> dict[str, str]:
     }
 
 
-def machine(device: torch.device, dtype: str) -> dict[str, str]:
-    """What a run's result tells of where it ran."""
+def environment(device: torch.device, dtype: str) -> dict[str, str]:
+    """What a result records of the environment it was made in."""
     return {"device": device_name(device), "dtype": dtype, **versions()}
 
 
-def _cpu() -> str:
+def peak_memory(device: torch.device) -> float | None:
+    """Peak memory in GiB: allocated on the GPU, or by the process; None if not counted."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    if resource is None:
+        return None
+    per_gib = 2**30 if sys.platform == "darwin" else 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / per_gib
+
+
+def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,152 +1,167 @@
-"""Backbones by name: the embedded ones, model folders, hub ids."""
+"""Loading backbones by name: bundled models, model folders, Hugging Face hub ids."""
 
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from transformers.utils import logging
 
-from ..errors import UserError
+from ..config.plugins import load_plugins
+from ..config.run import DEFAULT_MODEL
+from ..errors import UserError, setting
 from ..files.hub import silence_hub
 from .backbone import DTYPES, Backbone
-from .causal import Causal
-from .encoder_decoder import EncoderDecoder
-from .masked import Masked
+from .families import FAMILIES, family_for
 
-FAMILIES: tuple[type[Backbone], ...] = (EncoderDecoder, Causal, Masked)
 MIXES_PADS = frozenset({"convbert", "fnet", "prophetnet"})
-"""Models whose answer to a row depends on the pads beside it."""
-EMBEDDED = {"t5-tiny": Path(__file__).parent / "t5-tiny"}
-DEFAULT = "t5-tiny"
+"""Model types whose output for a row depends on its padding."""
+BUNDLED_MODELS = {"t5-tiny": Path(__file__).parent / "t5-tiny"}
 
 
 def load_backbone(
-    name: str = DEFAULT, dtype: str = "auto", device: str = "auto", trust_remote_code: bool = False
+    name: str = DEFAULT_MODEL,
+    dtype: str = "auto",
+    device: str = "auto",
+    trust_remote_code: bool = False,
 ) -> Backbone:
-    """A backbone by the name of an embedded model, a folder, or a Hugging Face hub id."""
-    import transformers
-
-    place, dtype = placed(device, dtype)
-    family, config, tokenizer = examine(name, trust_remote_code)
-    with _told(name), quiet():
-        loader = getattr(transformers, family.auto_class(config))
-        options: dict[str, Any] = {
-            "output_loading_info": True,
-            "trust_remote_code": trust_remote_code,
-        }
-        model, told = loader.from_pretrained(located(name), dtype=DTYPES[dtype], **options)
-        check_whole(name, told["missing_keys"])
-    return family(model.to(place), tokenizer, name)
+    """A backbone by the name of a bundled model, a folder, or a Hugging Face hub id."""
+    target_device, dtype = resolve_device_and_dtype(device, dtype)
+    family, config, tokenizer = inspect_model(name, trust_remote_code)
+    with _load_errors(name), quiet_transformers():
+        model, info = getattr(transformers, family.auto_class(config)).from_pretrained(
+            model_path(name),
+            dtype=DTYPES[dtype],
+            output_loading_info=True,
+            trust_remote_code=trust_remote_code,
+        )
+        check_missing_weights(name, info["missing_keys"])
+    return family(model.to(target_device), tokenizer, name)
 
 
-class _Hollow:
-    """Of a backbone without weights: every vector is zero, so its scale is one's own to choose, and it is nobody's."""
+class _WithoutWeights:
+    """Overrides what a backbone computes from its weights: on the meta device there are none."""
 
     unit = 1.0
     fingerprint = ""
 
-    def vectors(self, ids: torch.Tensor) -> torch.Tensor:
+    def input_embeddings(self, ids: torch.Tensor) -> torch.Tensor:
         return torch.zeros(*ids.shape, self.hidden)  # type: ignore[attr-defined]
 
 
-def hollow_backbone(
-    name: str = DEFAULT, dtype: str = "fp32", trust_remote_code: bool = False
+def meta_backbone(
+    name: str = DEFAULT_MODEL, dtype: str = "fp32", trust_remote_code: bool = False
 ) -> Backbone:
-    """A backbone without its weights, to see in a moment whether a run on it could be: its sizes, words and rules are the real one's."""
-    import transformers
-
-    family, config, tokenizer = examine(name, trust_remote_code)
-    with _told(name), quiet(), torch.device("meta"):
-        loader = getattr(transformers, family.auto_class(config))
-        model = loader.from_config(config, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code)
-    made: Backbone = type(f"Hollow{family.__name__}", (_Hollow, family), {})(model, tokenizer, name)
-    return made
-
-
-def examine(name: str, trust_remote_code: bool = False) -> tuple[type[Backbone], Any, Any]:
-    """All of a backbone but its weights: its family, config and tokenizer. What could not be a backbone is refused."""
-    import transformers
-
-    silence_hub()
-    with _told(name):
-        config = transformers.AutoConfig.from_pretrained(
-            located(name), trust_remote_code=trust_remote_code
+    """A backbone on the meta device, without weights, to check in a moment whether a run on it is
+    possible: its sizes, tokenizer and limits are the real ones."""
+    family, config, tokenizer = inspect_model(name, trust_remote_code)
+    with _load_errors(name), quiet_transformers(), torch.device("meta"):
+        auto_class = getattr(transformers, family.auto_class(config))
+        model = auto_class.from_config(
+            config, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code
         )
-        family = next((f for f in FAMILIES if f.fits(config)), None)
+    meta_family = type(f"Meta{family.__name__}", (_WithoutWeights, family), {})
+    backbone: Backbone = meta_family(model, tokenizer, name)
+    return backbone
+
+
+def inspect_model(name: str, trust_remote_code: bool = False) -> tuple[type[Backbone], Any, Any]:
+    """A model's family, config and tokenizer, without its weights; a clear error if it cannot be a
+    backbone."""
+    silence_hub()
+    with _load_errors(name):
+        config = _load_config(name, trust_remote_code)
+        family = family_for(config)
         if family is None:
             raise UserError(
-                f"{name} is a {config.model_type} model, which is of no family we know: {', '.join(f.family for f in FAMILIES)}."
+                f"{name} has the unsupported model type {config.model_type}; "
+                f"supported families: {', '.join(sorted(FAMILIES))}."
             )
         if config.model_type in MIXES_PADS:
             raise UserError(
-                f"{name} is a {config.model_type} model, which lets pads change an answer; take another model."
+                f"{name} is a {config.model_type} model, whose output depends on padding; "
+                "choose another model."
             )
-        tokenizer = read_tokenizer(name, trust_remote_code=trust_remote_code)
+        tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
     return family, config, tokenizer
 
 
+def _load_config(name: str, trust_remote_code: bool) -> Any:
+    load = partial(
+        transformers.AutoConfig.from_pretrained,
+        model_path(name),
+        trust_remote_code=trust_remote_code,
+    )
+    try:
+        return load()
+    except ValueError:  # transformers does not know the model type, but a plugin may
+        load_plugins()
+        return load()
+
+
 @contextmanager
-def _told(name: str) -> Iterator[None]:
-    """Whatever goes wrong while a model is loaded, as one sentence."""
+def _load_errors(name: str) -> Iterator[None]:
+    """A clear error for whatever goes wrong while a model is loaded."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # transformers raises a dozen kinds for a model that is not there, damaged or unknown
-        raise unloadable(name, error) from None
+    except Exception as error:  # transformers has a dozen for missing, damaged, unknown models
+        raise load_error(name, error) from None
 
 
-def placed(device: str, dtype: str) -> tuple[torch.device, str]:
-    """Where a backbone goes and as what, autos settled."""
-    place = named_device(device)
-    return place, named_dtype(dtype, place)
+def resolve_device_and_dtype(device: str, dtype: str) -> tuple[torch.device, str]:
+    """The device and dtype to load on and as, with `auto` resolved."""
+    resolved = resolve_device(device)
+    return resolved, resolve_dtype(dtype, resolved)
 
 
-def located(name: str) -> str:
-    """Where transformers finds a model: an embedded one's folder, or the name itself, a folder or a hub id."""
-    return str(EMBEDDED.get(name, name))
+def model_path(name: str) -> str:
+    """What transformers loads: a bundled model's folder, or the name itself."""
+    return str(BUNDLED_MODELS.get(name, name))
 
 
-def read_tokenizer(name: str, **options: Any) -> Any:
-    """A model's own tokenizer. Of a folder without one, transformers fails in many ways, or makes one up that knows no words."""
-    import transformers
-
-    where, mend = located(name), "take a copy of the model with its tokenizer files"
+def load_tokenizer(name: str, **options: Any) -> Any:
+    """A model's own tokenizer; for a folder without one, transformers fails in many ways, or makes
+    up one without words."""
+    path, advice = model_path(name), "use a copy of the model with its tokenizer files"
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, **options)
     except Exception as error:
-        if not Path(where).is_dir():
+        if not Path(path).is_dir():
             raise
         raise UserError(
-            f"{name} holds no tokenizer that can be read ({_first_line(error)}); {mend}."
+            f"{name} has no readable tokenizer ({_first_line(error)}); {advice}."
         ) from None
     special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
     if not any(
         word not in special and any(map(str.isalnum, word)) for word in tokenizer.get_vocab()
     ):
-        raise UserError(f"The tokenizer of {name} knows no words; {mend}.")
+        raise UserError(f"The tokenizer of {name} has no words; {advice}.")
     return tokenizer
 
 
-def check_whole(name: str, missing: Iterable[str]) -> None:
-    """transformers draws at random what a checkpoint lacks."""
-    lacks = sorted(
-        weight for weight in missing if not weight.startswith("pooler.")
-    )  # nothing we ask for reads a pooler
-    if lacks:
+def check_missing_weights(name: str, missing: Iterable[str]) -> None:
+    """Transformers would initialise at random what a checkpoint lacks."""
+    lacking = sorted(weight for weight in missing if not weight.startswith("pooler."))  # unused
+    if lacking:
         raise UserError(
-            f"The checkpoint of {name} lacks {len(lacks)} weights, the first {lacks[0]}; take a whole copy of it."
+            f"The checkpoint of {name} lacks {len(lacking)} weights, the first {lacking[0]}; "
+            "copy it again."
         )
 
 
-def unloadable(name: str, error: Exception) -> UserError:
-    """The sentence for a model that is not there, damaged or unknown."""
-    gone = name.startswith(("/", ".", "~")) and not os.path.exists(name)  # no hub id begins so
-    why = "there is no such folder" if gone else _first_line(error)
+def load_error(name: str, error: Exception) -> UserError:
+    """The error for a model that is missing, damaged or unknown."""
+    is_path = name.startswith(("/", ".", "~"))  # no hub id starts so
+    why = "no such folder" if is_path and not os.path.exists(name) else _first_line(error)
     return UserError(
-        f"The model {name!r} cannot be loaded ({why}); name {', '.join(EMBEDDED)}, a model folder, or a hub id in reach."
+        f"The model {name!r} cannot be loaded ({why}); {setting('model')} must be "
+        f"{', '.join(BUNDLED_MODELS)}, a model folder, or the id of a reachable hub model."
     )
 
 
@@ -158,42 +173,47 @@ def default_dtype(device: torch.device) -> str:
     return "bf16" if device.type == "cuda" else "fp32"
 
 
-def named_dtype(name: str, device: torch.device) -> str:
-    """fp32 or bf16; auto: the device's own."""
+def resolve_dtype(name: str, device: torch.device) -> str:
+    """fp32 or bf16; auto: the device's default."""
     if name == "auto":
         return default_dtype(device)
     if name not in DTYPES:
-        why = "T5 overflows in it" if name == "fp16" else "it is no type we run"
+        why = "T5 overflows in it" if name == "fp16" else "it is not supported"
         raise UserError(
-            f"A backbone cannot be loaded as {name}, because {why}; choose fp32 or bf16."
+            f"A backbone cannot be loaded as {name}, because {why}; "
+            f"set {setting('dtype')} to fp32 or bf16."
         )
     return name
 
 
-def named_device(name: str) -> torch.device:
-    """cpu, cuda or another device that is here; auto: a GPU where there is one."""
+def resolve_device(name: str) -> torch.device:
+    """cpu, cuda or another available device; auto: a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.empty(1, device=name).item()
     except (RuntimeError, AssertionError, NotImplementedError):
-        raise UserError(f"There is no device {name!r} here; choose cpu, or auto.") from None
+        raise UserError(
+            f"There is no device {name!r} here; set {setting('device')} to cpu or auto."
+        ) from None
     return torch.device(name)
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """transformers shows a bar for every load and save, and warns of what it does rightly (that T5 v1.1's output is a matrix of its own);
-    ours are progress bars of work a person waits for, and what is amiss we check. Who asked it to tell more is told."""
-    from transformers.utils import logging
+def quiet_transformers() -> Iterator[None]:
+    """Hides transformers' progress bars of loading and saving, and its warnings, unless somebody
+    has changed its verbosity.
 
-    shown, told = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    Its warnings are about things done on purpose (T5 v1.1's separate output matrix); what matters
+    is checked here.
+    """
+    progress_bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
-    if told == logging.WARNING:
+    if verbosity == logging.WARNING:
         logging.set_verbosity_error()
     try:
         yield
     finally:
-        logging.set_verbosity(told)
-        if shown:
+        logging.set_verbosity(verbosity)
+        if progress_bars:
             logging.enable_progress_bar()

@@ -1,29 +1,35 @@
-"""Encoder-only models: BERT, RoBERTa, DeBERTa. They fill in a mask with a label word; or a linear head answers, where there are no words.
+"""Encoder-only models: BERT, RoBERTa, DeBERTa. They fill a mask with a label word.
 
-A row is [prompt; text; mask; pad], with the mask where the text itself has one, or after its last word. Every position is the model's own
-count from the row's first token, so that [prompt; text] stands where a plain text of that length would.
+A linear head predicts labels where there are no such words. A row is [prompt; text; mask; pad],
+with the mask where the text itself has one, or after its last word. Positions are the model's own,
+from the row's first token, as for a plain text of the same length.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 
-from ..errors import UserError
-from .backbone import Backbone, Head, only
-from .device import sent
-from .memory import Memory
-from .rows import Candidates, Losses, Place, Text, each_row
+from ..errors import UserError, setting
+from .backbone import Backbone, Head
+from .batch import Candidates, Losses, Place, Text, candidates_per_row
+from .causal import Causal
+from .device import to_device
+from .families import register_family
+from .kv_cache import PromptCache
+from .modules import only_columns
 
-_NEAR = 16
-"""The words before a mask that are kept with it."""
+_CONTEXT = 16
+"""The tokens before a mask that truncation keeps with it."""
 
 
+@register_family("encoder-only")
 class Masked(Backbone):
-    """The label word of one token that fills the mask best."""
+    """Predicts the single-token label word that fills the mask best."""
 
-    family = "encoder-only"
+    peft_task_type = "FEATURE_EXTRACTION"
     generates = False
     size_keys = (
         "hidden_size",
@@ -36,102 +42,104 @@ class Masked(Backbone):
 
     @classmethod
     def fits(cls, config: Any) -> bool:
-        from transformers import AutoModelForMaskedLM
-
-        return type(config) in AutoModelForMaskedLM._model_mapping or "AutoModelForMaskedLM" in (
-            getattr(config, "auto_map", None) or {}
-        )
+        if config.is_encoder_decoder or Causal.fits(config):
+            return False
+        auto_map = getattr(config, "auto_map", None) or {}
+        known = type(config) in transformers.AutoModelForMaskedLM._model_mapping
+        return known or "AutoModelForMaskedLM" in auto_map
 
     @classmethod
     def auto_class(cls, config: Any) -> str:
-        """With the words the checkpoint was trained with, or without any."""
-        names = config.architectures or []
-        spoken = any(
+        """With the output layer for words, if the checkpoint was trained with one."""
+        has_words = any(
             name.endswith("ForMaskedLM")
             or (name.endswith("ForPreTraining") and config.model_type == "bert")
-            for name in names
+            for name in config.architectures or []
         )
-        return "AutoModelForMaskedLM" if spoken else "AutoModel"
+        return "AutoModelForMaskedLM" if has_words else "AutoModel"
 
     @property
-    def speaks(self) -> bool:
-        """Whether the model can fill in a mask."""
+    def fills_masks(self) -> bool:
+        """Whether the model can fill a mask with a word."""
         return (
             self.model.get_output_embeddings() is not None
             and self.tokenizer.mask_token_id is not None
         )
 
-    def best_head(self, labels: Sequence[str]) -> str:
-        pieces = [self.word_pieces(label) for label in labels]
-        one_each = all(len(ids) == 1 and ids[0] != self.unknown for ids in pieces) and len(
-            {ids[0] for ids in pieces}
-        ) == len(pieces)
-        return "words" if self.speaks and one_each else "linear"
+    def default_head(self, labels: Sequence[str]) -> str:
+        """Words, if each label is a known token of its own."""
+        pieces = [tuple(self.word_pieces(label)) for label in labels]
+        single = all(len(ids) == 1 and ids[0] != self.unk_id for ids in pieces)
+        distinct = len(set(pieces)) == len(pieces)
+        return "words" if self.fills_masks and single and distinct else "linear"
 
-    def answering(self, head: Head | None, labels: Sequence[str]) -> Backbone:
+    def with_head(self, head: Head | None, labels: Sequence[str]) -> Backbone:
         if head is not None:
-            return Headed(self, head, labels)
-        if not self.speaks:
+            return MaskedWithHead(self, head, labels)
+        if not self.fills_masks:
             raise UserError(
-                f"{self.name} has no words to fill a mask with; let a linear head answer with --prompt.head linear."
+                f"{self.name} has no words to fill a mask with; use a linear head: "
+                f"{setting('prompt.head', 'linear')}."
             )
         return self
 
-    def whole(self, texts: Sequence[str]) -> list[list[int]]:
-        """A text that has no mask of its own gets one after its last word."""
-        mask, closing = self.tokenizer.mask_token_id, self.surround[1]
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """A text without a mask gets one after its last word."""
+        mask, closing = self.tokenizer.mask_token_id, self.special_token_counts[1]
         return [
             row if mask in row else [*row[: len(row) - closing], mask, *row[len(row) - closing :]]
-            for row in super().whole(texts)
+            for row in super().token_ids(texts)
         ]
 
-    def cut(self, row: Sequence[int], budget: int) -> list[int]:
-        """The mask stays, with some words around it; where it would go, the words far before it go instead."""
-        kept = super().cut(row, budget)
+    def truncate(self, row: Sequence[int], budget: int) -> list[int]:
+        """Keeps the mask and some of its context, at the expense of words far before it."""
+        truncated = super().truncate(row, budget)
         mask = self.tokenizer.mask_token_id
-        if mask in kept:
-            return kept
+        if mask in truncated:
+            return truncated
         half = max(2, budget // 2)
-        near = max(0, min(_NEAR, half - 1 - self.surround[1]))
-        last = super().cut(row[row.index(mask) - near :], half)
-        return [*row[: budget - len(last)], *last]
+        context = max(0, min(_CONTEXT, half - 1 - self.special_token_counts[1]))
+        around_mask = super().truncate(row[row.index(mask) - context :], half)
+        return [*row[: budget - len(around_mask)], *around_mask]
 
-    def at(self, ids: Tensor, mask: Tensor, place: Place) -> Tensor | None:
-        """A suffix stands before the mask that closes a text, as the words "It was" would."""
-        at = super().at(ids, mask, place)
-        if at is None or place != "suffix" or self.tokenizer.mask_token_id is None:
-            return at
-        closed = ids.gather(1, at[:, None] - 1)[:, 0] == self.tokenizer.mask_token_id
-        moved: Tensor = at - closed.to(at)
-        return moved
+    def prompt_columns(self, ids: Tensor, mask: Tensor, place: Place) -> Tensor | None:
+        """A suffix precedes the mask at a text's end, as the words "It was" would."""
+        columns = super().prompt_columns(ids, mask, place)
+        if columns is None or place != "suffix" or self.tokenizer.mask_token_id is None:
+            return columns
+        last = ids.gather(1, columns[:, None] - 1)[:, 0]
+        before_mask: Tensor = columns - (last == self.tokenizer.mask_token_id).to(columns)
+        return before_mask
 
     def logits(self, prompt: Tensor, text: Text) -> Tensor:
-        """What the model would fill each row's first mask with: [B, 1, V]. No other position gets logits."""
+        """The logits of each row's first mask [B, 1, V]; no other position gets any."""
         assert text.ids is not None
         length = prompt.shape[1]
-        spot = (text.ids == self.tokenizer.mask_token_id).int().argmax(1, keepdim=True)
-        column = text.columns(length)[:, length:].gather(1, spot)  # [B, 1]
-        with only(self.model.base_model, column) as kept:
+        in_text = (text.ids == self.tokenizer.mask_token_id).int().argmax(1, keepdim=True)
+        column = text.joined_columns(length)[:, length:].gather(1, in_text)  # [B, 1]
+        with only_columns(self.model.base_model, column) as select:
             logits: Tensor = self.model(**self.join(prompt, text)).logits
-        return kept(logits)
+        return select(logits)
 
     def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:
-        ids = sent(torch.tensor([list(target) for target in targets]), self.device)
-        return Losses.of(self.logits(prompt, text), ids, torch.ones_like(ids))
+        ids = to_device(torch.tensor([list(target) for target in targets]), self.device)
+        return Losses.from_logits(self.logits(prompt, text), ids, torch.ones_like(ids))
 
     @torch.no_grad()
-    def scores(self, prompt: Tensor | Memory, text: Text, candidates: Candidates) -> Tensor:
+    def scores(self, prompt: Tensor | PromptCache, text: Text, candidates: Candidates) -> Tensor:
         assert isinstance(prompt, Tensor)
-        words = [[ids[0] for ids in own] for own in each_row(candidates, len(prompt))]
-        ids, own = (sent(part, self.device) for part in self.collate(words))
-        told: Tensor = self.logits(prompt, text)[:, 0].float().log_softmax(-1)
-        return told.gather(1, ids * own).masked_fill(own == 0, -torch.inf)
+        by_row = candidates_per_row(candidates, len(prompt))
+        words = [[ids[0] for ids in row] for row in by_row]
+        ids, mask = (to_device(part, self.device) for part in self.collate(words))
+        log_probs: Tensor = self.logits(prompt, text)[:, 0].float().log_softmax(-1)
+        return log_probs.gather(1, ids * mask).masked_fill(mask == 0, -torch.inf)
 
     def generate(
-        self, prompt: Tensor | Memory, text: Text, max_new_tokens: int | Sequence[int]
+        self, prompt: Tensor | PromptCache, text: Text, max_new_tokens: int | Sequence[int]
     ) -> Tensor:
         raise UserError(
-            f"{self.name} fills in a mask and cannot write freely; choose among the labels with --scoring labels."
+            f"{self.name} fills masks and cannot generate text; use "
+            f"{setting('tuning.scoring', 'labels')}."
         )
 
     def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
@@ -139,8 +147,9 @@ class Masked(Backbone):
         long = next((text for text, ids in rows.items() if len(ids) != 1), None)
         if long is not None:
             raise UserError(
-                f"{self.name} fills one mask with one token, and {long!r} is {len(rows[long])}; "
-                f"give it another word with --labels {long}=WORD, or let a linear head answer with --prompt.head linear."
+                f"{self.name} fills one mask with one token, and {long!r} has {len(rows[long])}; "
+                f"give it another word with {setting('task.labels')}, or use a linear head: "
+                f"{setting('prompt.head', 'linear')}."
             )
         return [rows[text] for text in texts]
 
@@ -148,41 +157,43 @@ class Masked(Backbone):
         return self.blocks()[-1]
 
     @property
-    def longest(self) -> int | None:
-        """RoBERTa and its like count positions from after their pad's."""
-        most = getattr(self.model.config, "max_position_embeddings", None)
-        table = getattr(
-            getattr(self.model.base_model, "embeddings", None), "position_embeddings", None
-        )
-        pad = getattr(table, "padding_idx", None)
-        return None if most is None else most - (0 if pad is None else pad + 1)
+    def max_positions(self) -> int | None:
+        """RoBERTa and its relatives count positions from the pad's id on."""
+        limit = getattr(self.model.config, "max_position_embeddings", None)
+        embeddings = getattr(self.model.base_model, "embeddings", None)
+        pad = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
+        return None if limit is None else limit - (0 if pad is None else pad + 1)
 
 
-class Headed(Masked):
-    """The same frozen model with a head that reads its last hidden states: targets are the numbers of the labels."""
+class MaskedWithHead(Masked):
+    """The same frozen model with a head on its last hidden states; targets are label indices."""
 
     def __init__(self, base: Masked, head: Head, labels: Sequence[str]) -> None:
         self.__dict__ |= base.__dict__
         self.base, self.head, self.labels = base, head, list(labels)
 
-    def answering(self, head: Head | None, labels: Sequence[str]) -> Backbone:
-        return self.base.answering(head, labels)
+    def with_head(self, head: Head | None, labels: Sequence[str]) -> Backbone:
+        return self.base.with_head(head, labels)
 
-    def whole(self, texts: Sequence[str]) -> list[list[int]]:
-        return Backbone.whole(self, texts)
+    def with_heads(self, heads: Sequence[Head | None], counts: Sequence[int]) -> Backbone:
+        combined = Heads([head for head in heads if head is not None], counts)
+        return MaskedWithHead(self.base, combined, [])
 
-    def cut(self, row: Sequence[int], budget: int) -> list[int]:
-        return Backbone.cut(self, row, budget)
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        return Backbone.token_ids(self, texts)
+
+    def truncate(self, row: Sequence[int], budget: int) -> list[int]:
+        return Backbone.truncate(self, row, budget)
 
     def logits(self, prompt: Tensor, text: Text) -> Tensor:
         """From the mean over prompt and text, or from the text's first token: [B, 1, C]."""
-        joined = self.join(prompt, text)
-        states: Tensor = self.model.base_model(**joined).last_hidden_state.float()
+        inputs = self.join(prompt, text)
+        states: Tensor = self.model.base_model(**inputs).last_hidden_state.float()
         if self.head.pool == "first":
-            first = text.columns(prompt.shape[1])[:, prompt.shape[1], None, None]
+            first = text.joined_columns(prompt.shape[1])[:, prompt.shape[1], None, None]
             pooled = states.gather(1, first.expand(-1, 1, states.shape[2]))[:, 0]
         else:
-            weight = joined["attention_mask"].unsqueeze(-1).to(states)
+            weight = inputs["attention_mask"].unsqueeze(-1).to(states)
             pooled = (states * weight).sum(1) / weight.sum(1)
         return self.head(pooled).unsqueeze(1)
 
@@ -193,29 +204,24 @@ class Headed(Masked):
         return [self.labels[int(row[0])] for row in ids]
 
     @property
-    def unknown(self) -> int | None:
+    def unk_id(self) -> int | None:
         return None
 
 
 class Heads:
-    """The heads of several runs on one batch: each reads its own rows, `counts` of them, one run's after another's."""
+    """The heads of several runs on one batch: each reads its run's `counts` rows, in order."""
 
     def __init__(self, heads: Sequence[Head], counts: Sequence[int]) -> None:
         self.heads, self.counts = heads, list(counts)
         self.pool = heads[0].pool
 
     def __call__(self, features: Tensor, /) -> Tensor:
-        """[B, F] -> [B, C], where a head with fewer labels than the others gives the rest no chance."""
-        logits = [
-            head(own)
-            for head, own in zip(self.heads, torch.split(features, self.counts), strict=True)
+        """[B, F] -> [B, C]; a head with fewer labels gives the others the lowest logit."""
+        by_head = zip(self.heads, torch.split(features, self.counts), strict=True)
+        logits = [head(rows) for head, rows in by_head]
+        labels = max(part.shape[1] for part in logits)
+        padded = [
+            nn.functional.pad(part, (0, labels - part.shape[1]), value=torch.finfo(part.dtype).min)
+            for part in logits
         ]
-        most = max(part.shape[1] for part in logits)
-        return torch.cat(
-            [
-                nn.functional.pad(
-                    part, (0, most - part.shape[1]), value=torch.finfo(part.dtype).min
-                )
-                for part in logits
-            ]
-        )
+        return torch.cat(padded)

@@ -1,1 +1,4 @@
-"""Benchmarks: ours beside Hugging Face PEFT on the same model, batches and start. A time counts only where both compute the same."""
+"""Benchmarks against Hugging Face PEFT on the same model, batches and initial prompt.
+
+A time counts only if both sides compute the same.
+"""

@@ -1,4 +1,5 @@
-"""Measuring: clocks that do not make a GPU wait, spreads, what the machine is, and whether two sides computed the same."""
+"""Measuring: clocks that do not stall a GPU, spreads, the environment, and checks that two sides
+computed the same."""
 
 import gc
 import importlib
@@ -7,7 +8,6 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -16,194 +16,159 @@ import torch
 from ..backbone import Backbone
 from ..backbone.hardware import device_name, versions
 from ..errors import UserError
-from .tables import PEERS
+from .tables import PEFT_NAMES
 
 Say = Callable[[str], None]
+"""Shows a line of progress."""
 T = TypeVar("T")
 
 TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
-"""The most that two losses of one step may differ, as a share."""
+"""The largest relative difference between two losses of the same step."""
 
 
 class DisagreementError(Exception):
-    """Ours and the peer computed different things, so that their times cannot be compared."""
-
-
-@dataclass(frozen=True)
-class Common:
-    """What every benchmark may be told."""
-
-    model: str = "t5-tiny"
-    """t5-tiny (embedded), t5-base, t5-large or llama-135m (these shapes with random weights), or a Hugging Face folder."""
-
-    device: str = "auto"
-    """cpu, cuda, or auto."""
-
-    dtype: str = "auto"
-    """fp32 or bf16 for the frozen model; auto: bf16 on a GPU, fp32 on a CPU."""
-
-    seed: int = 0
-    """Seed of random weights, rows and prompts."""
-
-    threads: int = 0
-    """Threads on a CPU; 0: torch's own choice."""
-
-    warmup: int = 2
-    """Times before those that are timed."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**31:
-            raise UserError(f"The seed is {self.seed}; it must be from 0 to below 2,147,483,648.")
-        if not 0 <= self.threads <= 1024:
-            raise UserError(f"--threads is {self.threads}; it must be from 1 to 1,024, or 0.")
-        if self.warmup < 0:
-            raise UserError(f"--warmup is {self.warmup}; it must not be negative.")
-        if self.threads:
-            torch.set_num_threads(self.threads)
+    """We and PEFT computed different things, so their times cannot be compared."""
 
 
 class Clock:
-    """The time of pieces of work, one after another. On a GPU by events, which let the next piece begin while this one still runs."""
+    """Times calls one after another; on a GPU with events, which do not make it wait."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
-        self.marks: list[tuple[Any, Any]] = []
+        self.intervals: list[tuple[Any, Any]] = []
 
-    def time(self, work: Callable[[], T]) -> T:
-        begun = self._now()
-        done = work()
-        self.marks.append((begun, self._now()))
-        return done
+    def time(self, call: Callable[[], T]) -> T:
+        start = self._now()
+        result = call()
+        self.intervals.append((start, self._now()))
+        return result
 
     def seconds(self) -> list[float]:
-        """Of each piece."""
+        """Of each call."""
         if not self.cuda:
-            return [end - begun for begun, end in self.marks]
+            return [end - start for start, end in self.intervals]
         torch.cuda.synchronize()
-        return [begun.elapsed_time(end) / 1000 for begun, end in self.marks]
+        return [start.elapsed_time(end) / 1000 for start, end in self.intervals]
 
     def _now(self) -> Any:
         if not self.cuda:
             return time.perf_counter()
-        mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        mark.record()
-        return mark
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
 
 
 class Progress:
-    """A line now and then, where a benchmark takes long."""
+    """A line every ten seconds, for long benchmarks."""
 
-    def __init__(self, say: Say, what: str, total: int) -> None:
-        self.say, self.what, self.total, self.told = say, what, total, time.monotonic()
+    def __init__(self, say: Say, unit: str, total: int) -> None:
+        self.say, self.unit, self.total, self.last = say, unit, total, time.monotonic()
 
-    def tick(self, number: int) -> None:
-        """So many are done."""
-        if time.monotonic() - self.told > 10:
-            self.told = time.monotonic()
-            self.say(f"  {self.what} {number} of {self.total}")
+    def update(self, completed: int) -> None:
+        if time.monotonic() - self.last > 10:
+            self.last = time.monotonic()
+            self.say(f"  {self.unit} {completed} of {self.total}")
 
 
-class Turns(NamedTuple, Generic[T]):
-    """Several sides that did the same: what each gave the first time, the seconds of each time, and why a side was left out."""
+class Timings(NamedTuple, Generic[T]):
+    """Of several sides: the result of the first call, the seconds of each, and who failed why."""
 
     first: dict[str, T]
     seconds: dict[str, list[float]]
     left_out: dict[str, str]
 
 
-def in_turn(
-    works: Mapping[str, Callable[[], T]],
+def time_in_turn(
+    calls: Mapping[str, Callable[[], T]],
     device: torch.device,
     warmup: int,
     rounds: int,
     say: Say,
-    fragile: Iterable[str] = (),
-) -> Turns[T]:
-    """Round by round, so that what else the machine does falls on all alike. A fragile side that fails at first is left out."""
-    clocks = {name: Clock(device) for name in works}
-    turns: Turns[T] = Turns({}, {}, {})
+    optional: Iterable[str] = (),
+) -> Timings[T]:
+    """Time all sides round by round, so that other load on the machine affects all of them.
+
+    An optional side that fails in the first round is left out.
+    """
+    clocks = {name: Clock(device) for name in calls}
+    timings: Timings[T] = Timings({}, {}, {})
     progress = Progress(say, "round", warmup + rounds)
     for number in range(warmup + rounds):
-        progress.tick(number)
+        progress.update(number)
         for name, clock in list(clocks.items()):
             try:
-                done = clock.time(works[name])
+                result = clock.time(calls[name])
             except Exception as error:
-                if number or name not in fragile:
+                if number or name not in optional:
                     raise
-                turns.left_out[name] = why(error)
-                say(f"{name} failed: {turns.left_out[name]}")
+                timings.left_out[name] = failure_reason(error)
+                say(f"{name} failed: {timings.left_out[name]}")
                 del clocks[name]
             else:
-                turns.first.setdefault(name, done)
-    turns.seconds.update({name: clock.seconds()[warmup:] for name, clock in clocks.items()})
-    return turns
+                timings.first.setdefault(name, result)
+    timings.seconds.update({name: clock.seconds()[warmup:] for name, clock in clocks.items()})
+    return timings
 
 
-def beside(turns: Turns[Any], least: float, what: str) -> dict[str, Any]:
-    """The sides that are ours, and PEFT in each way: its seconds, how many times as long as the last of ours it takes, and the share of
-    `what` that all of ours have as it has, which must not be below `least`."""
-    own = [name for name in turns.seconds if name not in PEERS]
-    found: dict[str, Any] = {name: spread(turns.seconds[name]) for name in own}
-    found["peft"] = {}
-    for peer in [name for name in turns.seconds if name in PEERS]:
-        share = min(
-            float(
-                np.mean(
-                    [
-                        one == other
-                        for one, other in zip(turns.first[peer], turns.first[name], strict=True)
-                    ]
-                )
-            )
-            for name in own
-        )
-        found["peft"][peer] = {
-            "seconds": spread(turns.seconds[peer]),
-            "ratio": ratio(turns.seconds[peer], turns.seconds[own[-1]]),
-            "agreement": check_share(share, least, what),
+def compare_with_peft(timings: Timings[Any], minimum: float, unit: str) -> dict[str, Any]:
+    """Seconds of our sides, and for each mode of PEFT its seconds, their ratio to our last side's,
+    and the share of `unit` on which it agrees with ours, which must be at least `minimum`."""
+    ours = [name for name in timings.seconds if name not in PEFT_NAMES]
+    peers: dict[str, Any] = {}
+    for mode in [name for name in timings.seconds if name in PEFT_NAMES]:
+        agreement = min(_agreement(timings.first[mode], timings.first[name]) for name in ours)
+        peers[mode] = {
+            "seconds": spread(timings.seconds[mode]),
+            "ratio": ratio(timings.seconds[mode], timings.seconds[ours[-1]]),
+            "agreement": check_agreement(agreement, minimum, unit),
         }
-    return {**found, "left_out": turns.left_out}
+    seconds = {name: spread(timings.seconds[name]) for name in ours}
+    return {**seconds, "peft": peers, "left_out": timings.left_out}
 
 
-def tell(say: Say, name: str, found: Mapping[str, Mapping[str, Any]], what: str) -> None:
-    """What `beside` came to, in a line for each way of PEFT's."""
-    for peer, about in found.items():
+def _agreement(one: Sequence[Any], other: Sequence[Any]) -> float:
+    return float(np.mean([a == b for a, b in zip(one, other, strict=True)]))
+
+
+def say_ratios(say: Say, name: str, peers: Mapping[str, Mapping[str, Any]], unit: str) -> None:
+    """Show the result of `compare_with_peft`, a line for each mode of PEFT."""
+    for mode, result in peers.items():
         say(
-            f"{name}: {PEERS[peer]} takes {about['ratio']['median']:.2f} times as long, {about['agreement']:.1%} of {what} agree"
+            f"{name}: {PEFT_NAMES[mode]} takes {result['ratio']['median']:.2f} times as long, "
+            f"{result['agreement']:.1%} of {unit} agree"
         )
 
 
-def why(error: Exception) -> str:
-    """A failure in a line."""
+def failure_reason(error: Exception) -> str:
+    """The error in one line."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def wait(device: torch.device) -> float:
-    """The time when all work that was begun is done."""
+def synchronized_time(device: torch.device) -> float:
+    """The time when all work launched so far is finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
-def release(backbone: Backbone) -> None:
-    """Memory as it was before a measurement, and its peak counted from here."""
+def reset_memory(backbone: Backbone) -> None:
+    """Free cached memory, and start a new peak."""
     gc.collect()
-    backbone.forget()
+    backbone.free_memory()
     if backbone.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(backbone.device)
 
 
 def peak_gib(device: torch.device) -> float | None:
-    """The most memory that tensors took since `release`, the frozen model included; None on a CPU."""
-    return (
-        round(torch.cuda.max_memory_allocated(device) / 2**30, 3) if device.type == "cuda" else None
-    )
+    """Peak memory of tensors since `reset_memory`, with the frozen model; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    return round(torch.cuda.max_memory_allocated(device) / 2**30, 3)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, tenth and ninetieth percentile, and mean."""
-    low, high = (float(share) for share in np.percentile(values, [10, 90]))
+    low, high = (float(value) for value in np.percentile(values, [10, 90]))
     return {
         "median": statistics.median(values),
         "p10": low,
@@ -212,52 +177,54 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def ratio(peer: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
-    """How many times as long the peer took, step by step on the same batches."""
-    return spread([theirs / mine for theirs, mine in zip(peer, ours, strict=True)])
+def ratio(theirs: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
+    """How many times as long the others take, step by step on the same batches."""
+    return spread([other / own for other, own in zip(theirs, ours, strict=True)])
 
 
-def check_losses(
-    peer: str,
-    theirs: Sequence[Sequence[float]],
+def compare_losses(
+    first: str,
+    first_losses: Sequence[Sequence[float]],
     name: str,
-    own: Sequence[Sequence[float]],
+    losses: Sequence[Sequence[float]],
     dtype: str,
 ) -> float:
-    """The largest difference between the losses of the same steps of the same runs, as a share; too large a one is an error."""
-    one, other = np.asarray(theirs), np.asarray(own)
-    apart = np.nan_to_num(np.abs(one - other) / np.abs(one), nan=np.inf)
-    worst = float(apart.max())
-    if worst > TOLERANCE[dtype]:
-        run, step = np.unravel_index(int(apart.argmax()), apart.shape)
+    """The largest relative difference between losses [runs, steps]; an error if it is too large."""
+    expected, actual = np.asarray(first_losses), np.asarray(losses)
+    differences = np.nan_to_num(np.abs(expected - actual) / np.abs(expected), nan=np.inf)
+    largest = float(differences.max())
+    if largest > TOLERANCE[dtype]:
+        run, step = np.unravel_index(int(differences.argmax()), differences.shape)
         raise DisagreementError(
-            f"{name} and {peer} do not learn the same: at step {step} of run {run} their losses are {other[run, step]:.6g} and "
-            f"{one[run, step]:.6g}, {worst:.1e} apart where {dtype} allows {TOLERANCE[dtype]:.0e}; no time of this benchmark counts."
+            f"{name} and {first} do not learn the same: at step {step} of run {run} their losses "
+            f"are {actual[run, step]:.6g} and {expected[run, step]:.6g}, which differ by "
+            f"{largest:.1e} where {dtype} allows {TOLERANCE[dtype]:.0e}; the times do not count."
         )
-    return worst
+    return largest
 
 
-def check_share(share: float, least: float, what: str) -> float:
-    """The share of answers on which ours and the peer agree; too small a one is an error."""
-    if not share >= least:
+def check_agreement(share: float, minimum: float, unit: str) -> float:
+    """The share of `unit` that agree; an error if it is below the minimum."""
+    if not share >= minimum:
         raise DisagreementError(
-            f"Ours and PEFT agree on {share:.1%} of the {what}, not on {least:.0%}; no time of this benchmark counts."
+            f"We and PEFT agree on {share:.1%} of the {unit}, and {minimum:.0%} is required; the "
+            "times do not count."
         )
     return share
 
 
-def peft() -> Any:
-    """The peer."""
+def peft_library() -> Any:
     try:
         return importlib.import_module("peft")
     except ImportError:
         raise UserError(
-            "This benchmark runs beside Hugging Face PEFT, which is not here; install it: pip install peft."
+            "This benchmark compares with Hugging Face PEFT, which is not installed; install it "
+            "with pip install peft."
         ) from None
 
 
-def surroundings(device: torch.device, dtype: str) -> dict[str, Any]:
-    """What the numbers were measured on."""
+def environment(device: torch.device, dtype: str) -> dict[str, Any]:
+    """The machine and the versions behind the numbers."""
     machine = {
         "device": device_name(device),
         "kind": device.type,
@@ -265,9 +232,9 @@ def surroundings(device: torch.device, dtype: str) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
-    found = {"python": platform.python_version(), **versions()}
     try:
-        found["peft"] = peft().__version__
+        peft_version = peft_library().__version__
     except UserError:
-        found["peft"] = "none"
-    return {"machine": machine, "versions": found}
+        peft_version = "none"
+    libraries = {"python": platform.python_version(), **versions(), "peft": peft_version}
+    return {"machine": machine, "versions": libraries}

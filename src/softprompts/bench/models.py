@@ -1,12 +1,13 @@
-"""Models to measure on: real ones by folder, and the shapes of known ones with random weights, which take no download."""
+"""Models to measure: real ones by folder, and known architectures with random weights."""
 
 from typing import Any
 
 import torch
+import transformers
 
 from ..backbone import Backbone, Causal, EncoderDecoder, load_backbone
 from ..backbone.backbone import DTYPES
-from ..backbone.load import EMBEDDED, named_device, named_dtype
+from ..backbone.load import BUNDLED_MODELS, resolve_device, resolve_dtype
 
 T5 = {
     "t5-base": {
@@ -26,7 +27,7 @@ T5 = {
         "num_heads": 16,
     },
 }
-"""T5 v1.1's sizes."""
+"""The sizes of T5 v1.1."""
 LLAMA = {
     "llama-135m": {
         "hidden_size": 576,
@@ -38,48 +39,46 @@ LLAMA = {
         "initializer_range": 0.04,
     }
 }
-"""SmolLM2-135M's sizes."""
+"""The sizes of SmolLM2-135M."""
 
 
-def load(name: str, dtype: str, device: str, seed: int) -> Backbone:
-    """A backbone by the name of a shape, or by any name that `load_backbone` knows. The same seed gives the same random weights."""
+def load_model(name: str, dtype: str, device: str, seed: int, threads: int = 0) -> Backbone:
+    """An architecture with random weights from the seed, or any model of `load_backbone`.
+
+    On a CPU, torch uses `threads` from now on; 0: its default.
+    """
+    if threads:
+        torch.set_num_threads(threads)
     if name not in T5 and name not in LLAMA:
         return load_backbone(name, dtype, device)
-    import transformers
-
-    place = named_device(device)
-    kind = DTYPES[named_dtype(dtype, place)]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(EMBEDDED["t5-tiny"])
+    target = resolve_device(device)
+    torch_dtype = DTYPES[resolve_dtype(dtype, target)]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(BUNDLED_MODELS["t5-tiny"])
     torch.manual_seed(seed)
-    with place:
-        return _t5(name, kind, tokenizer) if name in T5 else _llama(name, kind, tokenizer)
+    with target:
+        make = _t5 if name in T5 else _llama
+        return make(name, torch_dtype, tokenizer)
 
 
 def _t5(name: str, dtype: torch.dtype, tokenizer: Any) -> Backbone:
-    import transformers
-
-    marks = {
-        "decoder_start_token_id": 0,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "tie_word_embeddings": False,
-    }
     config = transformers.T5Config(
-        vocab_size=32128, **T5[name], **marks, feed_forward_proj="gated-gelu"
+        vocab_size=32128,
+        **T5[name],
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        eos_token_id=1,
+        tie_word_embeddings=False,
+        feed_forward_proj="gated-gelu",
     )
     model = transformers.AutoModelForSeq2SeqLM.from_config(config, dtype=dtype)
-    model.lm_head.weight = torch.nn.Parameter(
-        torch.randn_like(model.lm_head.weight)
-    )  # transformers ties it unless a checkpoint does not
+    # transformers ties the head unless a checkpoint unties it
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
     return EncoderDecoder(model, tokenizer, name)
 
 
 def _llama(name: str, dtype: torch.dtype, tokenizer: Any) -> Backbone:
-    import transformers
-
     config = transformers.LlamaConfig(
         vocab_size=49152, **LLAMA[name], pad_token_id=0, eos_token_id=1, tie_word_embeddings=True
     )
-    return Causal(
-        transformers.AutoModelForCausalLM.from_config(config, dtype=dtype), tokenizer, name
-    )
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return Causal(model, tokenizer, name)

@@ -1,81 +1,79 @@
-"""Results as Markdown tables, for a terminal and for the docs."""
+"""Results as Markdown tables, for the terminal and the docs."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-PEERS = {"eager": "PEFT as it comes", "regions": "PEFT, its layers compiled"}
-"""How PEFT answers."""
+PEFT_NAMES = {"eager": "PEFT, eager", "regions": "PEFT, layers compiled"}
+"""The modes of PEFT in inference."""
 
 Result = dict[str, Any]
 Cells = Sequence[str]
 
 
 def table(results: Sequence[Result]) -> str:
-    """Tables of results: those of one benchmark on one machine together, under a line that tells what they were measured on."""
+    """One table per benchmark and environment, below a line that names them."""
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
-        groups.setdefault((result["benchmark"], _surroundings(result)), []).append(result)
+        groups.setdefault((result["benchmark"], _environment(result)), []).append(result)
     parts = []
-    for (name, where), some in groups.items():
-        heads, rows = TABLES[name]
-        lines = [heads, ["---"] * len(heads), *(row for result in some for row in rows(result))]
-        parts.append(
-            "\n".join([f"{name}: {where}", "", *("| " + " | ".join(line) + " |" for line in lines)])
-        )
+    for (name, environment), group in groups.items():
+        columns, rows = TABLES[name]
+        lines = [columns, ["---"] * len(columns)]
+        lines += [row for result in group for row in rows(result)]
+        body = ["| " + " | ".join(line) + " |" for line in lines]
+        parts.append("\n".join([f"{name}: {environment}", "", *body]))
     return "\n\n".join(parts)
 
 
-def _surroundings(result: Result) -> str:
+def _environment(result: Result) -> str:
     machine, versions = result["machine"], result["versions"]
-    threads = (
-        f", {machine['threads']} of {machine['cores']} cores" if machine["kind"] == "cpu" else ""
-    )
-    told = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "peft"))
-    return f"{machine['device']}{threads}, {machine['dtype']}, {told}"
+    on_cpu = machine["kind"] == "cpu"
+    threads = f", {machine['threads']} of {machine['cores']} cores" if on_cpu else ""
+    libraries = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "peft"))
+    return f"{machine['device']}{threads}, {machine['dtype']}, {libraries}"
 
 
 def _training(result: Result) -> list[Cells]:
     settings = result["settings"]
     peers = [name for name in result["subjects"] if name.startswith("peft")]
     rows: list[Cells] = []
-    for name, found in result["subjects"].items():
-        fast = " (PEFT's fastest)" if name == result["fastest"] and len(peers) > 1 else ""
+    for name, subject in result["subjects"].items():
+        fastest = " (PEFT's fastest)" if name == result["fastest"] and len(peers) > 1 else ""
         ratios = result["ratios"].get(name, {})
-        apart = result["losses"]["max_relative_difference"].get(name)
+        difference = result["losses"]["max_relative_difference"].get(name)
+        use = subject["utilisation"]
         rows.append(
             [
                 _model(settings),
                 str(settings["prompt"]),
-                found["about"] + fast,
-                _span(found["seconds"], 1000, 2),
+                subject["about"] + fastest,
+                _range(subject["seconds"], 1000, 2),
                 _times(ratios.get(result["fastest"])),
                 _times(ratios.get("ours")),
-                _number(found["compile_s"], 1),
-                _number(found["peak_gib"], 2),
-                _short(found["tflops"])
-                + (f" ({found['utilisation']:.0%})" if found["utilisation"] is not None else ""),
-                f"{apart:.1e}" if apart is not None else "",
+                _number(subject["compile_s"], ".1f"),
+                _number(subject["peak_gib"], ".2f"),
+                _number(subject["tflops"], ".3g") + (f" ({use:.0%})" if use is not None else ""),
+                _number(difference, ".1e"),
             ]
         )
     return rows
 
 
 def _inference(result: Result) -> list[Cells]:
-    settings = result["settings"]
     return [
         [
-            _model(settings),
+            _model(result["settings"]),
             str(result["tasks"]),
-            found["about"],
-            PEERS[way],
-            _span(peer["seconds"], 1000, 1),
-            _span(found["ours"], 1000, 1),
+            scoring["about"],
+            PEFT_NAMES[mode],
+            _range(peer["seconds"], 1000, 1),
+            _range(scoring["ours"], 1000, 1),
             _times(peer["ratio"]),
             f"{peer['agreement']:.1%}",
         ]
-        for found in result["ways"].values()
-        for way, peer in found["peft"].items()
+        for scoring in result["ways"].values()
+        for mode, peer in scoring["peft"].items()
     ]
 
 
@@ -86,57 +84,55 @@ def _decoding(result: Result) -> list[Cells]:
             _model(settings),
             str(settings["prompt"]),
             str(settings["new_tokens"]),
-            str(found["batch"]),
-            PEERS[way],
-            _span(peer["seconds"], 1000, 1),
-            _span(found["read"], 1000, 1),
-            _span(found["remembered"], 1000, 1),
+            str(batch["batch"]),
+            PEFT_NAMES[mode],
+            _range(peer["seconds"], 1000, 1),
+            _range(batch["read"], 1000, 1),
+            _range(batch["remembered"], 1000, 1),
             _times(peer["ratio"]),
             f"{peer['agreement']:.1%}",
         ]
-        for found in result["batches"]
-        for way, peer in found["peft"].items()
+        for batch in result["batches"]
+        for mode, peer in batch["peft"].items()
     ]
 
 
 def _smop(result: Result) -> list[Cells]:
-    settings, names = (
-        result["settings"],
-        {"time": "training time", "memory": "training memory", "flops": "inference FLOPs"},
-    )
     long, short = result["subjects"]["prompt-tuning"], result["subjects"]["smop"]
-    told = {
-        "time": (_span(long["seconds"], 1000, 2) + " ms", _span(short["seconds"], 1000, 2) + " ms"),
-        "memory": (_number(long["peak_gib"], 2, " GiB"), _number(short["peak_gib"], 2, " GiB")),
+    quantities: dict[str, tuple[str, Callable[[Result], str]]] = {
+        "time": ("training time", lambda subject: _range(subject["seconds"], 1000, 2) + " ms"),
+        "memory": ("training memory", lambda subject: _number(subject["peak_gib"], ".2f", " GiB")),
         "flops": (
-            f"{long['forward_flops'] / 1e12:.3g} T",
-            f"{short['forward_flops'] / 1e12:.3g} T",
+            "inference FLOPs",
+            lambda subject: _number(subject["forward_flops"] / 1e12, ".3g", " T"),
         ),
     }
     return [
         [
-            _model(settings),
-            names[what],
-            *told[what],
-            _percent(result["savings"][what]),
-            _percent(result["paper"][what]),
+            _model(result["settings"]),
+            title,
+            show(long),
+            show(short),
+            _number(result["savings"][name], ".1%"),
+            _number(result["paper"][name], ".1%"),
         ]
-        for what in names
+        for name, (title, show) in quantities.items()
     ]
 
 
 TABLES: dict[str, tuple[Cells, Callable[[Result], list[Cells]]]] = {
     "training": (
         (
-            *(
-                "model",
-                "prompt",
-                "who",
-                "ms for a step of one run",
-                "times as fast as PEFT at its fastest",
-                "as ours alone",
-            ),
-            *("compiling, s", "peak GiB", "TFLOP/s (of peak)", "losses apart"),
+            "model",
+            "prompt",
+            "side",
+            "ms per step of one run",
+            "speed-up over PEFT at its fastest",
+            "over ours alone",
+            "compiling, s",
+            "peak GiB",
+            "TFLOP/s (of peak)",
+            "largest difference of losses",
         ),
         _training,
     ),
@@ -145,36 +141,35 @@ TABLES: dict[str, tuple[Cells, Callable[[Result], list[Cells]]]] = {
             "model",
             "tasks",
             "answers",
-            "beside",
+            "compared with",
             "its ms",
             "ours, ms",
-            "times as fast",
-            "answers that agree",
+            "speed-up",
+            "same answers",
         ),
         _inference,
     ),
     "decoding": (
         (
-            *(
-                "model",
-                "prompt",
-                "new tokens",
-                "batch",
-                "beside",
-                "its ms",
-                "ours, prompt read, ms",
-                "ours, prompt remembered, ms",
-            ),
-            *("times as fast", "tokens that agree"),
+            "model",
+            "prompt",
+            "new tokens",
+            "batch",
+            "compared with",
+            "its ms",
+            "ours, ms",
+            "ours with cached prompt, ms",
+            "speed-up",
+            "same tokens",
         ),
         _decoding,
     ),
     "smop": (
-        ("model", "what", "prompt tuning, 100", "SMoP, 4 x 5", "saved", "saved in the paper"),
+        ("model", "quantity", "prompt tuning, 100", "SMoP, 4 x 5", "saved", "saved in the paper"),
         _smop,
     ),
 }
-"""For each benchmark the heads of its columns, and the rows of a result."""
+"""The columns of each benchmark's table, and a function from a result to its rows."""
 
 
 def _model(settings: Result) -> str:
@@ -182,22 +177,14 @@ def _model(settings: Result) -> str:
     return f"{name}, {settings['workload']}" if "workload" in settings else name
 
 
-def _span(spread: dict[str, float], factor: float, digits: int) -> str:
+def _range(spread: dict[str, float], factor: float, digits: int) -> str:
     median, low, high = (spread[name] * factor for name in ("median", "p10", "p90"))
     return f"{median:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def _times(spread: dict[str, float] | None) -> str:
-    return _span(spread, 1, 2) if spread is not None else ""
+    return _range(spread, 1, 2) if spread is not None else ""
 
 
-def _number(value: float | None, digits: int, unit: str = "") -> str:
-    return f"{value:.{digits}f}{unit}" if value is not None else ""
-
-
-def _short(value: float | None) -> str:
-    return f"{value:.3g}" if value is not None else ""
-
-
-def _percent(share: float | None) -> str:
-    return f"{share:.1%}" if share is not None else ""
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    return f"{value:{form}}{unit}" if value is not None else ""

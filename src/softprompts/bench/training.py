@@ -1,13 +1,13 @@
-"""Training: seconds for one optimiser step of one run, ours alone and many at once, beside PEFT eager and compiled.
+"""Training: seconds per optimiser step of one run, ours alone and in a cohort, against PEFT.
 
-Both sides get the same frozen model, the same batches, the same start and AdamW with the same settings, in the same precision. Our times
-hold all that `tune` does in a step: choosing rows, laying them out, learning-rate schedule, optimiser, looking at the loss. PEFT's loop
-holds padding, copying, forward, backward and optimiser, and nothing else.
+Both sides get the same frozen model, batches, initial prompt, AdamW settings and precision. Our
+times include all that `tune` does in a step: choosing and laying out rows, schedule, optimiser,
+checking the loss. PEFT's loop is padding, copying, forward, backward and optimiser, nothing else.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from math import inf
 from statistics import fmean, median
@@ -17,154 +17,114 @@ import torch
 from torch import Tensor
 
 from ..backbone import Backbone
-from ..errors import UserError
 from .flops import FORMULA, t5_flops
-from .learners import COMPILED, WAYS, Learner, Ours, Peft, Theirs, compile_ours, make_run, ways_of
+from .learners import (
+    COMPILED,
+    PEFT_MODES,
+    Learner,
+    OurRuns,
+    PeftModel,
+    PeftRun,
+    make_run,
+    peft_modes,
+    set_compile,
+)
 from .measure import (
     TOLERANCE,
     Clock,
-    Common,
     DisagreementError,
     Progress,
     Say,
-    check_losses,
+    compare_losses,
+    environment,
+    failure_reason,
     peak_gib,
-    peft,
+    peft_library,
     ratio,
-    release,
+    reset_memory,
     spread,
-    surroundings,
-    wait,
-    why,
+    synchronized_time,
 )
-from .models import load
-from .workload import LONGEST, Rows, draw, waste
+from .models import load_model
+from .settings import TrainingSettings as Settings
+from .workload import MAX_TEXT, RunBatches, draw_batches, padding_ratio
 
-DECAY = 1e-5
-"""Weight decay, on both sides."""
-FEW = 4
-"""Runs of a cohort that are also taken one after another, unless told otherwise."""
-
-
-@dataclass(frozen=True)
-class Settings(Common):
-    """What to measure."""
-
-    workload: str = "synthetic"
-    """synthetic (texts of log-normal length, about 115 tokens, at most 256) or sst2."""
-
-    data_dir: str = ""
-    """The folder with SST-2's rows (DIR/glue/sst2); without it SOFTPROMPTS_DATA, or the Hugging Face hub."""
-
-    prompt: int = 20
-    """Prompt tokens."""
-
-    batch: int = 32
-    """Rows of a run's step."""
-
-    runs: int = 8
-    """Runs of our cohort; 1: none."""
-
-    alone: int = 0
-    """Runs, of those of the cohort, that PEFT and we also take one after another; 0: four at most."""
-
-    steps: int = 20
-    """Steps that are timed."""
-
-    warmup: int = 5
-    """Steps before them, which hold the compiling."""
-
-    lr: float = 0.01
-    """Learning rate. A small one, because Adam makes whole steps of rounding errors, and the losses of both sides must stay comparable."""
-
-    peers: str = "auto"
-    """How PEFT is run: any of eager,regions,dynamic,buckets,graphs,padded,autocast; auto: eager, and on a GPU also compiled by regions."""
-
-    seconds: float = 0.0
-    """Begin with no further compiled way of PEFT's after so many seconds; 0: take the time it takes."""
-
-    compile_ours: bool = True
-    """Compile our side too, where it can: on a GPU."""
-
-    peak_tflops: float = 989.0
-    """The GPU's dense matrix TFLOP/s in bf16, for its utilisation (H100 and H200: 989)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("prompt", "batch", "runs", "steps"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        if not 0 <= self.alone <= self.runs:
-            raise UserError(
-                f"--alone is {self.alone}; it must be from 1 to the {self.runs} runs, or 0."
-            )
+WEIGHT_DECAY = 1e-5
+"""On both sides."""
+MAX_ALONE = 4
+"""Runs of the cohort that are also trained alone, by default."""
 
 
 class Subject(NamedTuple):
-    """Something to measure: what makes its learners, which then take turns."""
+    """Something to measure."""
 
     name: str
     about: str
     make: Callable[[], Sequence[Learner]]
-    apart: bool = False
-    """Whether it needs a round of its own: what is compiled for one would be taken for another."""
+    """Makes its learners, which take turns."""
+    compiled: bool = False
+    """Measured in a round of its own, or code compiled for one would be reused for another."""
 
 
-class Timed(NamedTuple):
-    """A subject's seconds for a step of one run [steps], warm-up seconds beyond such steps, memory, and losses [runs, steps]."""
+class Measurement(NamedTuple):
+    """What a subject took."""
 
     seconds: list[float]
+    """Of each step, for one run."""
     compile_s: float
+    """Warm-up seconds beyond what such steps take."""
     peak_gib: float | None
     losses: list[list[float]]
+    """[runs, steps]."""
     model_gib: float | None = None
-    """Of the peak, what was there before: the frozen model."""
+    """The part of the peak that was allocated before: the frozen model."""
 
     def record(self, about: str, runs: int) -> dict[str, Any]:
-        memory = {"peak_gib": self.peak_gib, "model_gib": self.model_gib}
         return {
             "about": about,
             "runs": runs,
             "seconds": spread(self.seconds),
             "compile_s": self.compile_s,
-            **memory,
+            "peak_gib": self.peak_gib,
+            "model_gib": self.model_gib,
         }
 
 
-class Found(NamedTuple):
+class Measurements(NamedTuple):
     """What was measured, and why the rest was not."""
 
-    timed: dict[str, Timed]
+    measured: dict[str, Measurement]
     left_out: dict[str, str]
 
 
 def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
-    """The benchmark's result."""
-    peft()  # said at once where it is missing
+    """The benchmark's result, again and again as it becomes more complete."""
+    peft_library()  # reports at once that it is missing
     deadline = time.monotonic() + (settings.seconds or inf)
-    backbone = load(settings.model, settings.dtype, settings.device, settings.seed)
-    alone = settings.alone or min(settings.runs, FEW)
-    total = settings.warmup + settings.steps
-    room = LONGEST if backbone.longest is None else backbone.longest - settings.prompt - 2
-    rows = draw(
+    backbone = load_model(
+        settings.model, settings.dtype, settings.device, settings.seed, settings.threads
+    )
+    alone = settings.alone or min(settings.runs, MAX_ALONE)
+    positions = backbone.max_positions
+    batches = draw_batches(
         settings.workload,
         backbone,
         settings.runs,
-        total,
+        settings.warmup + settings.steps,
         settings.batch,
         settings.seed,
         settings.data_dir,
-        room,
+        MAX_TEXT if positions is None else positions - settings.prompt - 2,
     )
-    subjects = [*_peers(settings, backbone, rows[:alone]), *_ours(settings, backbone, rows, alone)]
-    for timed, left_out in time_all(
+    peers = _peers(settings, backbone, batches[:alone])
+    subjects = [*peers, *_ours(settings, backbone, batches, alone)]
+    for measured, left_out in measure_all(
         subjects, backbone, settings.warmup, settings.steps, say, deadline
     ):
-        if any(name.startswith("peft") for name in timed) and all(
-            subject.name in timed for subject in subjects if not subject.apart
-        ):
-            yield _result(settings, backbone, rows, subjects, timed, left_out, say)
-    if not any(name.startswith("peft") for name in timed):
+        complete = all(subject.name in measured for subject in subjects if not subject.compiled)
+        if complete and any(peer.name in measured for peer in peers):
+            yield _result(settings, backbone, batches, subjects, measured, left_out, say)
+    if not any(peer.name in measured for peer in peers):
         raise DisagreementError(
             f"PEFT did not run, so there is nothing to compare with: {left_out}."
         )
@@ -173,214 +133,216 @@ def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
 def _result(
     settings: Settings,
     backbone: Backbone,
-    rows: Sequence[Rows],
+    batches: Sequence[RunBatches],
     subjects: Sequence[Subject],
-    timed: dict[str, Timed],
+    measured: dict[str, Measurement],
     left_out: dict[str, str],
     say: Say,
 ) -> dict[str, Any]:
-    alone, total = settings.alone or min(settings.runs, FEW), settings.warmup + settings.steps
-    apart = _checked(timed, alone, backbone.dtype)
-    say(f"losses agree: at most {max(apart.values()):.1e} apart")
+    alone = settings.alone or min(settings.runs, MAX_ALONE)
+    differences = _compare_losses(measured, alone, backbone.dtype)
+    say(f"losses agree: they differ by at most {max(differences.values()):.1e}")
+    records = {
+        name: measured[name].record(about, settings.runs if name == "cohort" else alone)
+        | _flops_rate(settings, backbone, batches, measured[name])
+        for name, about, *_ in subjects
+        if name in measured
+    }
     return {
-        **surroundings(backbone.device, backbone.dtype),
+        **environment(backbone.device, backbone.dtype),
         "settings": asdict(settings),
         "attention": backbone.model.config._attn_implementation,
-        "subjects": {
-            s.name: timed[s.name].record(s.about, alone if s.name != "cohort" else settings.runs)
-            | _rate(settings, backbone, rows, timed[s.name])
-            for s in subjects
-            if s.name in timed
-        },
+        "subjects": records,
         "left_out": left_out,
-        **_compared(timed),
+        **_ratios(measured),
         "losses": {
-            "max_relative_difference": apart,
+            "max_relative_difference": differences,
             "tolerance": TOLERANCE[backbone.dtype],
-            "steps": total,
+            "steps": settings.warmup + settings.steps,
             "runs": alone,
         },
-        "padding": waste(rows, settings.prompt),
+        "padding": padding_ratio(batches, settings.prompt),
         "flops": FORMULA,
     }
 
 
-def _checked(timed: dict[str, Timed], alone: int, dtype: str) -> dict[str, float]:
-    """How far the losses of each are from those of the first way that PEFT is run."""
-    first = next(name for name in timed if name.startswith("peft"))
-    allowed = {name: "bf16" if "peft autocast" in (first, name) else dtype for name in timed}
+def _compare_losses(measured: dict[str, Measurement], alone: int, dtype: str) -> dict[str, float]:
+    """How far the losses of each subject are from those of PEFT's first mode."""
+    first = next(name for name in measured if name.startswith("peft"))
+    dtypes = {name: "bf16" if "peft autocast" in (first, name) else dtype for name in measured}
     return {
-        name: check_losses(first, timed[first].losses, name, found.losses[:alone], allowed[name])
-        for name, found in timed.items()
+        name: compare_losses(
+            first, measured[first].losses, name, other.losses[:alone], dtypes[name]
+        )
+        for name, other in measured.items()
         if name != first
     }
 
 
-def _peers(settings: Settings, backbone: Backbone, rows: Sequence[Rows]) -> list[Subject]:
-    ways = ways_of(settings.peers, backbone, WAYS)
-    starts = [start(settings, backbone, own, run) for run, own in enumerate(rows)]
+def _peers(settings: Settings, backbone: Backbone, batches: Sequence[RunBatches]) -> list[Subject]:
+    starts = [start(settings, backbone, own, run) for run, own in enumerate(batches)]
 
-    def make(way: str) -> list[Learner]:
-        peer = Peft(backbone, settings.prompt, way)
+    def make(mode: str) -> list[Learner]:
+        peer = PeftModel(backbone, settings.prompt, mode)
         return [
-            Theirs(peer, begin, own, settings.lr, DECAY)
-            for begin, own in zip(starts, rows, strict=True)
+            PeftRun(peer, vectors, own, settings.lr, WEIGHT_DECAY)
+            for vectors, own in zip(starts, batches, strict=True)
         ]
 
     return [
-        Subject(f"peft {way}", f"PEFT, {WAYS[way]}", partial(make, way), way in COMPILED)
-        for way in ways
+        Subject(f"peft {mode}", f"PEFT, {PEFT_MODES[mode]}", partial(make, mode), mode in COMPILED)
+        for mode in peft_modes(settings.peers, backbone, PEFT_MODES)
     ]
 
 
 def _ours(
-    settings: Settings, backbone: Backbone, rows: Sequence[Rows], alone: int
+    settings: Settings, backbone: Backbone, batches: Sequence[RunBatches], alone: int
 ) -> list[Subject]:
-    compiles = compile_ours(backbone, settings.compile_ours)
-    how = "compiled" if compiles else "as it comes"
+    compiles = set_compile(backbone, settings.compile_ours)
+    mode = "compiled" if compiles else "eager"
 
-    def runs(many: int) -> list[Any]:
+    def runs(count: int) -> list[Any]:
         return [
             make_run(backbone, own, _config(settings), settings.seed + run)
-            for run, own in enumerate(rows[:many])
+            for run, own in enumerate(batches[:count])
         ]
 
-    subjects = [
-        Subject(
-            "ours",
-            f"ours, one run at a time, {how}",
-            lambda: [Ours([run], compiles) for run in runs(alone)],
-        )
-    ]
+    def one_by_one() -> list[Learner]:
+        return [OurRuns([run], compiles) for run in runs(alone)]
+
+    def together() -> list[Learner]:
+        return [OurRuns(runs(settings.runs), compiles)]
+
+    subjects = [Subject("ours", f"ours, one run at a time, {mode}", one_by_one)]
     if settings.runs > 1:
-        subjects.append(
-            Subject(
-                "cohort",
-                f"ours, {settings.runs} runs at once, {how}",
-                lambda: [Ours(runs(settings.runs), compiles)],
-            )
-        )
+        subjects.append(Subject("cohort", f"ours, {settings.runs} runs at once, {mode}", together))
     return subjects
 
 
 def _config(settings: Settings) -> dict[str, Any]:
-    """Our run. Numbers are absolute (unit 1), as PEFT's are."""
+    """The settings of our run; the prompt is in absolute numbers (unit 1), as PEFT's is."""
     return {
         "preset": "prompt-tuning",
         "prompt": {"length": settings.prompt, "unit": 1.0},
-        "tuning": {"optimizer": "adamw", "lr": settings.lr, "weight_decay": DECAY},
+        "tuning": {"optimizer": "adamw", "lr": settings.lr, "weight_decay": WEIGHT_DECAY},
     }
 
 
-def start(settings: Settings, backbone: Backbone, rows: Rows, run: int) -> Tensor:
+def start(settings: Settings, backbone: Backbone, batches: RunBatches, run: int) -> Tensor:
     """The vectors that our run starts from [P, H], for PEFT to start from too."""
-    return (
-        make_run(backbone, rows, _config(settings), settings.seed + run)
-        .prompt.table.detach()[0]
-        .clone()
-    )
+    ours = make_run(backbone, batches, _config(settings), settings.seed + run)
+    return ours.prompt.table.detach()[0].clone()
 
 
-def time_all(
+def measure_all(
     subjects: Sequence[Subject],
     backbone: Backbone,
     warmup: int,
     steps: int,
     say: Say,
     deadline: float = inf,
-) -> Iterator[Found]:
-    """On a GPU one subject after another, so that each has its own peak of memory; on a CPU step by step in turn, so that what else
-    the machine does falls on all alike. What is compiled comes last: where it fails, or no time is left, that is told."""
-    plain = [subject for subject in subjects if not subject.apart]
-    rounds = [[subject] for subject in plain] if backbone.device.type == "cuda" else [plain]
-    rounds += [[subject] for subject in subjects if subject.apart]
-    found = Found({}, {})
-    for some in filter(None, rounds):
-        names = ", ".join(subject.name for subject in some)
-        if some[0].apart and time.monotonic() > deadline:
-            found.left_out[names] = "no time was left"
-            yield found
+) -> Iterator[Measurements]:
+    """Measure all subjects, the compiled ones last.
+
+    On a GPU they go one after another, so that each has its own peak of memory; on a CPU they take
+    turns step by step, so that other load on the machine affects all of them. A compiled one that
+    fails, or for which no time is left, is recorded as left out.
+    """
+    eager = [subject for subject in subjects if not subject.compiled]
+    rounds = [[subject] for subject in eager] if backbone.device.type == "cuda" else [eager]
+    rounds += [[subject] for subject in subjects if subject.compiled]
+    results = Measurements({}, {})
+    for group in filter(None, rounds):
+        names, compiled = ", ".join(subject.name for subject in group), group[0].compiled
+        if compiled and time.monotonic() > deadline:
+            results.left_out[names] = "no time was left"
+            yield results
             continue
-        release(backbone)
+        reset_memory(backbone)
         say(f"measuring {names} on {backbone.name}: {warmup} + {steps} steps")
         try:
-            found.timed.update(_round(some, backbone.device, warmup, steps, say))
+            results.measured.update(_measure_group(group, backbone.device, warmup, steps, say))
         except Exception as error:
-            if not some[0].apart:
+            if not compiled:
                 raise
-            found.left_out[names] = why(error)
-            say(f"{names} failed: {found.left_out[names]}")
-        if some[0].apart:
+            results.left_out[names] = failure_reason(error)
+            say(f"{names} failed: {results.left_out[names]}")
+        if compiled:
             torch.compiler.reset()
-        yield found
-    release(backbone)
+        yield results
+    reset_memory(backbone)
 
 
-def _round(
+def _measure_group(
     subjects: Sequence[Subject], device: torch.device, warmup: int, steps: int, say: Say
-) -> dict[str, Timed]:
-    held = round(torch.cuda.memory_allocated(device) / 2**30, 3) if device.type == "cuda" else None
-    learners = [(subject.name, learner) for subject in subjects for learner in subject.make()]
-    clocks = [Clock(device) for _ in learners]
-    before = {subject.name: 0.0 for subject in subjects}
+) -> dict[str, Measurement]:
+    on_gpu = device.type == "cuda"
+    model_gib = round(torch.cuda.memory_allocated(device) / 2**30, 3) if on_gpu else None
+    learners = {subject.name: subject.make() for subject in subjects}
+    clocks = {name: [Clock(device) for _ in group] for name, group in learners.items()}
+    warmup_seconds = dict.fromkeys(learners, 0.0)
     progress = Progress(say, "step", warmup + steps)
     for number in range(warmup + steps):
-        for (name, learner), clock in zip(learners, clocks, strict=True):
-            learner.ready()
-            if number < warmup:
-                begun = wait(device)
-                learner.step(number)
-                before[name] += wait(device) - begun
-            else:
-                clock.time(partial(learner.step, number))
-        progress.tick(number + 1)
-    found = {}
-    for subject in subjects:
-        own = [
-            (learner, clock.seconds())
-            for (name, learner), clock in zip(learners, clocks, strict=True)
-            if name == subject.name
+        for name, group in learners.items():
+            for learner, clock in zip(group, clocks[name], strict=True):
+                learner.prepare()
+                if number < warmup:
+                    began = synchronized_time(device)
+                    learner.step(number)
+                    warmup_seconds[name] += synchronized_time(device) - began
+                else:
+                    clock.time(partial(learner.step, number))
+        progress.update(number + 1)
+    results = {}
+    for name, group in learners.items():
+        seconds = [clock.seconds() for clock in clocks[name]]
+        per_run = [
+            fmean(own[step] / learner.runs for learner, own in zip(group, seconds, strict=True))
+            for step in range(steps)
         ]
-        seconds = [
-            fmean(seconds[step] / learner.runs for learner, seconds in own) for step in range(steps)
-        ]
-        typical = sum(median(seconds) for _, seconds in own)
-        losses = [run for learner, _ in own for run in learner.losses()]
-        compile_s = round(max(0.0, before[subject.name] - warmup * typical), 2)
-        found[subject.name] = Timed(seconds, compile_s, peak_gib(device), losses, held)
+        typical = sum(map(median, seconds))
+        compile_s = round(max(0.0, warmup_seconds[name] - warmup * typical), 2)
+        losses = [run for learner in group for run in learner.losses()]
+        results[name] = Measurement(per_run, compile_s, peak_gib(device), losses, model_gib)
         say(
-            f"{subject.name}: {1000 * median(seconds):.2f} ms for a step of one run, warm-up {before[subject.name]:.1f} s"
+            f"{name}: {1000 * median(per_run):.2f} ms per step of one run, warm-up "
+            f"{warmup_seconds[name]:.1f} s"
         )
-    return found
+    return results
 
 
-def _rate(
-    settings: Settings, backbone: Backbone, rows: Sequence[Rows], timed: Timed
+def _flops_rate(
+    settings: Settings,
+    backbone: Backbone,
+    batches: Sequence[RunBatches],
+    measurement: Measurement,
 ) -> dict[str, Any]:
-    """What the matrices achieved, where the model's operations are known."""
+    """Achieved TFLOP/s, if the model's operations are known."""
     if backbone.model.config.model_type not in ("t5", "mt5"):
         return {"tflops": None, "utilisation": None}
+    timed = slice(settings.warmup, None)
     texts = [
         len(text) + settings.prompt
-        for own in rows
-        for batch in own.inputs[settings.warmup :]
+        for run in batches
+        for batch in run.inputs[timed]
         for text in batch
     ]
-    targets = [
-        len(target) for own in rows for batch in own.targets[settings.warmup :] for target in batch
-    ]
-    step = t5_flops(backbone.model.config, texts, targets).step / (len(rows) * settings.steps)
-    rated = backbone.device.type == "cuda" and backbone.dtype == "bf16"
-    achieved = step / median(timed.seconds) / 1e12
-    return {"tflops": achieved, "utilisation": achieved / settings.peak_tflops if rated else None}
+    targets = [len(target) for run in batches for batch in run.targets[timed] for target in batch]
+    flops = t5_flops(backbone.model.config, texts, targets).step / (len(batches) * settings.steps)
+    achieved = flops / median(measurement.seconds) / 1e12
+    peak_known = backbone.device.type == "cuda" and backbone.dtype == "bf16"
+    utilisation = achieved / settings.peak_tflops if peak_known else None
+    return {"tflops": achieved, "utilisation": utilisation}
 
 
-def _compared(timed: dict[str, Timed]) -> dict[str, Any]:
-    """How many times as long the others take as ours; `fastest` is PEFT at its best."""
-    theirs = {name: found for name, found in timed.items() if name.startswith("peft")}
-    fastest = min(theirs, key=lambda name: median(theirs[name].seconds))
+def _ratios(measured: dict[str, Measurement]) -> dict[str, Any]:
+    """How many times as long the others take as ours; `fastest` is PEFT's fastest mode."""
+    peers = [name for name in measured if name.startswith("peft")]
+    fastest = min(peers, key=lambda name: median(measured[name].seconds))
     ratios = {}
-    for mine in [name for name in ("ours", "cohort") if name in timed]:
-        others = [*theirs, *(["ours"] if mine == "cohort" else [])]
-        ratios[mine] = {name: ratio(timed[name].seconds, timed[mine].seconds) for name in others}
+    for ours in [name for name in ("ours", "cohort") if name in measured]:
+        others = [*peers, "ours"] if ours == "cohort" else peers
+        ratios[ours] = {
+            name: ratio(measured[name].seconds, measured[ours].seconds) for name in others
+        }
     return {"fastest": fastest, "ratios": ratios}

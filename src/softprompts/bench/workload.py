@@ -1,4 +1,4 @@
-"""Rows to learn from: synthetic ones of uneven lengths, or SST-2's, in random batches as data comes, not sorted by length."""
+"""Batches to train on: synthetic texts of varied length, or SST-2, not sorted by length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,22 +6,26 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..backbone import Backbone
+from ..config.task import TaskConfig
 from ..errors import UserError
-from ..tasks import TaskConfig, load_task
+from ..tasks import load_task
 
-LONGEST = 256
+MAX_TEXT = 256
 """The most tokens of a text."""
+
+Batch = list[list[int]]
+"""Rows of ids."""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """What one run learns from: the ids of each step's texts and targets."""
+class RunBatches:
+    """The texts and targets of one run's steps."""
 
-    inputs: list[list[list[int]]]
-    targets: list[list[list[int]]]
+    inputs: list[Batch]
+    targets: list[Batch]
 
 
-def draw(
+def draw_batches(
     workload: str,
     backbone: Backbone,
     runs: int,
@@ -29,50 +33,45 @@ def draw(
     batch: int,
     seed: int,
     data_dir: str,
-    room: int = LONGEST,
-) -> list[Rows]:
-    """The rows of each run, each its own; texts have at most `room` tokens."""
+    max_text: int = MAX_TEXT,
+) -> list[RunBatches]:
+    """Different batches for each run; texts have at most `max_text` tokens."""
+    longest = min(max_text, MAX_TEXT)
     if workload == "synthetic":
         return [
-            _synthetic(
-                backbone, steps, batch, np.random.default_rng([seed, run]), min(room, LONGEST)
-            )
+            _synthetic(backbone, steps, batch, np.random.default_rng([seed, run]), longest)
             for run in range(runs)
         ]
     if workload != "sst2":
         raise UserError(f"There is no workload {workload!r}; choose synthetic or sst2.")
     task = load_task(TaskConfig(task="glue/sst2", data_dir=data_dir or None))
-    found = []
+    batches = []
     for run in range(runs):
-        some = np.random.default_rng([seed, run]).choice(
+        chosen = np.random.default_rng([seed, run]).choice(
             len(task.train), steps * batch, replace=len(task.train) < steps * batch
         )
-        examples = [task.train[int(row)] for row in some]
-        texts = backbone.tokenise([example.input for example in examples], min(room, LONGEST))
-        found.append(
-            Rows(
-                _cut(texts, batch),
-                _cut(backbone.tokenise_targets([example.target for example in examples]), batch),
-            )
-        )
-    return found
+        examples = [task.train[int(row)] for row in chosen]
+        inputs = backbone.tokenise([example.input for example in examples], longest)
+        targets = backbone.tokenise_targets([example.target for example in examples])
+        batches.append(RunBatches(_split(inputs, batch), _split(targets, batch)))
+    return batches
 
 
 def _synthetic(
-    backbone: Backbone, steps: int, batch: int, rng: np.random.Generator, room: int
-) -> Rows:
-    """Random ids; lengths log-normal with a mean of about 115, cut at `room`; targets of two tokens."""
-    lengths = np.clip(rng.lognormal(4.6, 0.55, steps * batch), 8, room).astype(int)
-    inputs = [rng.integers(100, backbone.vocabulary, length).tolist() for length in lengths]
-    targets = [[int(first), 1] for first in rng.integers(100, backbone.vocabulary, steps * batch)]
-    return Rows(_cut(inputs, batch), _cut(targets, batch))
+    backbone: Backbone, steps: int, batch: int, rng: np.random.Generator, longest: int
+) -> RunBatches:
+    """Random ids; lengths log-normal with a mean of about 115, clipped; targets of two tokens."""
+    lengths = np.clip(rng.lognormal(4.6, 0.55, steps * batch), 8, longest).astype(int)
+    inputs = [rng.integers(100, backbone.vocab_size, length).tolist() for length in lengths]
+    targets = [[int(first), 1] for first in rng.integers(100, backbone.vocab_size, steps * batch)]
+    return RunBatches(_split(inputs, batch), _split(targets, batch))
 
 
-def _cut(rows: Sequence[list[int]], batch: int) -> list[list[list[int]]]:
-    return [list(rows[begin : begin + batch]) for begin in range(0, len(rows), batch)]
+def _split(rows: Sequence[list[int]], batch: int) -> list[Batch]:
+    return [list(rows[start : start + batch]) for start in range(0, len(rows), batch)]
 
 
-def waste(rows: Sequence[Rows], prompt: int) -> float:
-    """Columns of batches padded to their longest text, over tokens that are there; prompts counted."""
-    batches = [[len(text) + prompt for text in batch] for each in rows for batch in each.inputs]
+def padding_ratio(runs: Sequence[RunBatches], prompt: int) -> float:
+    """Tokens of batches padded to their longest text over tokens without pads, with prompts."""
+    batches = [[len(text) + prompt for text in batch] for run in runs for batch in run.inputs]
     return sum(max(batch) * len(batch) for batch in batches) / sum(map(sum, batches))

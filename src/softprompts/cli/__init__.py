@@ -1,5 +1,101 @@
-"""The command line: one module per command. Nothing else in the package imports it."""
+"""The command line: one module per command. Nothing else in the package imports it.
 
-from .main import main
+Exit codes: 0 done, 1 failed, 2 your input.
+"""
 
-__all__ = ["main"]
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from ..version import __version__
+from ..config.plugins import VARIABLE as PLUGINS
+from ..errors import UserError, as_flag
+from .command import is_main_process
+
+COMMANDS = {
+    "tune": "Tune a prompt on a task or on your own data, or many at once.",
+    "evaluate": "Score a tuned prompt on labelled rows.",
+    "predict": "Answer texts with a tuned prompt.",
+    "prompts": "Manage a library of prompts: list, show, search, import, export, recycle.",
+    "transfer": "Tune a prompt for a new task, starting from prompts of similar tasks.",
+    "study": "Run a grid of runs that resumes, and report it as the SPoT paper does.",
+    "tasks": "List named tasks, show one, export a split, score predictions.",
+    "bench": "Measure speed and memory on this machine, next to PEFT.",
+    "pretrain": "Pretrain a T5 from raw text, or train one further.",
+    "schema": "Print the JSON Schema of run or study files, for editors.",
+    "completion": "Print a completion script for bash, zsh or fish.",
+}
+"""Each is a module of this package with a function `main(argv)`."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; errors are one sentence on standard error."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in argv
+    try:
+        if not argv or argv[0] in ("-h", "--help"):
+            print(_help(), flush=True)
+            return 0
+        if argv[0] in ("-V", "--version"):
+            print(f"softprompts {__version__}", flush=True)
+            return 0
+        return run_command(argv[0], _take_plugins([word for word in argv[1:] if word != "--debug"]))
+    except KeyboardInterrupt:
+        return _report(
+            "stopped; tune, transfer, study and pretrain resume from their last checkpoint when "
+            "you run the same command again.",
+            130,
+        )
+    except BrokenPipeError:
+        return 0
+    except Exception as error:
+        if debug:
+            raise
+        return _report(*_explain(error))
+
+
+def run_command(name: str, argv: Sequence[str]) -> int:
+    if name not in COMMANDS:
+        raise UserError(f"There is no command {name!r}; choose one of {', '.join(COMMANDS)}.")
+    command = importlib.import_module(f".{name}", __name__)
+    code: int = command.main(argv)
+    return code
+
+
+def _take_plugins(argv: list[str]) -> list[str]:
+    """`--plugin FILE` (or a module's name) goes to a variable, which worker processes inherit."""
+    while "--plugin" in argv:
+        at = argv.index("--plugin")
+        if at + 1 == len(argv):
+            raise UserError("--plugin needs a value: a Python file, or a module's name.")
+        plugins = [*filter(None, [os.environ.get(PLUGINS)]), argv[at + 1]]
+        os.environ[PLUGINS] = ",".join(dict.fromkeys(plugins))
+        argv = argv[:at] + argv[at + 2 :]
+    return argv
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """An error in one sentence, and its exit code."""
+    if isinstance(error, UserError):
+        return error.spelled(error.spelling or as_flag), 2
+    if isinstance(error, PermissionError):
+        return f"this user may not read or write {error.filename}; ask its owner.", 2
+    return f"{type(error).__name__}: {error} (run again with --debug for the traceback)", 1
+
+
+def _report(message: str, code: int) -> int:
+    if is_main_process():
+        print(f"softprompts: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _help() -> str:
+    rows = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())
+    return (
+        "softprompts: one frozen model, many tiny prompts.\n\n"
+        "usage: softprompts COMMAND [options]     "
+        f"(softprompts COMMAND --help shows the options)\n\n{rows}\n\n"
+        "example:\n  softprompts tune --task helpdesk/intent --output runs/intent\n"
+        '  softprompts predict runs/intent "Where is my parcel?"'
+    )

@@ -10,7 +10,7 @@ from typing import Any
 from ..bench.tables import table
 from ..errors import UserError
 from ..files import check_writable, write_json
-from ..files.names import some_place
+from ..files.names import checked_path
 from .command import Parser, tell
 
 BENCHMARKS = {
@@ -89,7 +89,7 @@ def _parsed(
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--output", metavar="FILE", type=some_place, help="where the result goes as JSON"
+        "--output", metavar="FILE", type=checked_path, help="where the result goes as JSON"
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--quiet", action="store_true", help="no progress lines")
@@ -114,7 +114,7 @@ def _parsed(
 
 def _docs(kind: type) -> dict[str, str]:
     """The docstring under each attribute, those of the classes below included."""
-    from ..config.run import attribute_docs
+    from ..config.schema import attribute_docs
 
     found: dict[str, str] = {}
     for part in reversed(kind.__mro__[:-1]):

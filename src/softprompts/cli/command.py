@@ -4,18 +4,50 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import UserError
-from ..files.names import some_place
+from ..files.names import checked_path
+
+ACTIONS = {
+    "prompts": ("list", "show", "search", "import", "export", "recycle"),
+    "study": ("run", "status", "report", "rerun"),
+    "tasks": ("list", "show", "export", "score"),
+    "bench": ("training", "inference", "decoding", "smop"),
+    "schema": ("run", "study"),
+    "completion": ("bash", "zsh", "fish"),
+}
+"""What comes after the commands that have actions."""
 
 
 class Parser(argparse.ArgumentParser):
-    """One whose errors are sentences."""
+    """A parser whose errors are sentences, and which completion can catch before it parses."""
+
+    class Caught(Exception):  # noqa: N818
+        """Parsing is about to begin."""
+
+    _caught: ClassVar[list["Parser"] | None] = None
 
     def error(self, message: str) -> Any:
         raise UserError(f"{message[0].upper()}{message[1:]}; see {self.prog} --help.")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if Parser._caught is not None:
+            Parser._caught.append(self)
+            raise Parser.Caught
+        return super().parse_known_args(args, namespace)
+
+    @classmethod
+    @contextmanager
+    def caught(cls) -> Iterator[list["Parser"]]:
+        """Inside, commands stop where they would parse, and their parsers are in the list."""
+        cls._caught = []
+        try:
+            yield cls._caught
+        finally:
+            cls._caught = None
 
 
 def make_parser(name: str, examples: str, about: str | None) -> Parser:
@@ -46,7 +78,7 @@ def add_model(parser: argparse.ArgumentParser, model: str, required: bool = Fals
 def output_folder(text: str) -> Path:
     if not text.strip():
         raise UserError("The output folder has no name; give one with --output.")
-    return some_place(text)
+    return checked_path(text)
 
 
 def act(
@@ -96,6 +128,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def speaks() -> bool:
-    """Of several processes on one run, the first one speaks."""
+def is_main_process() -> bool:
+    """Of several processes on one run, the first one prints."""
     return os.environ.get("RANK", "0") == "0"

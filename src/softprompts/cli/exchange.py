@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, listing
-from ..files.names import check_free, some_place
+from ..files.names import check_overwrite, checked_path
 from ..library.library import named_prompt
 from .command import add_model, make_parser, output_folder, tell
 from .naming import add_library, add_prompt
 
 if TYPE_CHECKING:
-    from ..tuning.api import Tuned
+    from ..artifacts.card import BackboneCard
+    from ..tuning.tuned import Tuned
 
 
 def take_in(argv: Sequence[str]) -> int:
@@ -30,7 +31,7 @@ def take_in(argv: Sequence[str]) -> int:
     parser.add_argument(
         "source",
         metavar="FOLDER",
-        type=some_place,
+        type=checked_path,
         help="what tune, a study, or PEFT's save_pretrained wrote",
     )
     add_library(parser)
@@ -72,10 +73,10 @@ def take_in(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
 
     from ..artifacts.peft import ADAPTER
-    from ..artifacts.prompt_file import CARD
+    from ..artifacts.run_folder import RunFolder
 
     if (options.source / ADAPTER).exists() or (
-        options.output is not None and not (options.source / CARD).exists()
+        options.output is not None and not RunFolder(options.source).has_prompt
     ):
         return _take_adapter(options)
     if options.output is not None:
@@ -86,35 +87,37 @@ def take_in(argv: Sequence[str]) -> int:
 
 
 def _take_adapter(options: argparse.Namespace) -> int:
-    from ..artifacts.run_folder import OURS
+    from ..artifacts.run_folder import RunFolder
     from ..library.library import Library
 
     library = Library(options.library)
     if options.output is not None:
-        check_free(options.output, OURS, options.overwrite)
+        output = RunFolder(options.output)
+        output.check_no_run(options.overwrite)
         tuned = _adapter(options)
-        for name in OURS:  # just before something new is written in their place
-            (options.output / name).unlink(missing_ok=True)
+        output.clear()
         folder = tuned.save(options.output)
     else:
-        name = library.free(_name(options), options.overwrite)
+        name = _name(options)
+        library.check_free(name, options.overwrite)
         tuned = _adapter(options)
         with tempfile.TemporaryDirectory() as made:
             folder = library.add(tuned.save(Path(made) / name), name, options.overwrite).folder
     said = f"{tuned.prompt.config.length} prompt vectors for {tuned.backbone.name} are in {folder}"
-    tell(options, tuned.card | {"folder": str(folder)}, said)
+    tell(options, tuned.card.plain() | {"folder": str(folder)}, said)
     return 0
 
 
 def _adapter(options: argparse.Namespace) -> "Tuned":
-    from ..config.choice import coerce
-    from ..tuning.api import import_peft
+    from ..config.schema import Schema, coerce
+    from ..tuning.tuned import import_peft
 
-    words = (
-        coerce("labels", options.labels, dict[str, str] if "=" in options.labels else list[str])
-        if options.labels
-        else []
-    )
+    text: Schema = {"type": "string"}
+    pairs: Schema = {"type": "object", "additionalProperties": text}
+    words = []
+    if options.labels:
+        schema = pairs if "=" in options.labels else {"type": "array", "items": text}
+        words = coerce("task.labels", options.labels, schema)
     return import_peft(
         options.source, options.model, template=options.template or f"{{{options.text}}}", label=options.label, labels=words,
         dtype=options.dtype, device=options.device, trust_remote_code=options.trust_remote_code,
@@ -130,12 +133,13 @@ def _name(options: argparse.Namespace) -> str:
 
 def _take_runs(options: argparse.Namespace) -> int:
     """A run, or all runs in the folders below: all are looked at before the first is added."""
-    from ..artifacts.prompt_file import CARD
+    from ..artifacts.run_folder import RunFolder
     from ..files.names import safe_name
-    from ..library.library import Library, NoVectorsError, say
+    from ..library.entry import NoVectorsError
+    from ..library.library import Library, print_warning
 
     source, library, first = options.source, Library(options.library), _name(options)
-    if (source / CARD).exists() or not source.is_dir():
+    if RunFolder(source).has_prompt or not source.is_dir():
         named, unfinished = {first: source}, list[Path]()
     else:
         try:
@@ -158,9 +162,9 @@ def _take_runs(options: argparse.Namespace) -> int:
         )
     useless: dict[Path, str] = {}
     for name, run in named.items():
-        library.free(name, options.overwrite)
+        library.check_free(name, options.overwrite)
         try:
-            library.check(run)
+            library.check_prompt(run)
         except NoVectorsError as error:
             useless[run] = str(error)
             if len(useless) == len(named):
@@ -168,13 +172,13 @@ def _take_runs(options: argparse.Namespace) -> int:
     named = {name: run for name, run in named.items() if run not in useless}
     entries = [library.add(run, name, options.overwrite) for name, run in named.items()]
     for reason in list(useless.values())[:10]:
-        say(f"Left out: {reason}")
+        print_warning(f"Left out: {reason}")
     if unfinished:
-        say(
+        print_warning(
             f"Left out, because their runs have not finished: {listing([str(path) for path in unfinished])}."
         )
     told = [
-        {"name": entry.name, "folder": str(entry.folder), "task": entry.card["task"]["name"]}
+        {"name": entry.name, "folder": str(entry.folder), "task": entry.card.task.name}
         for entry in entries
     ]
     there = (
@@ -193,16 +197,15 @@ def _take_runs(options: argparse.Namespace) -> int:
 
 def _below(folder: Path, library: Path) -> tuple[list[Path], list[Path]]:
     """The folders of finished and of unfinished runs, at any depth; what lies in a run's folder, or in the library, is none."""
-    from ..artifacts.prompt_file import CARD
-    from ..artifacts.run_folder import CONFIG
+    from ..artifacts.run_folder import RunFolder
 
     finished, unfinished = list[Path](), list[Path]()
     for path in sorted(
         path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
     ):
-        if (path / CARD).exists():
+        if RunFolder(path).has_prompt:
             finished.append(path)
-        elif (path / CONFIG).exists():
+        elif RunFolder(path).has_config:
             unfinished.append(path)
         elif not path.is_symlink() and path.resolve() != library:
             deeper = _below(path, library)
@@ -231,55 +234,39 @@ def export(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
 
     from ..artifacts.peft import ADAPTER, WEIGHTS
-    from ..artifacts.prompt_file import load_prompt
-    from ..library.library import KEPT
+    from ..artifacts.run_folder import RunFolder
 
     entry = named_prompt(options.prompt, options.library)
     entry.vectors()  # its embedding goes along
-    folder = entry.folder
-    prompt, card = load_prompt(folder)
-    if folder.resolve() == options.output.resolve():
+    folder, output = RunFolder(entry.folder), RunFolder(options.output)
+    prompt, card = folder.load()
+    if entry.folder.resolve() == options.output.resolve():
         raise UserError(f"{options.output} is where the prompt is; choose another --output.")
-    check_free(
-        options.output, KEPT if options.form == "folder" else (ADAPTER, WEIGHTS), options.overwrite
-    )
     result = {"prompt": str(options.prompt)}
     if options.form == "folder":
-        _copy(folder, options.output)
+        output.check_copy(options.overwrite)
+        folder.copy_prompt(options.output)
         tell(
             options,
             result | {"folder": str(options.output)},
             f"a copy of {options.prompt} is in {options.output}",
         )
     else:
-        kind = _write_adapter(folder, options.output, prompt, card.get("backbone", {}))
-        told = f"PeftModel.from_pretrained(model, {str(options.output)!r}) loads it on {card['backbone']['name']}"
+        check_overwrite(options.output, (ADAPTER, WEIGHTS), options.overwrite)
+        kind = _write_adapter(entry.folder, options.output, prompt, card.backbone)
+        told = (
+            f"PeftModel.from_pretrained(model, {str(options.output)!r}) "
+            f"loads it on {card.backbone.name}"
+        )
         tell(options, result | {"adapter": str(options.output), "task_type": kind}, told)
     return 0
 
 
-def _write_adapter(folder: Path, output: Path, prompt: Any, backbone: dict[str, Any]) -> str:
-    from ..artifacts.peft import TASK_TYPES, write_adapter
+def _write_adapter(folder: Path, output: Path, prompt: Any, backbone: "BackboneCard") -> str:
+    from ..artifacts.peft import write_adapter
 
-    if str(backbone.get("family")) not in TASK_TYPES:
+    if backbone.family is None:
         raise UserError(
-            f"The card of {folder} does not tell its backbone's family; tune the prompt again."
+            f"The card of {folder} does not name its backbone's family; tune the prompt again."
         )
-    write_adapter(output, prompt, backbone["family"], str(backbone.get("name")))
-    return TASK_TYPES[backbone["family"]]
-
-
-def _copy(folder: Path, output: Path) -> None:
-    """The card goes first out and comes in last, so that a folder with a card holds a whole prompt."""
-    import shutil
-
-    from ..files import write_atomically
-    from ..library.library import KEPT
-
-    for name in KEPT:
-        (output / name).unlink(missing_ok=True)
-    for name in reversed(KEPT):
-        if (folder / name).exists():
-            write_atomically(
-                output / name, lambda beside, name=name: shutil.copyfile(folder / name, beside)
-            )  # type: ignore[misc]
+    return write_adapter(output, prompt, backbone.family, backbone.name)

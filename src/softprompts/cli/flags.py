@@ -1,110 +1,148 @@
-"""Flags made from the config dataclasses: one per attribute, its help the docstring under it, so that a setting is written down once."""
+"""Flags made from settings: one for each field, with the field's docstring as its help."""
 
 import argparse
-import dataclasses
-import inspect
 import re
-import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..config.choice import Choice, options_of
-from ..config.run import attribute_docs
-from ..errors import UserError
-from ..prompt.prompt import TABLES
-from ..tuning import run_config
+from ..config.choice import Choice
+from ..config.kinds import TABLES
+from ..config.presets import PRESETS
+from ..config.products import spell
+from ..config.prompt import PromptConfig
+from ..config.run import SECTIONS, RunConfig, run_config
+from ..config.schema import Schema, Settings, schema_of
+from ..config.task import TaskConfig
+from ..config.tuning import TuningConfig
+from ..errors import UserError, as_flag
 
-_OPTION = re.compile(r"^--prompt\.(start|shape|route|head)\.([a-z_-]+)(?:=(.*))?$", re.DOTALL)
+_OPTION = re.compile(
+    r"^--((?:prompt\.)?)(start|shape|route|head|optimizer)\.([a-z0-9_-]+)(?:=(.*))?$", re.DOTALL
+)
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """All settings of a run. A flag that is not given stays out, so that presets and files below it show through."""
-    usual = run_config()
-    preset = f"defaults are those of the preset {usual.preset}; another --preset, or --paper, sets others (docs/prompts.md)"
-    _group(parser, "run", usual, skip=("task", "prompt", "tuning"))
-    _group(parser, "task", usual.task)
-    _group(parser, "tuning", usual.tuning, about=preset)
-    _group(parser, "prompt", usual.prompt, prefix="prompt.", about=preset)
-    lines = ["such as --prompt.shape.bottleneck 400", *_kinds()]
-    parser.add_argument_group(
-        "options of a start, shape, route or head", description="\n".join(lines)
+def add_settings(
+    parser: argparse.ArgumentParser,
+    kind: type[Settings],
+    title: str,
+    defaults: Settings | None = None,
+    about: str | None = None,
+    skip: Sequence[str] = (),
+    names: Mapping[str, str] | None = None,
+) -> None:
+    """A flag for each field; one that is not given stays out, so that presets and files below it
+    show through. `defaults` are shown instead of the class's own; `names` are flags that are called
+    otherwise than their field."""
+    group = parser.add_argument_group(title, about)
+    for name, schema in schema_of(kind)["properties"].items():
+        if name in skip:
+            continue
+        flag = (names or {}).get(name) or as_flag(kind.path(name))
+        common: dict[str, Any] = {
+            "dest": f"set:{kind.path(name)}",
+            "default": argparse.SUPPRESS,
+            "help": _help(schema, getattr(defaults, name, schema.get("default"))),
+        }
+        if schema.get("type") == "boolean":
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
+        else:
+            group.add_argument(flag, metavar="VALUE", **common).words = words(name, schema)  # type: ignore[attr-defined]
+
+
+def _help(schema: Schema, default: Any) -> str:
+    parts = [schema.get("description", "")]
+    if "table" in schema:
+        parts.append(f"One of {', '.join(schema['table'])}.")
+    shown = default.kind if isinstance(default, Choice) else default
+    if isinstance(shown, dict):
+        shown = ",".join(f"{name}={value:g}" for name, value in shown.items())
+    if shown not in (None, False, "", []):
+        parts.append(f"(default {shown})")
+    return " ".join(parts).replace("%", "%%")
+
+
+def words(name: str, schema: Schema) -> list[str]:
+    """The values that a shell may complete."""
+    if name == "preset":
+        return list(PRESETS)
+    return list(schema.get("table") or map(str, schema.get("enum", ())))
+
+
+def given(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings that were given, by their paths; they are taken out of `options`."""
+    found = {}
+    for name in [name for name in vars(options) if name.startswith("set:")]:
+        found[name.removeprefix("set:")] = getattr(options, name)
+        delattr(options, name)
+    return found
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """All settings of a run."""
+    defaults = run_config()
+    about = (
+        f"The defaults are those of the preset {defaults.preset}; another --preset, or --paper, "
+        "sets others (docs/prompts.md)."
     )
-    lists = "tasks, presets, numbers and choices may be lists, such as --seed 0,1,2 --lr 0.1,0.3: all combinations are tuned on one frozen"
+    add_settings(parser, RunConfig, "run", defaults, skip=SECTIONS)
+    add_settings(parser, TaskConfig, "task", defaults.task)
+    add_settings(parser, TuningConfig, "tuning", defaults.tuning, about)
+    add_settings(parser, PromptConfig, "prompt", defaults.prompt, about)
+    parser.add_argument_group(
+        "options of a start, shape, route, head or optimizer",
+        "\n".join(["for example --prompt.shape.bottleneck 400", *_kinds()]),
+    )
     parser.add_argument_group(
         "lists",
-        description=f"{lists}\nmodel, each as a run of its own in a folder below --output (docs/cohorts.md)",
+        "Tasks, presets, numbers and choices may be lists, such as --seed 0,1,2 --lr 0.1,0.3. All\n"
+        "combinations are tuned on one frozen model, each as a run of its own in a folder below\n"
+        "--output (docs/cohorts.md).",
     )
 
 
-def parse(
+def parse_run(
     parser: argparse.ArgumentParser, argv: Sequence[str]
 ) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """The parser's own options, and the settings that were given, as a config layer."""
+    """The command's own options, and the settings that were given, as a layer of a config."""
     options, rest = parser.parse_known_args(argv)
     settings: dict[str, Any] = {}
-    for name in [n for n in vars(options) if n.startswith("set:")]:
-        *path, last = name.removeprefix("set:").split(".")
-        (settings.setdefault("prompt", {}) if path else settings)[last] = getattr(options, name)
-        delattr(options, name)
-    prompt = settings.get("prompt", {})
+    for path, value in given(options).items():
+        _put(settings, path.split("."), value)
     while rest:
-        given = _OPTION.match(rest[0])
-        if given is None:
+        match = _OPTION.match(rest[0])
+        if match is None:
             raise UserError(f"There is no option {rest[0]}; see {parser.prog} --help.")
-        part, option, value = given.groups()
+        _, part, option, value = match.groups()
         if value is None and len(rest) < 2:
             raise UserError(f"{rest[0]} needs a value.")
         value, rest = (value, rest[1:]) if value is not None else (rest[1], rest[2:])
-        kind = prompt.get(part)
-        prompt[part] = {
-            **({"kind": kind} if isinstance(kind, str) else kind or {}),
-            option.replace("-", "_"): value,
-        }
-    return options, settings | ({"prompt": prompt} if prompt else {})
+        section = settings.setdefault("tuning" if part == "optimizer" else "prompt", {})
+        kind = section.get(part)
+        options_given = {"kind": kind} if isinstance(kind, str) else kind or {}
+        section[part] = {**options_given, option.replace("-", "_"): value}
+    return options, settings
 
 
-def _group(
-    parser: argparse.ArgumentParser,
-    title: str,
-    usual: Any,
-    prefix: str = "",
-    skip: Sequence[str] = (),
-    about: str | None = None,
-) -> None:
-    """A flag for each setting; `usual` holds what it is where nothing is given."""
-    group = parser.add_argument_group(title, about)
-    docs, hints = attribute_docs(type(usual)), typing.get_type_hints(type(usual))
-    for entry in dataclasses.fields(usual):
-        if entry.name in skip:
-            continue
-        flag = "--" + prefix + entry.name.replace("_", "-")
-        default = getattr(usual, entry.name)
-        shown = default.kind if isinstance(default, Choice) else default
-        text = (
-            docs.get(entry.name, "") + (f" (default {shown})" if shown not in (None, False) else "")
-        ).replace("%", "%%")
-        common: dict[str, Any] = {
-            "dest": f"set:{prefix}{entry.name}",
-            "default": argparse.SUPPRESS,
-            "help": text,
-        }
-        if hints[entry.name] is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
-        else:
-            group.add_argument(flag, metavar="VALUE", **common)
+def _put(settings: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    *sections, name = path
+    for section in sections:
+        settings = settings.setdefault(section, {})
+    settings[name] = value
 
 
 def _kinds() -> list[str]:
     lines = []
-    for part, table in TABLES.items():
-        for kind, row in table.items():
-            options = (
-                ", ".join(_option(name, p.default) for name, p in options_of(row).items())
-                or "no options"
-            )
-            lines.append(f"--prompt.{part} {kind}: {options}")
+    for table in TABLES.values():
+        for kind in table:
+            options = table.schema(kind)["properties"].items()
+            shown = ", ".join(_option(name, schema) for name, schema in options) or "no options"
+            lines.append(f"{as_flag(table.path)} {kind}: {shown}")
     return lines
 
 
-def _option(name: str, default: Any) -> str:
-    return name if default is None or default is inspect.Parameter.empty else f"{name} = {default}"
+def _option(name: str, schema: Schema) -> str:
+    default = schema.get("default")
+    return name if default is None else f"{name} = {spell(default)}"

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from ..errors import UserError
-from ..files.names import some_place
+from ..files.names import checked_path
 from ..library import default_folder
 
 
@@ -26,4 +26,4 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
 def _folder(text: str) -> Path:
     if not text.strip():
         raise UserError("The library has no name; name its folder with --library.")
-    return some_place(text)
+    return checked_path(text)

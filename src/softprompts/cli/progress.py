@@ -23,7 +23,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from ..config.products import said
+from ..config.products import spell
 from ..tuning import Run, Watcher
 
 REDRAWN = 0.1
@@ -130,7 +130,7 @@ class ProgressWatcher(Watcher):
     ) -> None:
         self.progress.stop()
 
-    def stepped(self, run: Run) -> None:
+    def on_step(self, run: Run) -> None:
         self.pace.took("step")
         if self.shown and (run.finished or time.monotonic() - self.looked > REDRAWN):
             self.looked = time.monotonic()
@@ -141,11 +141,11 @@ class ProgressWatcher(Watcher):
                 left=self.pace.left([run]),
             )
 
-    def evaluating(self, run: Run, rows: int) -> None:
+    def on_rows_answered(self, run: Run, rows: int) -> None:
         if self.shown:
             self.progress.update(self._bar(run)[1], advance=rows, visible=True)
 
-    def evaluated(self, run: Run) -> None:
+    def on_evaluation(self, run: Run) -> None:
         self.pace.took("judge")
         if self.shown:
             training, judging = self._bar(run)
@@ -226,7 +226,7 @@ class CohortWatcher(Watcher):
         self.ended = error is None
         self.live.stop()
 
-    def began(self, runs: Sequence[Run]) -> None:
+    def on_start(self, runs: Sequence[Run]) -> None:
         if self.shown:
             self.runs = list(runs)
             self.progress.add_task(
@@ -237,13 +237,13 @@ class CohortWatcher(Watcher):
             )
             self.live.start(refresh=True)
 
-    def stepped(self, run: Run) -> None:
+    def on_step(self, run: Run) -> None:
         self.pace.took("step")
 
-    def evaluating(self, run: Run, rows: int) -> None:
+    def on_rows_answered(self, run: Run, rows: int) -> None:
         self.judged[id(run)] = self.judged.get(id(run), 0) + rows
 
-    def evaluated(self, run: Run) -> None:
+    def on_evaluation(self, run: Run) -> None:
         self.pace.took("judge")
         self.judged.pop(id(run), None)
 
@@ -263,7 +263,7 @@ class CohortWatcher(Watcher):
         for column in table.columns:
             column.no_wrap = True
         for place in order[:room]:
-            table.add_row(*map(said, self.settings[place].values()), *self._row(self.runs[place]))
+            table.add_row(*map(spell, self.settings[place].values()), *self._row(self.runs[place]))
         return [table, Text(f"... and {len(order) - room} more")] if len(order) > room else [table]
 
     def _row(self, run: Run) -> list[str]:

@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from ..library.library import named_prompt
+from ..library.library import ignore, named_prompt
 from .command import act, aligned, make_parser, tell
 from .exchange import export, take_in
 from .naming import add_library, add_prompt
 
 if TYPE_CHECKING:
-    from ..library.library import Entry, Library
+    from ..artifacts.card import Card
+    from ..library.entry import Entry
+    from ..library.library import Library
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,10 +55,10 @@ def _list(argv: Sequence[str]) -> int:
     rows += [
         (
             e.name,
-            e.card["task"]["name"],
+            e.card.task.name,
             _score(e),
             _backbone(e),
-            str(e.told("method")),
+            str(e.card.method),
             _size(e),
             _step(e),
         )
@@ -74,8 +76,8 @@ def _list(argv: Sequence[str]) -> int:
 
 
 def _wanted(entry: "Entry", options: argparse.Namespace) -> bool:
-    backbone = (entry.card["backbone"]["name"], entry.fingerprint)
-    return fnmatchcase(entry.card["task"]["name"], options.task) and any(
+    backbone = (entry.card.backbone.name, entry.fingerprint)
+    return fnmatchcase(entry.card.task.name, options.task) and any(
         fnmatchcase(name, options.backbone) for name in backbone
     )
 
@@ -92,55 +94,45 @@ def _show(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     entry = named_prompt(options.prompt, options.library)
     lineage = {
-        "started_from": entry.started_from,
-        "weights": entry.told("config", "prompt", "start", "weights"),
-        "recycled_from": entry.told("lineage", "recycled_from"),
+        "started_from": entry.card.sources,
+        "weights": entry.card.source_weights,
+        "recycled_from": entry.card.lineage and entry.card.lineage.recycled_from,
     }
-    tell(
-        options,
-        {"name": entry.name, "folder": str(entry.folder), "lineage": lineage, "card": entry.card},
-        _told(entry),
-    )
+    result = {"name": entry.name, "folder": str(entry.folder), "lineage": lineage}
+    tell(options, {**result, "card": entry.card.plain()}, _description(entry))
     return 0
 
 
-def _told(entry: "Entry") -> str:
+def _description(entry: "Entry") -> str:
     card = entry.card
     rows = [
         ("name", entry.name),
         ("folder", str(entry.folder)),
-        ("task", card["task"]["name"]),
+        ("task", card.task.name),
         ("backbone", f"{_backbone(entry)}, fingerprint {entry.fingerprint}"),
-        (
-            "method",
-            str(card.get("method")) + ("" if entry.seed is None else f", seed {entry.seed}"),
-        ),
+        ("method", str(card.method) + ("" if card.seed is None else f", seed {card.seed}")),
         ("prompt", f"{_size(entry)} vectors"),
-        ("started from", _begun(entry)),
+        ("started from", _origin(card)),
         ("embedded at", _step(entry)),
     ]
-    rows += (
-        [("steps", f"{card['steps']}, best at {card.get('best_step')}")] if "steps" in card else []
-    )
-    scores, majority = card.get("metrics") or {}, card.get("majority") or {}
-    beside = {name: f" (majority class {value:.1f})" for name, value in majority.items()}
-    rows += [(name, f"{value:.1f}{beside.get(name, '')}") for name, value in scores.items()]
-    rows += [(f"test {name}", f"{value:.1f}") for name, value in (card.get("test") or {}).items()]
-    rows += [("stopped", str(card["stopped"]))] if card.get("stopped") else []
+    if card.steps is not None:
+        rows.append(("steps", f"{card.steps}, best at {card.best_step}"))
+    majority = {name: f" (majority class {value:.1f})" for name, value in card.majority.items()}
+    rows += [(name, f"{value:.1f}{majority.get(name, '')}") for name, value in card.metrics.items()]
+    rows += [(f"test {name}", f"{value:.1f}") for name, value in (card.test or {}).items()]
+    rows += [("stopped", card.stopped)] if card.stopped else []
     return _table(rows)
 
 
-def _begun(entry: "Entry") -> str:
-    """What a prompt came from: another backbone's prompt, other prompts, or a start of its own."""
-    if entry.told("lineage", "recycled_from"):
-        return f"{entry.told('lineage', 'recycled_from')}, of {entry.told('lineage', 'backbone', 'name')}"
-    weights = entry.told("config", "prompt", "start", "weights")
-    if entry.started_from:
-        return ", ".join(entry.started_from) + (
-            f", weighted {', '.join(map(str, weights))}" if isinstance(weights, list) else ""
-        )
-    kind = entry.told("config", "prompt", "start", "kind")
-    return str(kind) if kind and "steps" in entry.card else "unknown"
+def _origin(card: "Card") -> str:
+    """What a prompt started from: another backbone's prompt, other prompts, or its own start."""
+    if card.lineage is not None:
+        backbone = "unknown" if card.lineage.backbone is None else card.lineage.backbone.name
+        return f"{card.lineage.recycled_from}, of {backbone}"
+    if card.sources:
+        weights = ", ".join(map(str, card.source_weights or ()))
+        return ", ".join(card.sources) + (f", weighted {weights}" if weights else "")
+    return card.start.kind if card.start and card.steps is not None else "unknown"
 
 
 def _search(argv: Sequence[str]) -> int:
@@ -166,9 +158,9 @@ def _search(argv: Sequence[str]) -> int:
     result = {
         "prompt": asked.name,
         "similarity": options.by,
-        "backbone": asked.card["backbone"]["name"],
+        "backbone": asked.card.backbone.name,
         "fingerprint": asked.fingerprint,
-        "step": asked.step,
+        "step": asked.card.embedded_at,
         "found": [{"similarity": one.similarity, **_record(one.entry)} for one in found],
     }
     rows = [("similarity", "name", "task", "score", "embedded at")]
@@ -176,7 +168,7 @@ def _search(argv: Sequence[str]) -> int:
         (
             f"{o.similarity:.4f}",
             o.entry.name,
-            o.entry.card["task"]["name"],
+            o.entry.card.task.name,
             _score(o.entry),
             _step(o.entry),
         )
@@ -186,11 +178,11 @@ def _search(argv: Sequence[str]) -> int:
         f"most like {asked.name} (embedded at {_step(asked)}) by {options.by}, on {_backbone(asked)}:",
         _table(rows),
     ]
-    if any(one.entry.step != asked.step for one in found):
+    if any(one.entry.card.embedded_at != asked.card.embedded_at for one in found):
         lines.append(
             "the embeddings are of different steps, which makes similarities less sure; tune with the same --embed-at"
         )
-    if any(one.entry.seed != asked.seed for one in found):
+    if any(one.entry.card.seed != asked.card.seed for one in found):
         lines.append(
             "the prompts are of different seeds, and those of one seed start from the same words, so they seem more alike"
         )
@@ -200,7 +192,7 @@ def _search(argv: Sequence[str]) -> int:
 
 def _none_like(asked: "Entry", library: "Library") -> str:
     """That there is nothing to compare with; a model's name may have gone over to another one."""
-    library.tell = lambda sentence: None  # the search told of damaged prompts already
+    library.warn = ignore  # the search told of damaged prompts already
     others = [
         e
         for e in library.entries()
@@ -227,7 +219,7 @@ def _recycle(argv: Sequence[str]) -> int:
 def _there(options: argparse.Namespace) -> "Library":
     from ..library.library import Library
 
-    return Library(options.library).there()
+    return Library(options.library).existing()
 
 
 def _record(entry: "Entry") -> dict[str, Any]:
@@ -236,35 +228,33 @@ def _record(entry: "Entry") -> dict[str, Any]:
     return {
         "name": entry.name,
         "folder": str(entry.folder),
-        "task": card["task"]["name"],
-        "backbone": card["backbone"]["name"],
+        "task": card.task.name,
+        "backbone": card.backbone.name,
         "fingerprint": entry.fingerprint,
-        "method": card.get("method"),
-        "metrics": card.get("metrics"),
-        "length": card["prompt"]["length"],
-        "count": card["prompt"].get("count", 1),
-        "step": entry.step,
-        "seed": entry.seed,
+        "method": card.method,
+        "metrics": card.metrics,
+        "length": card.prompt.length,
+        "count": card.prompt.count,
+        "step": card.embedded_at,
+        "seed": card.seed,
     }
 
 
 def _score(entry: "Entry") -> str:
-    return next(
-        (f"{name} {value:.1f}" for name, value in (entry.told("metrics") or {}).items()), "-"
-    )
+    return next((f"{name} {value:.1f}" for name, value in entry.card.metrics.items()), "-")
 
 
 def _backbone(entry: "Entry") -> str:
-    return str(entry.card["backbone"]["name"])
+    return entry.card.backbone.name
 
 
 def _size(entry: "Entry") -> str:
-    form = entry.card["prompt"]
-    return f"{form.get('count', 1)} x {form['length']}"
+    return f"{entry.card.prompt.count} x {entry.card.prompt.length}"
 
 
 def _step(entry: "Entry") -> str:
-    return "unknown step" if entry.step is None else f"step {entry.step}"
+    step = entry.card.embedded_at
+    return "unknown step" if step is None else f"step {step}"
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:

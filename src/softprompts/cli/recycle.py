@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Sequence
 
 from ..errors import UserError
-from ..files.names import check_free
 from ..library.library import named_prompt
 from .command import add_model, make_parser, output_folder, tell
 from .naming import add_library, add_prompt
@@ -18,29 +17,23 @@ def main(argv: Sequence[str]) -> int:
     """A prompt of one model as a prompt of another, without training."""
     options = _parser().parse_args(argv)
 
-    from ..artifacts.embedding import write_embedding
-    from ..artifacts.prompt_file import CARD, TENSORS, load_prompt, save_prompt
+    from ..artifacts.run_folder import RunFolder
     from ..backbone import load_backbone
-    from ..files import read_json
     from ..transfer.recycle import Recycling, recycle, recycled_card, shared_words
 
     how = Recycling(options.method, options.words, options.nearest, options.ridge)
-    if (options.output / "config.yaml").exists():
+    output = RunFolder(options.output)
+    if output.has_config:
         raise UserError(f"{options.output} holds a run of its own; choose another --output.")
-    check_free(options.output, [CARD, TENSORS], options.overwrite)
+    output.check_copy(options.overwrite)
     entry = named_prompt(options.prompt, options.library)
     entry.check_vectors()
-    prompt, card = load_prompt(entry.folder)
-    try:
-        card["task"]["form"], card["scoring"], int(card["config"]["tuning"]["max_length"])
-    except (KeyError, TypeError, ValueError):
-        raise UserError(
-            f"The card of {options.prompt} does not tell how its task is read; tune the prompt again."
-        ) from None
+    prompt, card = RunFolder(entry.folder).load()
+    card.answering()  # an error now rather than after the models are loaded
     loading = (options.dtype, options.device, options.trust_remote_code)
-    source = load_backbone(options.from_model or card["backbone"]["name"], *loading)
+    source = load_backbone(options.from_model or card.backbone.name, *loading)
     if source.fingerprint != entry.fingerprint:
-        other = "version of" if source.name == card["backbone"]["name"] else "model than"
+        other = "version of" if source.name == card.backbone.name else "model than"
         raise UserError(
             f"The prompt {options.prompt} was tuned on another {other} {source.name}; name that one with --from-model."
         )
@@ -50,12 +43,11 @@ def main(argv: Sequence[str]) -> int:
     made = recycle(prompt, source, target, how)
     words = len(shared_words(source, target, how.words))
     new = recycled_card(card, str(options.prompt), made, target, how, words)
-    (options.output / CARD).unlink(missing_ok=True)  # a folder with a card holds a whole prompt
-    write_embedding(options.output, None)  # of another prompt
-    save_prompt(options.output, made, new)
+    output.clear()
+    written = output.save(made, new).plain()
     vectors = made.config.count * made.config.length
     told = f"{vectors} prompt vectors of {source.name} are mapped to {target.name} by {how.method} over {words:,} shared words"
-    written = read_json(options.output / CARD) | {"folder": str(options.output)}
+    written["folder"] = str(options.output)
     tell(options, written, f"{told}; they are in {options.output}")
     return 0
 

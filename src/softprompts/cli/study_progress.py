@@ -1,4 +1,4 @@
-"""What a person at a terminal sees of a study: a bar over all its cells, and one over the cohort that runs here."""
+"""Progress bars of a study: one over all its cells, one over the cohort of this process."""
 
 import time
 from collections.abc import Sequence
@@ -8,17 +8,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..study.plan import Cell
-from ..study.records import pace, to_go
-from ..study.workers import State, StudyWatcher
+from ..study.state import StudyState, StudyWatcher
+from ..study.status import Pace, pace, relative_work
 from ..tuning import Run
 from .study import duration
 
-REDRAWN = 20
-"""Steps of runs between two looks at a cohort."""
+STEPS_PER_UPDATE = 20
+"""Steps of runs between two updates of the bars."""
 
 
 class StudyBars(StudyWatcher):
-    """Cells done of all, cells a minute, time left; runs and steps of the cohort. Nothing at all where there is no terminal."""
+    """Finished cells, cells per minute and time left; runs and steps of the cohort.
+
+    Nothing is shown where there is no terminal.
+    """
 
     def __init__(self, cells: Sequence[Cell], quiet: bool = False) -> None:
         console = Console(stderr=True)
@@ -26,24 +29,24 @@ class StudyBars(StudyWatcher):
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[news]}"),
+            TextColumn("{task.fields[info]}"),
             TimeElapsedColumn(),
         )
         self.cells = cells
         self.progress = Progress(
             *columns, console=console, disable=quiet or not console.is_terminal
         )
-        self.all = self.progress.add_task("cells", total=len(cells), news="")
-        self.cohort = self.progress.add_task("cohort", total=None, visible=False, news="")
+        self.all = self.progress.add_task("cells", total=len(cells), info="")
+        self.cohort = self.progress.add_task("cohort", total=None, visible=False, info="")
         self.runs: Sequence[Run] = ()
         self.steps = 0
-        self.left: list[Cell] = []
-        """Cells that may still be run, the cohort's own among them."""
-        self.pace: dict[str, float | None] = {}
+        self.remaining: list[Cell] = []
+        """Cells that may still run, those of the cohort among them."""
+        self.pace: Pace = {"cells_per_minute": None, "eta_seconds": None}
         self.failed = ""
-        self.looked_at = self.began_at = time.monotonic()
-        self.begun_with = 0
-        """Run-steps that the cohort had behind it when it began here."""
+        self.updated_at = self.started_at = time.monotonic()
+        self.steps_at_start = 0
+        """Run-steps of the cohort before it started here."""
 
     def __enter__(self) -> "StudyBars":
         self.progress.start()
@@ -57,48 +60,48 @@ class StudyBars(StudyWatcher):
     ) -> None:
         self.progress.stop()
 
-    def looked(self, state: State) -> None:
-        left = [cell for cell in self.cells if cell.name not in state.done]
-        self.pace, self.looked_at = pace(left, state), time.monotonic()
-        self.left = [cell for cell in left if cell.name not in state.blocked]
+    def on_update(self, state: StudyState) -> None:
+        missing = [cell for cell in self.cells if cell.name not in state.done]
+        self.pace, self.updated_at = pace(missing, state), time.monotonic()
+        self.remaining = [cell for cell in missing if cell.name not in state.blocked]
         self.failed = f"  {len(state.failed)} failed" if state.failed else ""
         self.runs = ()
-        self.progress.update(self.all, completed=len(self.cells) - len(left), news=self.news())
+        self.progress.update(self.all, completed=len(self.cells) - len(missing), info=self.info())
 
-    def news(self) -> str:
-        """How fast it goes and how long it will take, by what is done; of the first cohort, by its own steps so far."""
-        rate, seconds = self.pace.get("cells_per_minute"), self.seconds_left()
-        told = [
+    def info(self) -> str:
+        """Pace and time left, by finished cells; during the first cohort, by its steps so far."""
+        rate, seconds = self.pace["cells_per_minute"], self.seconds_left()
+        parts = [
             *([f"{rate:.1f} cells/min"] if rate is not None else []),
             *([f"left {duration(seconds)}"] if seconds is not None else []),
         ]
-        return "  ".join(told) + self.failed
+        return "  ".join(parts) + self.failed
 
     def seconds_left(self) -> float | None:
-        now, known = time.monotonic(), self.pace.get("eta_seconds")
+        now, eta = time.monotonic(), self.pace["eta_seconds"]
         done, steps = sum(run.step for run in self.runs), sum(run.steps for run in self.runs)
-        a_step = (
-            (now - self.began_at) / (done - self.begun_with) if done > self.begun_with else None
-        )
-        cohort = a_step * (steps - done) if a_step is not None else 0.0
-        if known is not None:
-            return max(cohort, known - (now - self.looked_at))
-        if a_step is None:
+        new = done - self.steps_at_start
+        seconds_per_step = (now - self.started_at) / new if new > 0 else None
+        cohort = seconds_per_step * (steps - done) if seconds_per_step is not None else 0.0
+        if eta is not None:
+            return max(cohort, eta - (now - self.updated_at))
+        if seconds_per_step is None:
             return None
-        return max(cohort, a_step * (steps * to_go(self.left, steps, len(self.runs)) - done))
+        all_steps = steps * relative_work(self.remaining, steps, len(self.runs))
+        return max(cohort, seconds_per_step * (all_steps - done))
 
-    def began(self, runs: Sequence[Run]) -> None:
+    def on_start(self, runs: Sequence[Run]) -> None:
         self.runs, self.steps = runs, 0
-        self.began_at, self.begun_with = time.monotonic(), sum(run.step for run in runs)
+        self.started_at, self.steps_at_start = time.monotonic(), sum(run.step for run in runs)
         self.progress.reset(
             self.cohort,
             total=sum(run.steps for run in runs),
             visible=True,
-            news=f"run-steps of {len(runs)} runs",
+            info=f"run-steps of {len(runs)} runs",
         )
 
-    def stepped(self, run: Run) -> None:
+    def on_step(self, run: Run) -> None:
         self.steps += 1
-        if self.steps % REDRAWN == 0 or run.finished:
+        if self.steps % STEPS_PER_UPDATE == 0 or run.finished:
             self.progress.update(self.cohort, completed=sum(run.step for run in self.runs))
-            self.progress.update(self.all, news=self.news())
+            self.progress.update(self.all, info=self.info())

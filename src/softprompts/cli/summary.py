@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..config.products import said
+from ..artifacts.run_folder import COHORT_TABLE
+from ..config.products import spell
 from ..tuning.summary import SEED, Record, over_seeds
 from .command import aligned, speak, wordless
 
@@ -13,13 +14,15 @@ def table(runs: Sequence[Record], folder: Path) -> str:
     names = list(runs[0]["settings"])
     rows = [[*names, "score", "majority class", "best step", "folder"]]
     for run in runs:
-        rows.append([*map(said, run["settings"].values()), *_scored(run), Path(run["folder"]).name])
+        rows.append(
+            [*map(spell, run["settings"].values()), *_scored(run), Path(run["folder"]).name]
+        )
     lines = list(aligned(rows))
     if SEED in names:
         others = [name for name in names if name != SEED]
         rows = [[*others, "mean ± standard deviation", "seeds"]]
         rows += [
-            [*map(said, group["settings"].values()), _mean(group), _seeds(group)]
+            [*map(spell, group["settings"].values()), _mean(group), _seeds(group)]
             for group in over_seeds(runs)
         ]
         lines += ["", *aligned(rows)]
@@ -34,7 +37,7 @@ def table(runs: Sequence[Record], folder: Path) -> str:
     lines += [
         f"{Path(run['folder']).name} failed: {run['stopped']}" for run in runs if run["failed"]
     ]
-    return "\n".join([*lines, f"the runs and cohort.csv are in {folder}"])
+    return "\n".join([*lines, f"the runs and {COHORT_TABLE} are in {folder}"])
 
 
 def _scored(run: Record) -> list[str]:

@@ -15,8 +15,8 @@ from ..tasks.metrics import score
 from ..tasks.registry import BENCHMARKS, definition, definitions
 from ..tasks.sources import read_predictions
 from ..tasks.starter import STARTERS
-from ..tasks.task import check_labelled, data_folder, named_split
-from ..tasks.text import PREFIX_LM
+from ..tasks.named import check_labelled, data_folder, named_split
+from ..tasks.prefix_lm import PREFIX_LM
 from .command import act, make_parser, tell
 
 
@@ -35,7 +35,10 @@ def _list(argv: Sequence[str]) -> int:
         "benchmarks": {name: list(names) for name, names in BENCHMARKS.items()},
     }
     rows = [f"{name:<30} starter data, embedded" for name in STARTERS]
-    rows += [f"{name:<30} {', '.join(task.metrics):<36} {task.hub}" for name, task in known.items()]
+    rows += [
+        f"{name:<30} {', '.join(task.metrics):<36} {task.hub or 'own rows'}"
+        for name, task in known.items()
+    ]
     rows += [
         f"{PREFIX_LM:<30} raw text, with --train FILE",
         "",
@@ -65,7 +68,7 @@ def _show(argv: Sequence[str]) -> int:
         "metrics": list(task.metrics),
     }
     folder = data_folder(TaskConfig(data_dir=options.data_dir))
-    if folder is not None or task.files:
+    if folder is not None or task.files or task.rows:
         examples = named_split(task, options.split, folder, options.task_word)
         result |= {"split": options.split, "examples": len(examples)}
         result["first"] = [{"input": e.input, "target": e.target} for e in examples[:3]]

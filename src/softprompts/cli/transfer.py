@@ -4,11 +4,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, listing
 from .command import aligned, make_parser, output_folder, tell
 from .naming import add_library
+
+if TYPE_CHECKING:
+    from ..transfer.record import RunResult, TransferRecord
 
 EXAMPLES = """softprompts transfer --to helpdesk/urgency --library prompts
   softprompts transfer --to superglue/cb --strategy average --k 3 --preset prompt-tuning --steps 1000 --baseline
@@ -23,19 +26,19 @@ def main(argv: Sequence[str]) -> int:
     """Tune a prompt for a new task from prompts of tasks like it."""
     options, request = _asked(argv)
 
-    from ..transfer.transfer import transfer
+    from ..transfer.transfer import run_transfer
     from ..tuning import RunFailedError
     from .progress import CohortWatcher
 
     output = options.output or _folder(request)
     try:
-        record = transfer(
+        record = run_transfer(
             request,
             output,
             options.baseline,
             options.overwrite,
             lambda settings: CohortWatcher(settings, options.quiet),
-            chosen=lambda record: None if options.json else print(choice(record), flush=True),
+            on_choice=lambda record: None if options.json else print(choice(record), flush=True),
         )
     except RunFailedError as failed:
         print(f"softprompts: {failed}", file=sys.stderr)
@@ -51,16 +54,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _asked(argv: Sequence[str]) -> tuple[argparse.Namespace, Any]:
-    from ..config.run import read_yaml
-    from ..transfer.transfer import Request, Strategy, one_run
-    from ..tuning.api import sections
+    from ..config.yaml_file import read_yaml
+    from ..transfer.transfer import Request, Strategy, single_run
     from . import flags
 
-    options, settings = flags.parse(_parser(), argv)
+    options, settings = flags.parse_run(_parser(), argv)
     if options.to is not None:
-        if settings.get("task") not in (None, options.to):
+        if settings.get("task", {}).get("task") not in (None, options.to):
             raise UserError("Both --to and --task name the target; leave one out.")
-        settings["task"] = options.to
+        settings["task"] = {**settings.get("task", {}), "task": options.to}
     file = read_yaml(options.config) if options.config else {}
     for name in {"preset", "paper"} & settings.keys() & file.keys():
         if settings[name] != file[name]:
@@ -71,7 +73,7 @@ def _asked(argv: Sequence[str]) -> tuple[argparse.Namespace, Any]:
         "named" if options.source is not None else "all" if options.all else options.strategy
     )
     return options, Request(
-        one_run(file, sections(settings)),
+        single_run(file, settings),
         options.library,
         strategy,
         options.source,
@@ -158,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--overwrite", action="store_true", help="start anew even if the folder holds a transfer"
     )
-    flags.add(parser)
+    flags.add_run(parser)
     return parser
 
 
@@ -174,8 +176,10 @@ def _folder(request: Any) -> Path:
 # -- what it tells -----------------------------------------------------------------------------------------------------------
 
 
-def choice(record: dict[str, Any]) -> str:
+def choice(record: "TransferRecord") -> str:
     """The ranking, what was chosen of it and why, and what was left out."""
+    from ..transfer.fit import SAME_TASK
+
     chosen, weights, probe = record["chosen"], record["weights"] or {}, record["probe"]
     lines = []
     if probe is not None:
@@ -217,11 +221,13 @@ def choice(record: dict[str, Any]) -> str:
     groups: dict[str, list[str]] = {}
     for left in record["left_out"]:
         groups.setdefault(left["why"], []).append(left["name"])
-    lines += [f"left out: {listing(names)}: {why}" for why, names in groups.items()]
+    for why, names in groups.items():
+        hint = " (--keep-same-task keeps it)" if why == SAME_TASK else ""
+        lines.append(f"left out: {listing(names)}: {why}{hint}")
     return "\n".join([*lines, *_lengths(record), _why(record)])
 
 
-def _lengths(record: dict[str, Any]) -> list[str]:
+def _lengths(record: "TransferRecord") -> list[str]:
     """What becomes of sources that are longer or shorter than the target's prompt; a mixture's are not started from."""
     ours = record["request"]["target"]["prompt"]["length"]
     lengths = {row["name"]: row["length"] for row in record["ranked"]}
@@ -241,7 +247,7 @@ def _lengths(record: dict[str, Any]) -> list[str]:
     ]
 
 
-def _why(record: dict[str, Any]) -> str:
+def _why(record: "TransferRecord") -> str:
     strategy, chosen, asked = (
         record["request"]["strategy"],
         record["chosen"],
@@ -252,7 +258,7 @@ def _why(record: dict[str, Any]) -> str:
         many += f" (of {asked} asked for)"
     if strategy == "average":
         return f"average: one run starts from the mean of {many} most similar to the probe; a similarity below zero weighs nothing"
-    if strategy == "mixture":
+    if record["mixture"] is not None:
         return f"mixture: one prompt learns {record['mixture']['task']} together, and starts the target's run"
     if strategy == "named":
         return f"from: the run starts from {chosen[0]}, as asked"
@@ -260,7 +266,7 @@ def _why(record: dict[str, Any]) -> str:
     return f"{strategy}: {start}{' most similar to the probe' if strategy == 'best' else ''}; the best on validation is kept"
 
 
-def outcome(record: dict[str, Any], output: Path) -> str:
+def outcome(record: "TransferRecord", output: Path) -> str:
     """The runs' scores, what was kept, and how it stands to the baseline."""
     baseline, gain = record["baseline"], record["gain"]
     rows = [*record["results"], *([baseline] if baseline else [])]
@@ -270,7 +276,7 @@ def outcome(record: dict[str, Any], output: Path) -> str:
         table.append([told, *_scored(row)])
     best = next(row for row in record["results"] if row["name"] == record["kept"])
     lines = ["", *aligned(table), f"kept: {best['name']}, {best['metric']} {best['score']:.1f}"]
-    if gain is not None:
+    if gain is not None and baseline is not None:
         share = (
             ""
             if gain["error_reduction"] is None
@@ -283,7 +289,7 @@ def outcome(record: dict[str, Any], output: Path) -> str:
     return "\n".join([*lines, f"the prompt and choice.json are in {output}"])
 
 
-def _scored(row: dict[str, Any]) -> list[str]:
+def _scored(row: "RunResult") -> list[str]:
     if row["score"] is None:
         return ["failed", "-", "-"]
     return [f"{row['metric']} {row['score']:.1f}", f"{row['majority']:.1f}", str(row["best_step"])]

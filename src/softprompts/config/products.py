@@ -1,198 +1,195 @@
-"""Lists in settings: a config with lists stands for their product, a cohort of one run for each combination of values.
+"""Lists in settings: a config with lists stands for their product, one run for each combination.
 
-Numbers, choices and yes/no may be lists, and so may tasks and presets; other words (columns, files, templates) may have commas in them.
+Numbers, choices and yes/no may be lists, and so may tasks and presets. Other texts (columns, files,
+templates) may contain commas.
 """
 
-import dataclasses
 import functools
 import hashlib
 import itertools
 import math
 import os
-import types
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, setting
 from ..files.names import safe_name
-from ..prompt.prompt import TABLES
-from .choice import Choice, coerce, options_of
+from .choice import Choice
+from .kinds import TABLES
 from .run import RunConfig, merge, run_config
+from .schema import Schema, Settings, coerce, schema_of
 
-ONE_FOR_ALL = ("model", "dtype", "device", "trust_remote_code")
+SHARED = ("model", "dtype", "device", "trust_remote_code")
 """What the runs of a cohort share."""
-
-MOST = 10_000
-"""Runs of one command."""
-LONGEST = 120
+MAX_RUNS = 10_000
+MAX_NAME = 120
 """Characters of a folder's name."""
+Path = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Member:
-    """One run of a cohort. A run that no list was given for is a member with nothing that sets it apart."""
+    """One run of a cohort."""
 
     config: RunConfig
-    apart: dict[str, Any]
+    varied: dict[str, Any]
     """The settings that were lists, by name, each with this run's value."""
     name: str
-    """Its folder's name: what sets it apart, in words that a file system takes."""
+    """Its folder's name, made of what is varied."""
 
 
-def run_configs(*layers: Mapping[str, Any]) -> list[Member]:
-    """The runs that layers of settings stand for: the last list varies fastest; tasks come first and seeds last."""
-    given: dict[str, Any] = {"prompt": {}}
+def expand_lists(*layers: Mapping[str, Any]) -> list[Member]:
+    """The runs that layers of settings stand for: the last list varies fastest, tasks come first
+    and seeds last. Without lists, one run with nothing varied."""
+    settings: dict[str, Any] = {"prompt": {}}
     for layer in layers:
-        given = merge(given, layer)
-    for name in ONE_FOR_ALL:
-        if _listed(given.get(name)) and not (name == "model" and os.path.exists(str(given[name]))):
-            shared = "but all runs of a command share one frozen model"
+        settings = merge(settings, layer)
+    for name in SHARED:
+        value = settings.get(name)
+        if _is_list(value) and not (name == "model" and os.path.exists(str(value))):
             raise UserError(
-                f"{name} is {given[name]!r}, {shared}; give one {name}, and another command for another."
+                f"{setting(name)} is {value!r}, but all runs of a command share one frozen model; "
+                f"give one {name}, and use another command for another."
             )
     lists = {
-        path: _values(".".join(path), value, hint)
-        for path, hint in _places().items()
-        if _listed(value := _at(given, path))
+        path: _values(".".join(path), value, schema)
+        for path, schema in _variable_settings().items()
+        if _is_list(value := _get(settings, path))
     }
-    many = math.prod(map(len, lists.values()))
-    if many > MOST:
+    count = math.prod(map(len, lists.values()))
+    if count > MAX_RUNS:
         raise UserError(
-            f"These lists make {many:,} runs, and one command takes {MOST:,} at most; give shorter lists."
+            f"These lists make {count:,} runs, and a command takes at most {MAX_RUNS:,}; "
+            "shorten the lists."
         )
-    picks = list(itertools.product(*lists.values()))
+    combinations = list(itertools.product(*lists.values()))
     configs = [
-        run_config(functools.reduce(_with, zip(lists, pick, strict=True), given)) for pick in picks
+        run_config(functools.reduce(_put, zip(lists, values, strict=True), settings))
+        for values in combinations
     ]
-    if len(configs) > 1 and any(config.tuning.trains == "model" for config in configs):
+    if count > 1 and any(config.tuning.trains == "model" for config in configs):
         raise UserError(
-            "A run that tunes the whole model (--trains model) needs a model of its own; tune it by itself, without lists."
+            f"A run that tunes the whole model ({setting('tuning.trains', 'model')}) needs a model "
+            "of its own; tune it by itself, without lists."
         )
-    aparts = [
-        {_name(path): _plain(value) for path, value in zip(lists, pick, strict=True)}
-        for pick in picks
+    varied = [
+        {_short(path): _in_words(value) for path, value in zip(lists, values, strict=True)}
+        for values in combinations
     ]
-    return [Member(*member) for member in zip(configs, aparts, _names(aparts), strict=True)]
+    names = _folder_names(varied)
+    return [Member(*member) for member in zip(configs, varied, names, strict=True)]
 
 
-def said(value: Any) -> str:
+def spell(value: Any) -> str:
     """A setting's value as one writes it."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return str(value).replace("e+", "e") if isinstance(value, float) else str(value)
 
 
-@functools.cache
-def _places() -> dict[tuple[str, ...], Any]:
-    """Where the settings that may be lists stand in a config, and their types: the task first, then as --help tells them, the seed last."""
-    found = {path: hint for path, hint in _hints(RunConfig).items() if _may_vary(path, hint)}
-    return dict(
-        sorted(
-            found.items(), key=lambda entry: (entry[0] != ("task", "task"), entry[0] == ("seed",))
-        )
-    )
+def _variable_settings() -> dict[Path, Schema]:
+    """The settings that may be lists, in the order of the flags, but the task first, seed last."""
+    found = {path: schema for path, schema in walk(RunConfig) if may_vary(path, schema)}
+    order = sorted(found, key=lambda path: (path != ("task", "task"), path == ("seed",)))
+    return {path: found[path] for path in order}
 
 
-def _hints(kind: type, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """The type of every setting, the options of starts, shapes, routes and heads among them."""
-    found: dict[tuple[str, ...], Any] = {}
-    for name, hint in typing.get_type_hints(kind).items():
+def walk(kind: type[Settings], above: Path = ()) -> Iterator[tuple[Path, Schema]]:
+    """Every setting with its schema, the options of all kinds included."""
+    for name, schema in schema_of(kind)["properties"].items():
         path = (*above, name)
-        if dataclasses.is_dataclass(hint) and hint is not Choice:
-            found |= _hints(typing.cast("type", hint), path)
-        elif hint is Choice:
-            found[(*path, "kind")] = hint
-            found |= {
-                (*path, option): p.annotation
-                for row in TABLES[name].values()
-                for option, p in options_of(row).items()
-            }
+        if schema.get("type") == "settings":
+            yield from walk(schema["settings"], path)
+        elif schema.get("type") == "choice":
+            yield (*path, "kind"), schema
+            table = TABLES[name]
+            for option, described in {
+                option: described
+                for each in table
+                for option, described in table.schema(each)["properties"].items()
+            }.items():
+                yield (*path, option), described
         else:
-            found[path] = hint
-    return found
+            yield path, schema
 
 
-def _may_vary(path: tuple[str, ...], hint: Any) -> bool:
+def may_vary(path: Path, schema: Schema) -> bool:
+    """Whether a setting may be a list, which makes a run of each of its values."""
     if path[-1] in ("task", "preset"):
         return True
-    kinds = (
-        typing.get_args(hint)
-        if typing.get_origin(hint) in (types.UnionType, typing.Union)
-        else (hint,)
-    )
-    scalar = any(
-        kind in (int, float, bool, Choice) or typing.get_origin(kind) is typing.Literal
-        for kind in kinds
-    )
-    return scalar and path[-1] not in ONE_FOR_ALL
+    scalar = "enum" in schema or schema.get("type") in ("integer", "number", "boolean", "choice")
+    return scalar and path[-1] not in SHARED
 
 
-def _listed(value: Any) -> bool:
+def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple)) or (isinstance(value, str) and "," in value)
 
 
-def _values(name: str, value: Any, hint: Any) -> list[Any]:
+def _values(path: str, value: Any, schema: Schema) -> list[Any]:
     """A list's values, each once and of its type."""
     items = [item.strip() for item in value.split(",")] if isinstance(value, str) else list(value)
     if not items or any(item == "" for item in items):
         raise UserError(
-            f"{name} is {value!r}, a list that lacks a value; write every value, with one comma between two."
+            f"{setting(path)} is {value!r}, which lacks a value; separate values with one comma."
         )
-    values = [coerce(name, item, hint) for item in items]
-    twice = [value for place, value in enumerate(values) if value in values[:place]]
-    if twice:
-        raise UserError(f"{name} names {said(_plain(twice[0]))} twice; name every value once.")
+    values = [coerce(path.removesuffix(".kind"), item, schema) for item in items]
+    repeated = [value for index, value in enumerate(values) if value in values[:index]]
+    if repeated:
+        raise UserError(
+            f"{setting(path.removesuffix('.kind'))} lists {spell(_in_words(repeated[0]))} twice; "
+            "list every value once."
+        )
     return values
 
 
-def _at(given: Any, path: Sequence[str]) -> Any:
+def _get(settings: Any, path: Sequence[str]) -> Any:
     for name in path:
-        given = given.get(name) if isinstance(given, Mapping) else None
-    return given
+        settings = settings.get(name) if isinstance(settings, Mapping) else None
+    return settings
 
 
-def _with(given: Mapping[str, Any], pick: tuple[Sequence[str], Any]) -> dict[str, Any]:
-    """`given` with one value of a list in the list's place."""
-    (name, *below), value = pick
+def _put(settings: Mapping[str, Any], entry: tuple[Sequence[str], Any]) -> dict[str, Any]:
+    """`settings` with one value of a list in the list's place."""
+    (name, *below), value = entry
     if name == "kind":
-        return {**given, **value.plain()}
-    return {**given, name: _with(given[name], (below, value)) if below else value}
+        return {**settings, **value.plain()}
+    return {**settings, name: _put(settings[name], (below, value)) if below else value}
 
 
-def _name(path: Sequence[str]) -> str:
+def _short(path: Sequence[str]) -> str:
     """`lr`, `seed`, `shape`, `shape.bottleneck`."""
     return ".".join(path[1:] or path).removesuffix(".kind")
 
 
-def _plain(value: Any) -> Any:
+def _in_words(value: Any) -> Any:
     """A choice as a word, with its options in brackets."""
     if not isinstance(value, Choice):
         return value
-    return value.kind + (
-        f"({', '.join(f'{name}={said(option)}' for name, option in value.options.items())})"
-        if value.options
-        else ""
-    )
+    options = ", ".join(f"{name}={spell(option)}" for name, option in value.options.items())
+    return f"{value.kind}({options})" if options else value.kind
 
 
-def _names(aparts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A folder's name for each, all different: `task=helpdesk-intent_lr=0.1_seed=0`. No commas, which lists of folders are split at."""
+def _folder_names(varied: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A folder's name for each run, all different: `task=helpdesk-intent_lr=0.1_seed=0`.
+
+    No commas, which separate folders in lists.
+    """
     names: list[str] = []
     taken: set[str] = set()
-    for apart in aparts:
-        name = "_".join(
-            _folded(setting.replace("_", "-"), said(value)) for setting, value in apart.items()
+    for settings in varied:
+        parts = (
+            _name_part(name.replace("_", "-"), spell(value)) for name, value in settings.items()
         )
-        if len(name) > LONGEST:
-            name = f"{name[: LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-        others = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-        names.append(next(other for other in others if other.lower() not in taken))
+        name = "_".join(parts)
+        if len(name) > MAX_NAME:
+            name = f"{name[: MAX_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        variants = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        names.append(next(variant for variant in variants if variant.lower() not in taken))
         taken.add(names[-1].lower())
     return names
 
 
-def _folded(setting: str, value: str) -> str:
+def _name_part(name: str, value: str) -> str:
     """Made safe as a whole, so that a minus sign before a number stays."""
-    return f"{setting}={safe_name(f'{setting}-{value}')[len(setting) + 1 :]}"
+    return f"{name}={safe_name(f'{name}-{value}')[len(name) + 1 :]}"

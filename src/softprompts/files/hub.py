@@ -1,4 +1,4 @@
-"""The Hugging Face hub's client, which reports every retry; one sentence at the end is enough."""
+"""The Hugging Face hub's client, which logs every retry; one error at the end is enough."""
 
 from huggingface_hub.utils import logging
 

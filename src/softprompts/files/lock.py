@@ -1,4 +1,4 @@
-"""One process at a time in an output folder, by a lock that the system takes back from the dead."""
+"""One process at a time in an output folder, with a lock that ends with its process."""
 
 import contextlib
 import json
@@ -7,46 +7,51 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, setting
 from .atomic import make_folder
 
-LOCK = ".at-work"
-"""Tells who works in the folder. Only the lock on it counts: a file that a killed process left means nothing."""
-TRIES = 100
-"""Of a file that goes each time before it is locked."""
+LOCK_FILE = ".at-work"
+"""Names the process that holds the folder. Only the lock on the file counts, not that it exists."""
+_ATTEMPTS = 100
+"""How often to retry when another process removes the file before it is locked."""
 
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Keep every other process that wants to write there out of a folder."""
-    missing = [place for place in (folder, *folder.parents) if not os.path.exists(place)]
-    file = _locked(folder)
+    """Hold the lock on an output folder; raise a `UserError` if another process has it.
+
+    Folders that did not exist before and are empty in the end are removed.
+    """
+    missing = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+    file = _acquire(folder)
     try:
         yield
     finally:
         if file is not None:
             with contextlib.suppress(OSError):
-                (folder / LOCK).unlink(
-                    missing_ok=True
-                )  # before it is let go: after, it may be another's
+                # before the lock is released: afterwards the file may be another process's
+                (folder / LOCK_FILE).unlink(missing_ok=True)
             os.close(file)
         with contextlib.suppress(OSError):
-            for place in missing:
-                place.rmdir()  # which nothing came into
+            for path in missing:
+                path.rmdir()
 
 
-def _locked(folder: Path) -> int | None:
-    """The locked file; None where files cannot be locked, or not written, which is told when something is."""
+def _acquire(folder: Path) -> int | None:
+    """The locked file, or None where the file system does not support locks or is read-only.
+
+    A folder that cannot be written is reported by whoever writes to it.
+    """
     make_folder(folder)
     try:
         import fcntl
     except ImportError:  # not a POSIX system
         return None
-    path = folder / LOCK
-    for _ in range(TRIES):
+    path = folder / LOCK_FILE
+    for _ in range(_ATTEMPTS):
         try:
-            file = _opened(path)
-        except FileNotFoundError:  # whoever made the folder removed it
+            file = _open(path)
+        except FileNotFoundError:  # the process that created the folder removed it
             make_folder(folder)
             continue
         except OSError:
@@ -54,13 +59,16 @@ def _locked(folder: Path) -> int | None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(file), os.stat(path)):
-                _sign(file)
+                _write_holder(file)
                 return file
         except BlockingIOError:
-            told = f"Another process is at work in {folder}{_signed(file)}; wait for it, or name another --output."
+            holder = _read_holder(file)
             os.close(file)
-            raise UserError(told) from None
-        except FileNotFoundError:  # whoever held it removed it, and with it the lock
+            raise UserError(
+                f"Another process is using {folder}{holder}; "
+                f"wait until it ends, or choose another {setting('output')}."
+            ) from None
+        except FileNotFoundError:  # the holder removed the file, and the lock with it
             pass
         except OSError:  # a file system without locks
             os.close(file)
@@ -69,25 +77,24 @@ def _locked(folder: Path) -> int | None:
     return None
 
 
-def _opened(path: Path) -> int:
+def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except PermissionError:  # another user's, which can be locked all the same
+    except PermissionError:  # another user's file can still be locked
         return os.open(path, os.O_RDONLY)
 
 
-def _sign(file: int) -> None:
+def _write_holder(file: int) -> None:
+    holder = {"process": os.getpid(), "host": socket.gethostname()}
     with contextlib.suppress(OSError):  # a full disk
         os.ftruncate(file, 0)
-        os.pwrite(
-            file, json.dumps({"process": os.getpid(), "host": socket.gethostname()}).encode(), 0
-        )
+        os.pwrite(file, json.dumps(holder).encode(), 0)
 
 
-def _signed(file: int) -> str:
-    """Who holds the lock, where it has been written already."""
+def _read_holder(file: int) -> str:
+    """Which process holds the lock, or nothing if it has not written that yet."""
     try:
-        told = json.loads(os.pread(file, 1000, 0))
-        return f" (process {told['process']} on host {told['host']})"
+        holder = json.loads(os.pread(file, 1000, 0))
+        return f" (process {holder['process']} on host {holder['host']})"
     except (OSError, ValueError, KeyError, TypeError):
         return ""

@@ -1,10 +1,10 @@
-"""Names that every file system takes."""
+"""Checks of names and paths."""
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, setting
 
 
 def safe_name(name: str) -> str:
@@ -12,25 +12,25 @@ def safe_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "prompt"
 
 
-def some_place(text: str) -> Path:
-    """A path that the system can look at, whether or not there is something."""
+def checked_path(text: str) -> Path:
+    """A path that the system accepts, whether or not it exists."""
     path = Path(text)
     try:
         path.exists()
     except (OSError, ValueError) as error:
         shown = text if len(text) < 80 else f"{text[:77]}..."
-        raise UserError(
-            f"{shown} cannot be looked at ({getattr(error, 'strerror', None) or error}); name another place."
-        ) from None
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{shown} cannot be accessed ({reason}); choose another path.") from None
     return path
 
 
-def check_free(folder: Path, names: Sequence[str], overwrite: bool) -> None:
-    """Nobody's work is overwritten unasked, or half of it."""
+def check_overwrite(folder: Path, names: Sequence[str], overwrite: bool) -> None:
+    """Raise if one of these files exists in the output folder and may not be overwritten."""
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"The output {folder} is no folder; name another with --output.")
-    there = [name for name in names if (folder / name).exists()]
-    if there and not overwrite:
+        raise UserError(f"The output {folder} is not a folder; choose another {setting('output')}.")
+    existing = [name for name in names if (folder / name).exists()]
+    if existing and not overwrite:
         raise UserError(
-            f"{folder} already holds {there[0]}; choose another --output, or replace it with --overwrite."
+            f"{folder} already holds {existing[0]}; choose another {setting('output')}, "
+            f"or replace it with {setting('overwrite')}."
         )

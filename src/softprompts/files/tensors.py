@@ -1,4 +1,4 @@
-"""Safetensors files, each with a JSON note in its header."""
+"""Safetensors files with a JSON note in their header."""
 
 import contextlib
 import json
@@ -17,14 +17,14 @@ from .atomic import check_readable, write_atomically
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], note: Mapping[str, Any] | None = None
 ) -> None:
-    """Tensors, and a JSON `note` in the file's header, as one safetensors file."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    """Write tensors, and `note` as JSON in the header, to one safetensors file."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = {"format": "pt"} | ({"note": json.dumps(note)} if note is not None else {})
 
-    def write(place: Path) -> None:
+    def write(temporary: Path) -> None:
         try:
-            save_file(plain, place, metadata=header)
-        except SafetensorError as error:  # how it tells of a full disk
+            save_file(tensors, temporary, metadata=header)
+        except SafetensorError as error:  # for example, a full disk
             raise OSError(str(error)) from None
 
     write_atomically(path, write)
@@ -32,13 +32,14 @@ def write_tensors(
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the note of a file that `write_tensors` wrote."""
-    with _opened(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, _note(file)  # noqa: SIM118 (not a dict)
+    with _open(path) as file:
+        names = file.keys()
+        return {name: file.get_tensor(name) for name in names}, _note(file)
 
 
 def read_note(path: Path) -> dict[str, Any]:
-    """The note alone."""
-    with _opened(path) as file:
+    """The note of a file, without reading its tensors."""
+    with _open(path) as file:
         return _note(file)
 
 
@@ -47,18 +48,18 @@ def _note(file: Any) -> dict[str, Any]:
 
 
 def check_tensors(path: Path) -> None:
-    """Whether a safetensors file is there and whole; its numbers are not read."""
-    with _opened(path):
+    """Check that a safetensors file exists and is complete, without reading its tensors."""
+    with _open(path):
         pass
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError, ValueError) as error:
-        check_readable(path)  # safetensors says of every file it cannot open that there is none
+        check_readable(path)  # safetensors reports every file it cannot open as missing
         raise UserError(
-            f"{path} is damaged or no safetensors file ({error}); take a whole copy of it."
+            f"{path} is corrupted or not a safetensors file ({error}); copy it again."
         ) from None

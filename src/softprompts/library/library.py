@@ -1,454 +1,301 @@
-"""Library: a folder of prompts, each a folder of its own with a card, and an index to search them by.
+"""Library: a folder of prompts, each in a folder of its own, and an index to search them by.
 
-Several processes may add at once. A prompt is made in a hidden folder and moved in whole. Whoever holds the library's lock may move
-folders; the lock goes when its process does, so hidden folders that a holder finds are what the dead left, and are put right.
+    NAME/           a prompt: its card, its vectors, and how it was tuned
+    .index/         one file per backbone (`index.py`)
+    .lock           held by whoever moves folders
+    .new-, .old-    folders in the making, and folders being replaced (`files/staged.py`)
+
+Several processes may add prompts at once. A prompt is written to a hidden folder and moved in when
+it is complete. The lock ends with its process, so hidden folders that the next holder finds are
+what a killed process left, and are cleaned up.
 """
 
 import contextlib
-import math
 import os
-import re
-import shutil
 import sys
-import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from ..artifacts.embedding import EMBEDDING, read_embedding, read_vectors
-from ..artifacts.prompt_file import CARD, TENSORS, load_prompt
-from ..config.choice import Choice
-from ..errors import UserError, listing
-from ..files import NoLeaveError, read_json, write_atomically
-from ..files.names import safe_name, some_place
-from ..files.tensors import check_tensors
-from .index import Index, Told
-from .search import SIMILARITIES, summary
+from ..artifacts.run_folder import CARD, EMBEDDING, RunFolder
+from ..errors import UserError, listing, setting
+from ..files import NoPermissionError, restore_folders, staged_folder
+from ..files.names import checked_path, safe_name
+from .entry import Entry, no_prompt
+from .index import Index, Summary
+from .search import SIMILARITIES, rank, summary
 
-KEPT = (CARD, TENSORS, EMBEDDING, "config.yaml", "metrics.jsonl", "curve.png")
-"""What a library takes of a run's folder: not the training state."""
-NEW, OLD = ".new-", ".old-"
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: users must add prompts one at a time
+    fcntl = None  # type: ignore[assignment]
+
 LOCK, INDEX = ".lock", ".index"
-
-
-class NoVectorsError(UserError):
-    """A run that leaves no prompt to keep: it tuned a whole model, or nothing."""
+NAME_LIMIT = 200
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A prompt of a library, or any other that lies in a folder."""
-
-    name: str
-    folder: Path
-    card: dict[str, Any]
-
-    @classmethod
-    def of(cls, folder: Path, name: str | None = None) -> "Entry":
-        """The prompt in a folder, by its card."""
-        path = folder / CARD
-        try:
-            card = read_json(path)
-        except UserError as error:
-            if isinstance(error, NoLeaveError) or os.path.exists(path):
-                raise
-            raise UserError(_no_prompt(folder)) from None
-        if not _whole(card):
-            raise UserError(
-                f"{path} does not tell a prompt's task, backbone and length; take a whole copy, or remove the folder."
-            )
-        check_tensors(folder / TENSORS)
-        return cls(name or folder.name, folder, card)
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the backbone, the only one that the prompt means something to."""
-        return str(self.card["backbone"]["fingerprint"])
-
-    @property
-    def step(self) -> int | None:
-        """The step that the task embedding was taken at, where the card tells."""
-        step = self.told("embedding", "step") if self.told("embedding") else self.told("best_step")
-        return step if isinstance(step, int) else None
-
-    @property
-    def seed(self) -> int | None:
-        """The seed of its run, where the card tells: runs of one seed start from the same words."""
-        seed = self.told("seed")
-        return seed if isinstance(seed, int) else None
-
-    @property
-    def started_from(self) -> list[str]:
-        """The prompts that this one began as, by their folders."""
-        sources = self.told("config", "prompt", "start", "sources")
-        return list(map(str, sources)) if isinstance(sources, list) else []
-
-    def told(self, *path: str) -> Any:
-        """What the card says there; None where it does not."""
-        value: Any = self.card
-        for name in path:
-            value = value.get(name) if isinstance(value, dict) else None
-        return value
-
-    def check_vectors(self) -> None:
-        if self.told("prompt", "length") == 0:
-            raise NoVectorsError(
-                f"{self.folder} has no prompt vectors: its model was tuned, or nothing was; name a run that tuned a prompt."
-            )
-
-    def vectors(self) -> Tensor:
-        """The task embedding [K, P, H]: the prompt after a fixed number of steps where it was kept, else the final prompt."""
-        self.check_vectors()
-        kept = read_embedding(self.folder)
-        vectors = read_vectors(self.folder / TENSORS) if kept is None else kept
-        if vectors.shape[2] != self.card["backbone"].get("hidden", vectors.shape[2]):
-            raise UserError(
-                f"The vectors in {self.folder} are of another width than its card tells; take a whole copy of the folder."
-            )
-        return vectors
-
-
-def _no_prompt(folder: Path) -> str:
-    return f"{folder} holds no {CARD}, so it is no prompt, or its run has not finished."
-
-
-def _whole(card: Any) -> bool:
-    """Whether a card tells what all commands ask of it."""
-    try:
-        told, form = (
-            (card["backbone"]["fingerprint"], card["backbone"]["name"], card["task"]["name"]),
-            card["prompt"],
-        )
-        sizes = [form["length"], form.get("count", 1)]
-        Choice.of(form.get("route", "single"))
-        scores = [
-            value
-            for part in ("metrics", "majority", "test")
-            for value in dict(card.get(part) or {}).values()
-        ]
-        return (
-            all(isinstance(text, str) and text for text in told)
-            and all(type(size) is int for size in sizes)
-            and sizes[0] >= 0 < sizes[1]
-            and all(isinstance(value, int | float) and math.isfinite(value) for value in scores)
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, UserError):
-        return False
-
-
-@dataclass(frozen=True)
-class Found:
-    """A prompt, and how like another it is."""
+class Match:
+    """A prompt, and its similarity to another."""
 
     entry: Entry
     similarity: float
 
 
-def say(sentence: str) -> None:
-    print(f"softprompts: {sentence}", file=sys.stderr)
+def print_warning(message: str) -> None:
+    print(f"softprompts: {message}", file=sys.stderr)
+
+
+def ignore(message: str) -> None:
+    """A warning that nobody needs."""
 
 
 class Library:
-    """Prompts by name. `tell` hears of each folder that is no prompt, in a sentence; the others are there all the same."""
+    """Prompts by name. Folders that are not usable prompts are skipped, and passed to `warn`."""
 
-    def __init__(self, folder: Path, tell: Callable[[str], object] = say) -> None:
-        self.folder, self.tell = Path(folder), tell
+    def __init__(self, folder: str | Path, warn: Callable[[str], object] = print_warning) -> None:
+        self.folder, self.warn = Path(folder), warn
 
-    def there(self) -> "Library":
-        """Itself, if there is such a folder."""
+    def existing(self) -> "Library":
+        """Itself, if its folder exists."""
         if not self.folder.is_dir():
             raise UserError(
-                f"There is no library at {self.folder}; name one with --library, or bring prompts in with `softprompts prompts import`."
+                f"There is no library at {self.folder}; name one with {setting('library')}, "
+                "or fill it with `softprompts prompts import`."
             )
         return self
 
-    # -- adding --------------------------------------------------------------------------------------------------------------
+    # -- adding ------------------------------------------------------------------------------------
 
-    def add(self, run: Path, name: str | None = None, overwrite: bool = False) -> Entry:
-        """Take in the prompt of a folder that tune or import wrote, under its folder's name or another."""
+    def add(self, run: str | Path, name: str | None = None, overwrite: bool = False) -> Entry:
+        """Copy the prompt of a run's folder, under the name of that folder or another."""
         run = Path(run)
         name = safe_name(run.resolve().name) if name is None else name
-        place = self.place(name)
-        self.check(run)
+        folder = self.prompt_folder(name)
+        self.check_prompt(run)
         with self._locked(write=True):
-            self.free(name, overwrite)
-            made = self.folder / f"{NEW}{uuid.uuid4().hex}"
-            try:
-                for part in KEPT:
-                    if (run / part).exists():
-                        write_atomically(
-                            made / part,
-                            lambda beside, part=part: shutil.copyfile(run / part, beside),
-                        )  # type: ignore[misc]
-                self.check(made)  # the run's own folder may have changed meanwhile
-                self._move_in(made, place)
-            finally:
-                _remove(made)
-        return Entry.of(place)
+            self.check_free(name, overwrite)
+            with staged_folder(folder) as staged:
+                RunFolder(run).copy_prompt(staged)
+                self.check_prompt(staged)  # the run's folder may have changed meanwhile
+        return Entry.of(folder)
 
-    def free(self, name: str, overwrite: bool = False) -> str:
-        """The name, if a prompt may go there."""
-        if self.place(name).exists() and not overwrite:
+    def check_free(self, name: str, overwrite: bool = False) -> None:
+        """Raise if a prompt of this name exists and may not be overwritten."""
+        if self.prompt_folder(name).exists() and not overwrite:
             raise UserError(
-                f"The library {self.folder} already holds {name}; give another --name, or replace it with --overwrite."
+                f"The library {self.folder} already holds {name}; "
+                f"choose another {setting('name')}, or replace it with {setting('overwrite')}."
             )
-        return name
 
-    def place(self, name: str) -> Path:
-        """The folder of a name, which must be one that stays in the library."""
-        if not name or name != safe_name(name) or len(name) > 200:
+    def prompt_folder(self, name: str) -> Path:
+        """The folder of a prompt, whose name must be a single file name."""
+        if not name or name != safe_name(name) or len(name) > NAME_LIMIT:
             raise UserError(
-                f"{name!r} cannot be a prompt's name; use up to 200 letters, digits, dots, dashes and underscores."
+                f"{name!r} cannot be the name of a prompt; "
+                f"use up to {NAME_LIMIT} letters, digits, dots, dashes and underscores."
             )
         return self.folder / name
 
     @staticmethod
-    def check(folder: Path) -> None:
-        """Whether a folder holds a whole prompt that a library takes."""
-        prompt, _ = load_prompt(folder)
+    def check_prompt(folder: Path) -> None:
+        """Check that a folder holds a complete prompt that a library can take."""
+        prompt, _ = RunFolder(folder).load()
         vectors = Entry.of(folder).vectors()
         if vectors.shape[-1] != prompt.table.shape[-1]:
             raise UserError(
-                f"{folder / EMBEDDING} is of another width than its prompt; take a whole copy of the folder."
+                f"{folder / EMBEDDING} has another width than its prompt; "
+                "the folder is corrupted; copy it again."
             )
 
-    def _move_in(self, made: Path, place: Path) -> None:
-        """Instead of an old one, where there is one: it is put aside first, and put back by the next holder if this one dies now."""
-        aside = self.folder / f"{OLD}{place.name}"
-        try:
-            if place.exists():
-                place.rename(aside)
-            made.rename(place)
-            if aside.exists():
-                aside.rename(made)  # half of it must never come back
-        except OSError as error:
-            raise UserError(
-                f"{place} cannot be written ({error.strerror}); make room, or name another place."
-            ) from None
-
-    # -- the lock ------------------------------------------------------------------------------------------------------------
+    # -- the lock ----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _locked(self, write: bool = False) -> Iterator[None]:
-        """Alone in the library, with nothing half done in it. Who may not write, or finds no lock, looks without."""
-        if not write and not os.path.exists(self.folder / LOCK):
-            yield
-            return
+        """Hold the library's lock, with nothing left of killed processes.
+
+        Without write permission, and before anything was written, readers do without.
+        """
+        path = self.folder / LOCK
         try:
             if write:
                 self.folder.mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / LOCK).open("a")
+            lock = path.open("a") if write or os.path.exists(path) else None
         except OSError as error:
             if write:
                 raise UserError(
-                    f"The library {self.folder} cannot be written ({error.strerror}); name another with --library."
+                    f"The library {self.folder} cannot be written ({error.strerror}); "
+                    f"choose another {setting('library')}."
                 ) from None
+            lock = None
+        if lock is None:
             yield
             return
         with lock:
-            _wait_for(lock.fileno())
-            self._settle()
+            _wait_for_lock(lock.fileno())
+            restore_folders(self.folder)
             yield
 
-    def _settle(self) -> None:
-        """Put right what a writer left that died: half a prompt goes, one that was put aside comes back."""
-        for left in [
-            Path(found) for found in os.scandir(self.folder) if found.name.startswith((NEW, OLD))
-        ]:
-            place = self.folder / left.name.removeprefix(OLD)
-            with contextlib.suppress(OSError):  # who may not write leaves it to who may
-                if left.name.startswith(OLD) and not place.exists():
-                    left.rename(place)
-                else:
-                    _remove(left)
-
-    # -- looking -------------------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def entry(self, name: str) -> Entry:
-        place = self.place(name)
-        with self.there()._locked():
-            if place.is_dir():
-                return Entry.of(place)
-        which = f"softprompts prompts list --library {self.folder} tells which there are"
-        raise UserError(f"There is no prompt {name} in the library {self.folder}; {which}.")
+        folder = self.prompt_folder(name)
+        with self.existing()._locked():
+            if folder.is_dir():
+                return Entry.of(folder)
+        raise UserError(
+            f"There is no prompt {name} in the library {self.folder}; "
+            f"`softprompts prompts list --library {self.folder}` lists its prompts."
+        )
 
     def entries(self, fingerprint: str | None = None) -> list[Entry]:
         """All prompts, or those of one backbone, by name."""
-        found, wrong = [], {}
+        entries, errors = [], dict[str, str]()
         for name in self._names():
             try:
                 entry = self._read(name)
             except UserError as error:
-                wrong[name] = str(error)
+                errors[name] = str(error)
                 continue
             if fingerprint in (None, entry.fingerprint):
-                found.append(entry)
-        self._tell(wrong)
-        return found
+                entries.append(entry)
+        self._warn(errors)
+        return entries
 
-    def _tell(self, wrong: Mapping[str, str]) -> None:
-        """A sentence for each folder that cannot be read; one for all that are no prompts."""
-        strange = {
-            name: sentence
-            for name, sentence in wrong.items()
-            if sentence == _no_prompt(self.folder / name)
-        }
+    def _warn(self, errors: Mapping[str, str]) -> None:
+        """One warning per unreadable prompt, and one for all folders that are not prompts."""
+        strange = [name for name, error in errors.items() if error == no_prompt(self.folder / name)]
         if len(strange) > 1:
-            told = f"{len(strange)} folders in {self.folder} hold no {CARD}, so they are no prompts, or unfinished"
-            self.tell(f"{told}: {listing(list(strange))}.")
-            wrong = {name: sentence for name, sentence in wrong.items() if name not in strange}
-        for sentence in wrong.values():
-            self.tell(sentence)
+            self.warn(
+                f"{len(strange)} folders in {self.folder} hold no {CARD}, "
+                f"so they are not prompts, or unfinished: {listing(strange)}."
+            )
+        for name, error in errors.items():
+            if len(strange) < 2 or name not in strange:
+                self.warn(error)
 
     def _read(self, name: str) -> Entry:
-        place = self.place(name)
+        folder = self.prompt_folder(name)
         try:
-            return Entry.of(place)
+            return Entry.of(folder)
         except UserError:
-            with self._locked():  # it may just be being replaced
-                return Entry.of(place)
+            with self._locked():  # another process may be replacing it
+                return Entry.of(folder)
 
     def _names(self) -> list[str]:
         """Every folder that should be a prompt."""
         if not self.folder.is_dir():
             return []
-        with self._locked():
+        with self._locked(), os.scandir(self.folder) as items:
             return sorted(
-                found.name
-                for found in os.scandir(self.folder)
-                if not found.name.startswith(".") and found.is_dir()
+                item.name for item in items if not item.name.startswith(".") and item.is_dir()
             )
 
     def _stamp(self, name: str) -> str:
-        """Changes when a folder's prompt does: time, size and inode of its card and vectors."""
-        found = []
-        for part in (CARD, EMBEDDING, TENSORS):
-            with contextlib.suppress(OSError):
-                file = os.stat(f"{self.folder}/{name}/{part}")
-                found.append(f"{part} {file.st_mtime_ns} {file.st_size} {file.st_ino}")
-        return ", ".join(found)
+        return RunFolder(self.folder / name).stamp()
+
+    # -- searching ---------------------------------------------------------------------------------
 
     def search(
         self,
-        like: Tensor,
+        vectors: Tensor,
         fingerprint: str,
         similarity: str = "per_token_average_cosine",
         k: int | None = None,
         without: Collection[str] = (),
-    ) -> list[Found]:
-        """The prompts of a backbone that are most like the vectors [..., H], best first: k of them, or all."""
+    ) -> list[Match]:
+        """The k prompts of a backbone most similar to the vectors [..., H], best first, or all."""
         if similarity not in SIMILARITIES:
             raise UserError(
                 f"There is no similarity {similarity!r}; choose one of {', '.join(SIMILARITIES)}."
             )
         if k is not None and k < 1:
-            raise UserError(f"{k} prompts cannot be found; ask for at least 1.")
+            raise UserError(f"The number of prompts to find is {k}; it must be at least 1.")
         index = self._index(fingerprint)
         which = list(SIMILARITIES).index(similarity)
         rows = index.rows[which]
         if len(rows) == 0:
             return []
-        if like.numel() == 0 or like.shape[-1] != rows.shape[1]:
+        if vectors.numel() == 0 or vectors.shape[-1] != rows.shape[1]:
             raise UserError(
-                f"Vectors of shape {list(like.shape)} cannot be compared with prompts of width {rows.shape[1]}."
+                f"Vectors of shape {list(vectors.shape)} cannot be compared "
+                f"with prompts of width {rows.shape[1]}."
             )
-        asked = summary(like.detach().cpu())[which]
-        scores = (
-            rows.double() @ asked
-        ).float()  # so that like prompts are equal, wherever in the index they stand
-        found: list[Found] = []
-        for row in scores.argsort(descending=True, stable=True).tolist():
-            if len(found) == k:
+        # Sums in float64, rounded to float32: copies of a prompt are equal, whatever their row.
+        products = (rows.double() @ summary(vectors.detach().cpu())[which]).float()
+        similarities = dict(zip(index.names, products.tolist(), strict=True))
+        matches: list[Match] = []
+        for name in rank(similarities):
+            if len(matches) == k:
                 break
-            if index.names[row] not in without:
-                with contextlib.suppress(UserError):  # one that went meanwhile
-                    found.append(Found(self._read(index.names[row]), float(scores[row])))
-        return found
+            if name not in without:
+                with contextlib.suppress(UserError):  # removed meanwhile
+                    matches.append(Match(self._read(name), similarities[name]))
+        return matches
 
-    def unread(self, fingerprint: str) -> dict[str, str]:
+    def unusable(self, fingerprint: str) -> dict[str, str]:
         """The prompts that cannot be compared with a backbone's, and why."""
-        others = Library(self.folder, lambda sentence: None)._index(fingerprint).others
-        return {name: why for name, (_, why) in others.items() if why}
+        skipped = Library(self.folder, ignore)._index(fingerprint).skipped
+        return {name: error for name, (_, error) in skipped.items() if error}
 
     def _index(self, fingerprint: str) -> Index:
         """The index of a backbone's prompts, brought up to date."""
         path = self.folder / INDEX / f"{safe_name(fingerprint)}.safetensors"
         stamps = {name: self._stamp(name) for name in self._names()}
-        kept = Index.read(path, fingerprint)
-        index = kept.updated(stamps, lambda name: self._summed(name, fingerprint))
-        if index is not kept:
-            with contextlib.suppress(
-                UserError
-            ):  # where nothing can be written, it is made anew each time
+        saved = Index.read(path, fingerprint)
+        index = saved.updated(stamps, lambda name: self._summarize(name, fingerprint))
+        if index is not saved:
+            with contextlib.suppress(UserError):  # in a read-only library, it is computed each time
                 index.write(path)
-        self._tell(
-            {name: index.others[name][1] for name in sorted(index.others) if index.others[name][1]}
-        )
+        errors = {name: error for name, (_, error) in sorted(index.skipped.items()) if error}
+        self._warn(errors)
         return index
 
-    def _summed(self, name: str, fingerprint: str) -> tuple[str, Told]:
-        """A prompt's stamp and summaries, once both are of the same files: it may be replaced meanwhile."""
+    def _summarize(self, name: str, fingerprint: str) -> tuple[str, Summary]:
+        """A prompt's stamp and summary of the same files: another process may replace them."""
         while True:
             stamp = self._stamp(name)
-            told: Told
+            result: Summary = None
             try:
                 entry = self._read(name)
-                told = None
                 if entry.fingerprint == fingerprint:
-                    load_prompt(entry.folder)  # what is found must be of use
-                    told = summary(entry.vectors()).float()
-            except NoLeaveError as error:
-                return "", str(
-                    error
-                )  # without a stamp it is looked at again: others may read it, or this user later
+                    RunFolder(entry.folder).load()  # a match must be usable
+                    result = summary(entry.vectors()).float()
+            except NoPermissionError as error:
+                # Without a stamp it is looked at again: other users may read it.
+                return "", str(error)
             except UserError as error:
-                told = str(error)
+                result = str(error)
             if self._stamp(name) == stamp:
-                return stamp, told
+                return stamp, result
 
 
-def _remove(folder: Path) -> None:
-    if folder.is_symlink() or folder.is_file():
-        folder.unlink()
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _wait_for(lock: int) -> None:
-    """Until this process alone holds the lock; the system takes it back from the dead."""
+def _wait_for_lock(lock: int) -> None:
+    """Wait until this process alone holds the lock."""
     try:
-        import fcntl
-    except ImportError:  # not a POSIX system: one writer at a time is up to its user
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError as error:
         raise UserError(
-            f"The library cannot be locked ({error.strerror}); keep it on a disk whose files can be."
+            f"The library cannot be locked ({error.strerror}); "
+            "keep it on a file system that supports locks."
         ) from None
 
 
 def named_prompt(prompt: str, library: Path) -> Entry:
-    """A folder where there is one, else a name in the library."""
+    """The prompt in a folder, or else the one of that name in the library."""
     if not prompt.strip():
         raise UserError("The prompt has no name; give a folder, or a name in the library.")
-    place = some_place(prompt)
-    if (place / CARD).exists():
-        return Entry.of(place, place.resolve().name)
-    if place.is_dir() and prompt != safe_name(prompt):
-        raise UserError(
-            f"{prompt} holds no {CARD}: either it is no prompt, or its run has not finished (run the same command again)."
-        )
-    if prompt != safe_name(prompt):
-        raise UserError(
-            f"There is no prompt at {prompt}; name a folder that tune or import wrote, or a prompt of the library."
-        )
-    try:
+    path = checked_path(prompt)
+    if (path / CARD).exists():
+        return Entry.of(path, path.resolve().name)
+    if prompt == safe_name(prompt):
         return Library(library).entry(prompt)
-    except UserError as error:
-        raise UserError(
-            f"No folder {prompt} holds a prompt, and {re.sub('^There', 'there', str(error))}"
-        ) from None
+    if path.is_dir():
+        return Entry.of(path)  # which says what is missing
+    raise UserError(
+        f"There is no prompt at {prompt}; "
+        "name a folder that `softprompts tune` wrote, or a prompt of the library."
+    )

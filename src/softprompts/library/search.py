@@ -1,15 +1,19 @@
-"""Similarity of tasks by their prompts (Vu 2022, SPoT §3.1). Prompts are [P, H]; lengths may differ.
+"""Similarity of tasks by their prompts (Vu 2022, SPoT §3.1).
 
-Both similarities are means over pairs of tokens, so each is a dot product of two summaries [H] that a prompt has by itself: thousands
-of prompts are compared by one product. The rule for mixtures and for different lengths is the same: all tokens of all K prompts count
-alike, whichever prompt and place they come from, and a router does not count.
+Prompts are [P, H]; lengths may differ. Both similarities are means over pairs of tokens, so each is
+a dot product of two summaries [H], one per prompt: one matrix product compares thousands of
+prompts. Mixtures and different lengths follow one rule: all tokens of all K prompts count alike,
+and a router does not count.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
+
+Name = TypeVar("Name", str, tuple[str, int])
 
 
 def cosine_of_average_tokens(one: Tensor, other: Tensor) -> float:
@@ -27,11 +31,21 @@ SIMILARITIES: dict[str, Callable[[Tensor, Tensor], float]] = {
     "per_token_average_cosine": per_token_average_cosine,
 }
 
+DECIMALS = 6
+"""Similarities that agree to this many decimals are equal: the rest is rounding in float32."""
+
+
+def rank(similarities: Mapping[Name, float]) -> list[Name]:
+    """Names by similarity, the most similar first; equally similar ones by name."""
+    return sorted(similarities, key=lambda name: (-round(similarities[name], DECIMALS), name))
+
 
 def summary(vectors: Tensor) -> Tensor:
-    """A prompt [..., H] as two rows [2, H], in the order of SIMILARITIES: a dot product of two prompts' rows is their similarity.
+    """A prompt [..., H] as two rows [2, H], in the order of SIMILARITIES.
 
-    The mean token, of length 1; and the mean of the tokens, each of length 1. In float64, where sums of any float32 numbers are finite.
+    The dot product of two prompts' rows is their similarity. The rows are the mean token,
+    normalised, and the mean of the normalised tokens, in float64, where sums of any float32
+    numbers are finite.
     """
     tokens = vectors.double().reshape(-1, vectors.shape[-1])
     return torch.stack([normalize(tokens.mean(0), dim=0), normalize(tokens, dim=1).mean(0)])

@@ -1,1 +1,1 @@
-"""T5 pretraining from raw text on one GPU: a tokenizer, a model folder, and everything that says how they came to be."""
+"""T5 pretraining from raw text on one GPU, with its tokenizer and a card on how it was made."""

@@ -1,4 +1,4 @@
-"""Text and tasks' examples as token ids in memory-mapped files, made once for each tokenizer, by content, in parallel processes."""
+"""Text and task examples as token ids in memory-mapped files, tokenised once per tokenizer."""
 
 import bz2
 import gzip
@@ -10,7 +10,6 @@ import lzma
 import multiprocessing
 import os
 import re
-import shutil
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,35 +19,36 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from ..errors import UserError
-from ..files import read_json, write_json
+from ..files import read_json, staged_folder, write_json
+from ..files.cache import cache_folder
 
 OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
     ".bz2": bz2.open,
     ".xz": lzma.open,
     ".gz": gzip.open,
 }
-LONGEST = 2**20
-"""Characters after which a document that has no blank line is cut, at a line's end."""
-CHUNK = 2**19
+MAX_DOCUMENT = 2**20
+"""Characters after which a document without a blank line is cut, at the end of a line."""
+CHUNK_CHARACTERS = 2**19
 """Characters that a process tokenises at once."""
-WORDS = 80
-"""Words of an instruction; of ten inputs, one goes without."""
+MAX_INSTRUCTION_WORDS = 80
 VERSION = 1
-Tick = Callable[[int, int], None]
-"""Told how many bytes were read and how many tokens there are so far."""
+OnProgress = Callable[[int, int], None]
+"""Called with the bytes read and the tokens written so far."""
 
 
-def _silent(read: int, tokens: int) -> None:
+def _ignore(bytes_read: int, tokens: int) -> None:
     pass
 
 
 class Lines:
-    """The lines of a text file, compressed or not, and how many bytes of the file were read so far."""
+    """The lines of a text file, compressed or not, and the bytes of the file read so far."""
 
     def __init__(self, path: str) -> None:
-        self.path, self.read = path, 0
+        self.path, self.bytes_read = path, 0
 
     def __iter__(self) -> Iterator[str]:
         try:
@@ -56,109 +56,108 @@ class Lines:
                 opener = OPENERS.get(Path(self.path).suffix)
                 with io.TextIOWrapper(opener(raw) if opener else raw, encoding="utf-8") as lines:
                     for line in lines:
-                        self.read = raw.tell()
+                        self.bytes_read = raw.tell()
                         yield line
         except FileNotFoundError:
             raise UserError(f"The file {self.path} does not exist.") from None
         except UnicodeDecodeError:
             raise UserError(
-                f"{self.path} is no UTF-8 text; name another file, or convert it."
+                f"{self.path} is not UTF-8 text; convert it, or name another file."
             ) from None
         except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
             raise UserError(
-                f"{self.path} cannot be read ({error}); take a whole copy of it."
+                f"{self.path} cannot be read ({error}); the file is corrupted; copy it again."
             ) from None
 
 
 def documents(lines: Iterable[str]) -> Iterator[str]:
-    """Documents are separated by blank lines."""
+    """The documents, which are separated by blank lines."""
     parts: list[str] = []
     size = 0
     for line in itertools.chain(lines, [""]):
         if line.strip():
             parts.append(line)
             size += len(line)
-        if parts and (not line.strip() or size > LONGEST):
+        if parts and (not line.strip() or size > MAX_DOCUMENT):
             yield "".join(parts).strip()
             parts, size = [], 0
 
 
-def pairs(lines: Iterable[str], name: str, definitions: dict[str, str]) -> Iterator[str]:
-    """Input and output by turns, the task's instruction before the input."""
+def example_texts(lines: Iterable[str], name: str, definitions: dict[str, str]) -> Iterator[str]:
+    """Inputs and outputs in turn; nine in ten inputs start with their task's instruction."""
     for number, line in enumerate(line for line in lines if line.strip()):
         try:
-            task, asked, answer = json.loads(line)
-            if not all(isinstance(part, str) for part in (task, asked, answer)):
+            task, source, target = json.loads(line)
+            if not all(isinstance(text, str) for text in (task, source, target)):
                 raise ValueError
         except (ValueError, TypeError):
             raise UserError(
-                f"Row {number + 1} of {name} is no JSON list [task, input, output] of three texts."
+                f"Row {number + 1} of {name} is not a JSON list [task, input, output] of strings."
             ) from None
-        yield f"{definitions[task]} {asked}" if number % 10 and task in definitions else asked
-        yield answer
+        with_instruction = number % 10 and task in definitions
+        yield f"{definitions[task]} {source}" if with_instruction else source
+        yield target
 
 
 def read_definitions(path: str | None) -> dict[str, str]:
     if path is None:
         return {}
-    read = read_json(Path(path))
-    if not isinstance(read, dict) or not all(isinstance(text, str) for text in read.values()):
-        raise UserError(f"{path} is no JSON object of task names and instructions.")
-    return {task: " ".join(text.split()[:WORDS]) for task, text in read.items()}
+    definitions = read_json(Path(path))
+    if not isinstance(definitions, dict) or not all(
+        isinstance(text, str) for text in definitions.values()
+    ):
+        raise UserError(f"{path} is not a JSON object of task names and instructions.")
+    return {
+        task: " ".join(text.split()[:MAX_INSTRUCTION_WORDS]) for task, text in definitions.items()
+    }
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts as ids, one after the other, each with an end mark; `ends` says where each text ends. Pairs are inputs and outputs by turns."""
+    """Texts as one sequence of ids, each text with an end-of-sequence token.
+
+    `ends` holds the position after each text. Examples are inputs and outputs in turn.
+    """
 
     ids: Any
     ends: Any
     digest: str
-    """Of the files, the tokenizer and the way they are read."""
+    """Of the files, the tokenizer and how they are read."""
 
     @property
     def starts(self) -> Any:
         return np.concatenate([np.zeros(1, self.ends.dtype), self.ends[:-1]])
 
 
-def tokenised(
+def load_corpus(
     kind: str,
     files: Sequence[str],
     tokenizer: Any,
     definitions: dict[str, str],
     processes: int | None = None,
-    tick: Tick = _silent,
+    on_progress: OnProgress = _ignore,
 ) -> Corpus:
-    """The files' texts (`kind` text) or pairs (`kind` tasks) as ids: from the cache, or made and kept there."""
-    from ..tuning.tokens import cache_folder
-
-    backend = tokenizer.backend_tokenizer.to_str()
-    digest = hashlib.sha256(
-        json.dumps(
-            [
-                VERSION,
-                kind,
-                tokenizer.eos_token_id,
-                backend,
-                definitions if kind == "tasks" else None,
-            ]
-        ).encode()
-    )
+    """The files' documents (`kind` text) or examples (`kind` tasks) as ids, cached by content."""
+    backend, eos = tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token_id
+    reading = [VERSION, kind, eos, backend, definitions if kind == "tasks" else None]
+    digest = hashlib.sha256(json.dumps(reading).encode())
     for name in files:
         digest.update(file_digest(name).encode())
     folder = cache_folder() / "pretraining" / digest.hexdigest()[:40]
-    if not _whole(folder):
-        _make(
-            folder,
-            _texts(kind, files, definitions),
-            backend,
-            tokenizer.eos_token_id,
-            len(tokenizer),
-            processes,
-            tick,
+    if not _is_complete(folder):
+        dtype = "uint16" if len(tokenizer) <= 2**16 else "int32"
+        chunks = _encode_chunks(
+            _chunks(_texts(kind, files, definitions)),
+            (backend, eos, dtype),
+            processes or os.cpu_count() or 1,
         )
+        try:
+            _write(folder, chunks, dtype, on_progress)
+        except UserError:
+            if not _is_complete(folder):  # another process may have finished it meanwhile
+                raise
     note = read_json(folder / "note.json")
-    # copy-on-write, because torch takes no read-only memory
+    # copy-on-write, because torch does not take read-only memory
     ids = np.memmap(folder / "ids.bin", dtype=note["dtype"], mode="c")
     return Corpus(ids, np.memmap(folder / "ends.bin", dtype="int64", mode="c"), digest.hexdigest())
 
@@ -176,24 +175,25 @@ def file_digest(name: str) -> str:
 def _texts(
     kind: str, files: Sequence[str], definitions: dict[str, str]
 ) -> Iterator[tuple[str, int]]:
-    """Each text, and the bytes of all files read by then."""
-    before = 0
+    """Each text, and the bytes of all files read so far."""
+    finished = 0
     for name in files:
         lines = Lines(name)
-        for text in documents(lines) if kind == "text" else pairs(lines, name, definitions):
-            yield text, before + lines.read
-        before += os.path.getsize(name)
+        texts = documents(lines) if kind == "text" else example_texts(lines, name, definitions)
+        for text in texts:
+            yield text, finished + lines.bytes_read
+        finished += os.path.getsize(name)
 
 
 def raw_texts(text: Sequence[str], tasks: Sequence[str]) -> Iterator[str]:
-    """All texts, for a tokenizer to learn from."""
+    """All texts, to train a tokenizer on."""
     for kind, files in (("text", text), ("tasks", tasks)):
-        for words, _ in _texts(kind, files, {}):
-            yield words
+        for content, _ in _texts(kind, files, {}):
+            yield content
 
 
-def _whole(folder: Path) -> bool:
-    """Whether all of it is there: a cache may be cleaned by others."""
+def _is_complete(folder: Path) -> bool:
+    """Whether all files have their full size; others may clean up a cache."""
     try:
         note = json.loads((folder / "note.json").read_text(encoding="utf-8"))
         sizes = [(folder / name).stat().st_size for name in ("ids.bin", "ends.bin")]
@@ -202,93 +202,73 @@ def _whole(folder: Path) -> bool:
         return False
 
 
-def _make(
+def _write(
     folder: Path,
-    texts: Iterator[tuple[str, int]],
-    backend: str,
-    eos: int,
-    vocabulary: int,
-    processes: int | None,
-    tick: Tick,
+    chunks: Iterator[tuple[tuple[bytes, bytes], int]],
+    dtype: str,
+    on_progress: OnProgress,
 ) -> None:
-    """Beside its place, and moved in whole."""
-    dtype = "uint16" if vocabulary <= 2**16 else "int32"
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    try:
-        beside.mkdir(parents=True, exist_ok=True)
-        count = ends = 0
+    remedy = "free some disk space, or set SOFTPROMPTS_CACHE to another folder"
+    with staged_folder(folder, remedy) as staged:
+        tokens = texts = 0
         with (
-            (beside / "ids.bin").open("wb") as ids_file,
-            (beside / "ends.bin").open("wb") as ends_file,
+            (staged / "ids.bin").open("wb") as ids_file,
+            (staged / "ends.bin").open("wb") as ends_file,
         ):
-            for (ids, lengths), read in _encoded(
-                _chunks(texts), backend, eos, dtype, processes or os.cpu_count() or 1
-            ):
+            for (ids, lengths), bytes_read in chunks:
                 ids_file.write(ids)
-                np.frombuffer(lengths, "int64").cumsum().__add__(count).tofile(ends_file)
-                count += len(ids) // np.dtype(dtype).itemsize
-                ends += len(lengths) // 8
-                tick(read, count)
-        if not ends:
+                (tokens + np.frombuffer(lengths, "int64").cumsum()).tofile(ends_file)
+                tokens += len(ids) // np.dtype(dtype).itemsize
+                texts += len(lengths) // 8
+                on_progress(bytes_read, tokens)
+        if not texts:
             raise UserError("The files hold no text; name others.")
-        write_json(beside / "note.json", {"ids": count, "ends": ends, "dtype": dtype})
-        shutil.rmtree(folder, ignore_errors=True)
-        beside.rename(folder)
-    except OSError as error:
-        if not _whole(folder):  # not made by another process meanwhile
-            raise UserError(
-                f"The cache {folder} cannot be written ({error.strerror}); make room, or set SOFTPROMPTS_CACHE."
-            ) from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        write_json(staged / "note.json", {"ids": tokens, "ends": texts, "dtype": dtype})
 
 
 def _chunks(texts: Iterator[tuple[str, int]]) -> Iterator[tuple[list[str], int]]:
     chunk: list[str] = []
-    size = read = 0
-    for text, read in texts:
+    size = bytes_read = 0
+    for text, bytes_read in texts:
         chunk.append(text)
         size += len(text) + 1
-        if size > CHUNK:
-            yield chunk, read
+        if size > CHUNK_CHARACTERS:
+            yield chunk, bytes_read
             chunk, size = [], 0
     if chunk:
-        yield chunk, read
+        yield chunk, bytes_read
 
 
-def _encoded(
-    chunks: Iterator[tuple[list[str], int]], backend: str, eos: int, dtype: str, processes: int
+def _encode_chunks(
+    chunks: Iterator[tuple[list[str], int]], encoder: tuple[str, int, str], processes: int
 ) -> Iterator[tuple[tuple[bytes, bytes], int]]:
-    """The chunks' ids and lengths in order; only a few chunks are under way at once, however large the files."""
+    """Ids and lengths of the chunks, in order. Only a few chunks are in memory at once."""
     first = list(itertools.islice(chunks, 2))
     chunks = itertools.chain(first, chunks)
     if processes == 1 or len(first) < 2:
-        _start(backend, eos, dtype)
-        for chunk, read in chunks:
-            yield _encode(chunk), read
+        _start_worker(*encoder)
+        for chunk, bytes_read in chunks:
+            yield _encode(chunk), bytes_read
         return
-    waiting: deque[tuple[Future[tuple[bytes, bytes]], int]] = deque()
-    with ProcessPoolExecutor(
-        processes, multiprocessing.get_context("spawn"), _start, (backend, eos, dtype)
-    ) as pool:
-        for chunk, read in chunks:
-            waiting.append((pool.submit(_encode, chunk), read))
-            if len(waiting) > 3 * processes:
-                done, at = waiting.popleft()
-                yield done.result(), at
-        for done, at in waiting:
-            yield done.result(), at
+    pending: deque[tuple[Future[tuple[bytes, bytes]], int]] = deque()
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, spawn, _start_worker, encoder) as pool:
+        for chunk, bytes_read in chunks:
+            pending.append((pool.submit(_encode, chunk), bytes_read))
+            if len(pending) > 3 * processes:
+                encoded, position = pending.popleft()
+                yield encoded.result(), position
+        for encoded, position in pending:
+            yield encoded.result(), position
 
 
 _worker: tuple[Any, re.Pattern[str], int, str]
 
 
-def _start(backend: str, eos: int, dtype: str) -> None:
-    """A process that tokenises."""
+def _start_worker(backend: str, eos: int, dtype: str) -> None:
+    """Prepare this process to tokenise."""
     global _worker
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    from tokenizers import Tokenizer
-
     tokenizer = Tokenizer.from_str(backend)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -299,11 +279,13 @@ def _start(backend: str, eos: int, dtype: str) -> None:
 
 
 def _encode(texts: list[str]) -> tuple[bytes, bytes]:
-    """Ids and lengths of texts, each with an end mark. Text that spells a special token is no such token: a space goes into it."""
+    """Ids and lengths of the texts, each with an end-of-sequence token.
+
+    A space is put into text that spells a special token, so that it stays text.
+    """
     tokenizer, special, eos, dtype = _worker
-    plain = [special.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text) for text in texts]
-    rows = [
-        [*encoding.ids, eos] for encoding in tokenizer.encode_batch(plain, add_special_tokens=False)
-    ]
+    plain = [special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text) for text in texts]
+    encodings = tokenizer.encode_batch(plain, add_special_tokens=False)
+    rows = [[*encoding.ids, eos] for encoding in encodings]
     ids = np.fromiter(itertools.chain.from_iterable(rows), dtype, sum(map(len, rows)))
     return ids.tobytes(), np.fromiter(map(len, rows), "int64", len(rows)).tobytes()

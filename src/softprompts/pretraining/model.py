@@ -1,133 +1,106 @@
-"""The T5 that learns: a new one of v1.1's kind, or an existing one to go on from; and the folder it ends in."""
+"""The T5 to train, a new one like v1.1 or an existing one; and writing it to its folder."""
 
-import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, T5Config, T5ForConditionalGeneration
 
+from ..backbone.load import check_missing_weights, load_error, model_path, quiet_transformers
 from ..errors import UserError
-from ..files import read_json, share, write_json
-from .config import SIZES, PretrainConfig
+from ..files import read_json, staged_files, write_json
+from .config import DIMENSIONS, PretrainConfig
 
-FAMILY = ("t5", "mt5", "umt5")
-ROUND = 128
-"""A vocabulary is rounded up to a multiple of this, which matrix units like."""
+MODEL_TYPES = ("t5", "mt5", "umt5")
+VOCABULARY_MULTIPLE = 128
+"""Vocabularies are rounded up to a multiple of this, for tensor cores."""
+_DISK_FULL = "free some disk space, then run the command again"
+REMEDY = "free some space, then run the command again"
 
 
-def new_model(config: PretrainConfig, words: int) -> Any:
-    """A T5 v1.1 (gated GELU) for a vocabulary of `words`, its weights drawn by the seed."""
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    settings = T5Config(
-        vocab_size=-(-words // ROUND) * ROUND, feed_forward_proj="gated-gelu", dropout_rate=config.dropout, tie_word_embeddings=config.tie,
-        decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, **config.shape,
-    )  # fmt: skip
+def new_model(config: PretrainConfig, vocabulary: int) -> Any:
+    """A T5 v1.1 (gated GELU) for a tokenizer of `vocabulary` tokens, with random weights."""
+    model_config = T5Config(
+        vocab_size=-(-vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE,
+        feed_forward_proj="gated-gelu",
+        dropout_rate=config.dropout,
+        tie_word_embeddings=config.tie,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        eos_token_id=1,
+        **config.dimensions,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = T5ForConditionalGeneration._from_config(
-            settings, attn_implementation=config.attention
+            model_config, attn_implementation=config.attention
         )
-        if not config.tie:  # transformers 5 ties whatever the config says
-            head = torch.nn.Parameter(
-                torch.randn_like(model.shared.weight) * settings.d_model**-0.5
-            )
-            model.lm_head.weight = head
+        if not config.tie:  # transformers 5 ties the head whatever the config says
+            scale = model_config.d_model**-0.5
+            model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.shared.weight) * scale)
     return model
 
 
-def load_model(config: PretrainConfig, words: int) -> Any:
-    """The model of `config.from_model`, its weights as fp32."""
-    from transformers import AutoConfig, AutoModelForSeq2SeqLM
-
-    from ..backbone.load import check_whole, located, quiet, unloadable
-
+def load_model(config: PretrainConfig, vocabulary: int) -> Any:
+    """The model `config.from_model` in fp32, checked against a tokenizer of `vocabulary` tokens."""
     name = str(config.from_model)
     try:
-        settings = AutoConfig.from_pretrained(located(name))
-        if settings.model_type not in FAMILY:
+        model_config = AutoConfig.from_pretrained(model_path(name))
+        if model_config.model_type not in MODEL_TYPES:
             raise UserError(
-                f"{name} is a {settings.model_type} model; pretraining goes on from a T5."
+                f"{name} is a {model_config.model_type} model; only a T5 can be trained further."
             )
-        settings.dropout_rate = config.dropout
-        with quiet():
-            model, told = AutoModelForSeq2SeqLM.from_pretrained(
-                located(name),
-                config=settings,
+        model_config.dropout_rate = config.dropout
+        with quiet_transformers():
+            model, loading = AutoModelForSeq2SeqLM.from_pretrained(
+                model_path(name),
+                config=model_config,
                 dtype=torch.float32,
                 attn_implementation=config.attention,
                 output_loading_info=True,
             )
-        check_whole(name, told["missing_keys"])
+        check_missing_weights(name, loading["missing_keys"])
     except UserError:
         raise
-    except Exception as error:  # as many kinds as for a backbone
-        raise unloadable(name, error) from None
-    if model.get_input_embeddings().num_embeddings < words:
+    except Exception as error:  # transformers and the hub raise many kinds
+        raise load_error(name, error) from None
+    if model.get_input_embeddings().num_embeddings < vocabulary:
         raise UserError(
-            f"The tokenizer has {words} tokens, and the model {name} fewer; take the tokenizer that belongs to it."
+            f"The tokenizer has {vocabulary} tokens, and the model {name} fewer; use the "
+            "tokenizer that belongs to the model."
         )
     return model
 
 
-def tied(model: Any) -> bool:
-    """Whether the embeddings are the output's matrix too."""
+def is_tied(model: Any) -> bool:
+    """Whether embeddings and output share one matrix."""
     return model.lm_head.weight is model.get_input_embeddings().weight
 
 
-def sizes(model: Any) -> dict[str, Any]:
-    """What the model is, whatever the settings say."""
+def describe(model: Any) -> dict[str, Any]:
+    """The model's architecture as it is, whatever the settings say."""
     config = model.config
-    kind = {
+    return {
         "model_type": config.model_type,
         "feed_forward_proj": config.feed_forward_proj,
-        "tie": tied(model),
-    }
-    return {
-        **kind,
+        "tie": is_tied(model),
         "vocab_size": config.vocab_size,
-        **{name: getattr(config, name) for name in SIZES["tiny"]},
+        **{name: getattr(config, name) for name in DIMENSIONS},
     }
 
 
 def write_model(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype) -> None:
-    """A Hugging Face folder; every file is moved in whole, the config last."""
-    from ..backbone.load import quiet
-
-    one = tied(model)
-
-    def save(beside: Path) -> None:
-        with quiet():
-            model.to(dtype).save_pretrained(beside)
-            tokenizer.save_pretrained(beside)
-        settings = read_json(beside / "config.json")
-        write_json(beside / "config.json", {**settings, "tie_word_embeddings": one})
-
-    _moved_in(folder, save, "config.json")
+    """Write a Hugging Face folder; each file appears complete, the config last."""
+    tied = is_tied(model)
+    with staged_files(folder, "config.json", _DISK_FULL) as staged:
+        with quiet_transformers():
+            model.to(dtype).save_pretrained(staged)
+            tokenizer.save_pretrained(staged)
+        saved = read_json(staged / "config.json")
+        write_json(staged / "config.json", {**saved, "tie_word_embeddings": tied})
 
 
 def write_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """The tokenizer's part of the folder."""
-    _moved_in(folder, tokenizer.save_pretrained, "tokenizer_config.json")
-
-
-def _moved_in(folder: Path, save: Callable[[Path], object], last: str) -> None:
-    """What `save` writes, written beside and moved in file by file, `last` last."""
-    beside = folder / f".new.{os.getpid()}"
-    try:
-        save(beside)
-        share(beside)
-        for file in sorted(beside.iterdir(), key=lambda file: file.name == last):
-            os.replace(file, folder / file.name)
-    except (
-        OSError,
-        SafetensorError,
-    ) as error:  # the latter is how safetensors tells of a full disk
-        raise UserError(
-            f"{folder} cannot be written ({getattr(error, 'strerror', None) or error}); make room, and give the same command again."
-        ) from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    """Write the tokenizer's files of the folder."""
+    with staged_files(folder, "tokenizer_config.json", _DISK_FULL) as staged:
+        tokenizer.save_pretrained(staged)

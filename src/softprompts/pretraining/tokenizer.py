@@ -1,51 +1,55 @@
-"""A Unigram tokenizer with T5's conventions: <pad> 0, </s> 1, <unk> 2, sentinels at the end, <extra_id_0> last, </s> after a text."""
+"""Unigram tokenizers with T5's conventions.
+
+<pad> is 0, </s> 1, <unk> 2; sentinels come last, in reverse; </s> ends every text.
+"""
 
 import heapq
 import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ..backbone.load import read_tokenizer, unloadable
-from ..errors import UserError
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from transformers import PreTrainedTokenizerFast
+
+from ..backbone.load import load_error, load_tokenizer
+from ..errors import UserError, setting
 from ..files.hub import silence_hub
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 
 
 def sample(texts: Iterable[str], characters: int, seed: int) -> Iterator[str]:
-    """About `characters` of the texts, every text as likely as any other, in one pass and no more memory than that."""
+    """A uniform sample of the texts, of about `characters` in all, in one pass."""
     rng = random.Random(seed)
     drawn: list[tuple[float, int, str]] = []
-    held = 0
+    size = 0
     for number, text in enumerate(texts):
         heapq.heappush(drawn, (rng.random(), number, text))
-        held += len(text)
-        while held > characters and len(drawn) > 1:
-            held -= len(heapq.heappop(drawn)[2])
+        size += len(text)
+        while size > characters and len(drawn) > 1:
+            size -= len(heapq.heappop(drawn)[2])
     yield from (text for _, _, text in sorted(drawn, key=lambda entry: entry[1]))
 
 
 def train_tokenizer(
     texts: Iterable[str], vocabulary: int, sentinels: int, length: int = 512
 ) -> Any:
-    """A transformers tokenizer of at most `vocabulary` pieces, made from texts, and `sentinels` sentinels."""
-    from tokenizers import (
-        Regex,
-        Tokenizer,
-        decoders,
-        models,
-        normalizers,
-        pre_tokenizers,
-        processors,
-        trainers,
-    )
-
-    made = Tokenizer(models.Unigram())
-    made.normalizer = normalizers.Sequence(
+    """A transformers tokenizer with at most `vocabulary` pieces and `sentinels` sentinels."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")]
     )
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
-    made.decoder = decoders.Metaspace()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
         vocab_size=vocabulary,
         special_tokens=[PAD, EOS, UNK],
@@ -53,66 +57,59 @@ def train_tokenizer(
         max_piece_length=16,
         show_progress=False,
     )
+    # The trainer counts words; lines take less memory than whole texts.
+    lines = (line for text in texts for line in text.splitlines() if line.strip())
     try:
-        made.train_from_iterator(_words(texts), trainer)
-    except Exception as error:  # tokenizers has no kind of its own
+        tokenizer.train_from_iterator(lines, trainer)
+    except Exception as error:  # tokenizers raises no class of its own
         if "not large enough" not in str(error):
             raise
         raise UserError(
-            f"A vocabulary of {vocabulary} pieces is too small for the characters of the text; raise --vocabulary."
+            f"A vocabulary of {vocabulary} pieces is too small for the characters of the text; "
+            f"raise {setting('vocabulary')}."
         ) from None
-    if made.get_vocab_size() < 4:
+    if tokenizer.get_vocab_size() < 4:
         raise UserError("The data holds no text to train a tokenizer on; name other files.")
-    made.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(sentinels))])
-    made.post_processor = processors.TemplateProcessing(
+    names = [f"<extra_id_{number}>" for number in range(sentinels)]
+    tokenizer.add_special_tokens(names[::-1])
+    tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {EOS}", pair=f"$A {EOS} $B {EOS}", special_tokens=[(EOS, 1)]
     )
-    return wrapped(made, sentinels, length)
-
-
-def _words(texts: Iterable[str]) -> Iterator[str]:
-    """Lines: the trainer counts words, and a text as a whole only takes room."""
-    for text in texts:
-        yield from (line for line in text.splitlines() if line.strip())
-
-
-def wrapped(made: Any, sentinels: int, length: int) -> Any:
-    from transformers import PreTrainedTokenizerFast
-
     return PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=EOS,
         unk_token=UNK,
-        extra_special_tokens=[f"<extra_id_{number}>" for number in range(sentinels)],
+        extra_special_tokens=names,
         model_max_length=length,
     )
 
 
-def load_tokenizer(name: str) -> Any:
+def load_t5_tokenizer(name: str) -> Any:
     """The tokenizer of a model, by its folder or a name that `load_backbone` knows."""
     silence_hub()
     try:
-        tokenizer = read_tokenizer(name)
+        tokenizer = load_tokenizer(name)
     except UserError:
         raise
-    except Exception as error:  # the hub's many kinds
-        raise unloadable(name, error) from None
+    except Exception as error:  # the hub raises many kinds
+        raise load_error(name, error) from None
     if (
         getattr(tokenizer, "backend_tokenizer", None) is None
         or tokenizer.eos_token_id is None
         or tokenizer.pad_token_id != 0
     ):
         raise UserError(
-            f"The tokenizer of {name} is no T5's: it needs a tokenizer.json, an end mark and <pad> as its first token."
+            f"The tokenizer of {name} is not like T5's: it needs a tokenizer.json, an "
+            "end-of-sequence token, and <pad> as its first token."
         )
     return tokenizer
 
 
 def sentinel_ids(tokenizer: Any) -> list[int]:
-    """The ids of <extra_id_0>, <extra_id_1> and so on, as far as they go."""
-    known = tokenizer.get_vocab()
+    """The ids of <extra_id_0>, <extra_id_1> and so on."""
+    vocabulary = tokenizer.get_vocab()
     ids: list[int] = []
-    while (name := f"<extra_id_{len(ids)}>") in known:
-        ids.append(known[name])
+    while (name := f"<extra_id_{len(ids)}>") in vocabulary:
+        ids.append(vocabulary[name])
     return ids

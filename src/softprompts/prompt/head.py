@@ -1,33 +1,29 @@
-"""head: how are labels told by a backbone that only encodes? By the model's own words, or by a small classifier that is part of the prompt.
+"""head: how does a backbone that only encodes predict labels?
 
-Not a fourth choice of what a prompt is: models that write answer in words, always.
+By the words of its masked language model, or by a small classifier that is part of the prompt. Not a
+fourth choice of what a prompt is: models that generate always answer in words.
 """
 
-from collections.abc import Callable
+from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-
-def auto() -> None:
-    """Words where the model has them and every label is one of them; a linear head otherwise."""
-
-
-def words() -> None:
-    """The label word that fills the mask best."""
+from ..config.kinds import heads
+from ..config.schema import Settings
 
 
-class Linear(nn.Module):
-    """Logits of C labels from the mean of the last hidden states, or from the text's first token ([CLS]): [B, F] -> [B, C]."""
+class LinearHead(nn.Module):
+    """Logits of C labels from pooled hidden states: [B, F] -> [B, C]."""
 
     def __init__(
         self,
         classes: int,
         features: int,
         rng: torch.Generator,
-        *,
-        pool: Literal["mean", "first"] = "mean",
+        pool: Literal["mean", "first"],
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(classes, features).normal_(0.0, 0.02, generator=rng))
@@ -38,4 +34,40 @@ class Linear(nn.Module):
         return nn.functional.linear(features, self.weight, self.bias)
 
 
-HEADS: dict[str, Callable[..., Linear | None]] = {"auto": auto, "words": words, "linear": Linear}
+@dataclass(frozen=True)
+class Head(Settings):
+    """Base of all heads."""
+
+    @abstractmethod
+    def build(self, classes: int, features: int, rng: torch.Generator) -> LinearHead | None:
+        """The classifier, or None where the model's own words are the answer."""
+
+
+@heads.register("auto")
+@dataclass(frozen=True)
+class Auto(Head):
+    """Words where the model has them and every label is one of them; a linear head otherwise."""
+
+    def build(self, classes: int, features: int, rng: torch.Generator) -> None:
+        return None
+
+
+@heads.register("words")
+@dataclass(frozen=True)
+class Words(Head):
+    """The label word that fills the mask best."""
+
+    def build(self, classes: int, features: int, rng: torch.Generator) -> None:
+        return None
+
+
+@heads.register("linear")
+@dataclass(frozen=True)
+class Linear(Head):
+    """A linear classifier of the mean of the last hidden states, or of the text's first token
+    ([CLS])."""
+
+    pool: Literal["mean", "first"] = "mean"
+
+    def build(self, classes: int, features: int, rng: torch.Generator) -> LinearHead:
+        return LinearHead(classes, features, rng, self.pool)

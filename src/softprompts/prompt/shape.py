@@ -1,19 +1,23 @@
 """shape: how do trained parameters become prompt vectors?
 
-Prompt Tuning trains the vectors themselves; Residual Prompt Tuning (Razdaibiedina 2023) passes them through a shallow network with a skip
-connection; P-tuning through an encoder. Every shape maps K prompts to K prompts, [K, P, H] -> [K, P, H], and folds away after training.
+Prompt Tuning trains the vectors themselves. Residual Prompt Tuning (Razdaibiedina 2023) passes them
+through a shallow network with a skip connection, P-tuning through an encoder. Every shape maps K
+prompts to K prompts, [K, P, H] -> [K, P, H], and folds away after training.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..backbone.device import sent
-from ..errors import UserError
+from ..backbone.device import to_device
+from ..config.kinds import shapes
+from ..config.prompt import MAX_TOKENS
+from ..config.schema import Settings, option
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -21,12 +25,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "gelu": nn.functional.gelu,
 }
-MOST = 2**20
-"""The most tokens of prompts, and the largest size of a network: more is a slip of the hand, and would fill the memory."""
 Activation = Literal["relu", "tanh", "sigmoid", "gelu"]
 
 
-class Shape(nn.Module, ABC):
+class ShapeModule(nn.Module, ABC):
     """Parameters to prompts, [K, P, H] -> [K, P, H]."""
 
     @abstractmethod
@@ -34,15 +36,28 @@ class Shape(nn.Module, ABC):
 
     @abstractmethod
     def reproduce(self, vectors: Tensor) -> Tensor:
-        """For transfer: ready the shape, and return the table, so that step 0 puts out exactly these vectors."""
+        """For transfer: ready the shape so that step 0 gives exactly these vectors; the table."""
 
 
+@dataclass(frozen=True)
+class Shape(Settings):
+    """Base of all shapes."""
+
+    @abstractmethod
+    def build(self, count: int, length: int, hidden: int, rng: torch.Generator) -> ShapeModule:
+        """The network for K = `count` prompts of P = `length` tokens of width H = `hidden`."""
+
+
+@shapes.register("direct")
+@dataclass(frozen=True)
 class Direct(Shape):
     """Prompt Tuning (Lester 2021): the table is the prompt."""
 
-    def __init__(self, count: int, length: int, hidden: int, rng: torch.Generator) -> None:
-        super().__init__()
+    def build(self, count: int, length: int, hidden: int, rng: torch.Generator) -> ShapeModule:
+        return Identity()
 
+
+class Identity(ShapeModule):
     def forward(self, table: Tensor, rng: torch.Generator | None = None) -> Tensor:
         return table
 
@@ -50,43 +65,42 @@ class Direct(Shape):
         return vectors
 
 
+@shapes.register("residual")
+@dataclass(frozen=True)
 class Residual(Shape):
     """Phi(P) = P + LayerNorm(W_up act(W_down P)), token by token (Razdaibiedina 2023 §3).
 
-    One network for all tokens, or one per token (`shared: false`). `depth` passes through the same layers that many times, as the
-    official code's MLP2 does. LayerNorm stands last inside the branch, dropout before it; both follow the official code.
+    One network for all tokens, or one per token (`shared: false`). `depth` passes through the same
+    layers that many times, as the official code's MLP2 does. LayerNorm stands last inside the
+    branch, dropout before it; both follow the official code.
     """
 
+    bottleneck: int = option(800, minimum=1, maximum=MAX_TOKENS)
+    activation: Activation = "relu"
+    depth: int = option(1, minimum=1, maximum=MAX_TOKENS)
+    layer_norm: bool = True
+    dropout: float = option(0.0, minimum=0, exclusiveMaximum=1)
+    shared: bool = True
+    skip: bool = True
+
+    def build(self, count: int, length: int, hidden: int, rng: torch.Generator) -> ShapeModule:
+        return ResidualNetwork(self, count, length, hidden, rng)
+
+
+class ResidualNetwork(ShapeModule):
     def __init__(
-        self,
-        count: int,
-        length: int,
-        hidden: int,
-        rng: torch.Generator,
-        *,
-        bottleneck: int = 800,
-        activation: Activation = "relu",
-        depth: int = 1,
-        layer_norm: bool = True,
-        dropout: float = 0.0,
-        shared: bool = True,
-        skip: bool = True,
+        self, options: Residual, count: int, length: int, hidden: int, rng: torch.Generator
     ) -> None:
         super().__init__()
-        _positive(bottleneck=bottleneck, depth=depth)
-        _share(dropout)
-        copies = 1 if shared else count * length
-        self.down = TokenLinear(copies, hidden, bottleneck, rng)
-        self.up = TokenLinear(copies, bottleneck, hidden, rng)
-        self.gain = nn.Parameter(torch.ones(copies, hidden)) if layer_norm else None
-        self.shift = nn.Parameter(torch.zeros(copies, hidden)) if layer_norm else None
-        self.activation, self.depth, self.dropout, self.skip = (
-            ACTIVATIONS[activation],
-            depth,
-            dropout,
-            skip,
-        )
-        self.anchor = None if skip else Anchor(count, length, hidden)
+        copies = 1 if options.shared else count * length
+        self.down = TokenLinear(copies, hidden, options.bottleneck, rng)
+        self.up = TokenLinear(copies, options.bottleneck, hidden, rng)
+        norm = options.layer_norm
+        self.gain = nn.Parameter(torch.ones(copies, hidden)) if norm else None
+        self.shift = nn.Parameter(torch.zeros(copies, hidden)) if norm else None
+        self.activation, self.depth = ACTIVATIONS[options.activation], options.depth
+        self.dropout = options.dropout
+        self.anchor = None if options.skip else Anchor(count, length, hidden)
 
     def branch(self, tokens: Tensor, rng: torch.Generator | None = None) -> Tensor:
         """[K*P, H] -> [K*P, H]: the network without its skip connection."""
@@ -105,9 +119,9 @@ class Residual(Shape):
 
     @torch.no_grad()
     def reproduce(self, vectors: Tensor) -> Tensor:
-        """With a skip connection: zero the branch's last layer, so that Phi is the identity; it learns from there."""
+        """With a skip connection: zero the branch's last layer, so that Phi is the identity."""
         if self.anchor is not None:
-            return self.anchor.drop(vectors, self.branch(vectors.flatten(0, 1)).view_as(vectors))
+            return self.anchor.tie(vectors, self.branch(vectors.flatten(0, 1)).view_as(vectors))
         last = [self.gain, self.shift] if self.gain is not None else [self.up.weight, self.up.bias]
         for parameter in last:
             assert parameter is not None
@@ -115,24 +129,27 @@ class Residual(Shape):
         return vectors
 
 
+@shapes.register("encoder")
+@dataclass(frozen=True)
 class Encoder(Shape):
-    """P-tuning (Liu 2021): an MLP of three layers, or a two-layer bidirectional LSTM and an MLP of two, reads the table."""
+    """P-tuning (Liu 2021): an MLP of three layers, or a two-layer bidirectional LSTM and an MLP of
+    two, reads the table."""
 
+    network: Literal["mlp", "lstm"] = "mlp"
+    width: int = option(128, minimum=1, maximum=MAX_TOKENS)
+    dropout: float = option(0.0, minimum=0, exclusiveMaximum=1)
+
+    def build(self, count: int, length: int, hidden: int, rng: torch.Generator) -> ShapeModule:
+        return EncoderNetwork(self, count, length, hidden, rng)
+
+
+class EncoderNetwork(ShapeModule):
     def __init__(
-        self,
-        count: int,
-        length: int,
-        hidden: int,
-        rng: torch.Generator,
-        *,
-        network: Literal["mlp", "lstm"] = "mlp",
-        width: int = 128,
-        dropout: float = 0.0,
+        self, options: Encoder, count: int, length: int, hidden: int, rng: torch.Generator
     ) -> None:
         super().__init__()
-        _positive(width=width)
-        _share(dropout)
-        self.dropout = dropout
+        network, width = options.network, options.width
+        self.dropout = options.dropout
         with _seeded(rng):
             self.lstm = (
                 nn.LSTM(hidden, width, num_layers=2, bidirectional=True, batch_first=True)
@@ -164,13 +181,14 @@ class Encoder(Shape):
 
     @torch.no_grad()
     def reproduce(self, vectors: Tensor) -> Tensor:
-        return self.anchor.drop(vectors, self.encode(vectors))
+        return self.anchor.tie(vectors, self.encode(vectors))
 
 
 class Anchor(nn.Module):
-    """Where a network without a skip connection is moored: output + (anchor - origin), both zero unless it starts from a source.
+    """Ties a network without a skip connection to a source: output + (anchor - origin).
 
-    With `origin` the network's first output and `anchor` the source, step 0 gives the source, and training moves it from there.
+    Both are zero unless it starts from a source. With `origin` the network's first output and
+    `anchor` the source, step 0 gives the source, and training moves it from there.
     """
 
     anchor: Tensor
@@ -184,14 +202,15 @@ class Anchor(nn.Module):
     def forward(self, output: Tensor) -> Tensor:
         return self.anchor + (output - self.origin)
 
-    def drop(self, vectors: Tensor, output: Tensor) -> Tensor:
+    def tie(self, vectors: Tensor, output: Tensor) -> Tensor:
         self.anchor.copy_(vectors)
         self.origin.copy_(output)
         return vectors
 
 
 class TokenLinear(nn.Module):
-    """An affine map shared by all N tokens (one copy), or one for each (N copies): [N, in] -> [N, out]. Initialised as nn.Linear."""
+    """An affine map shared by all N tokens (one copy), or one for each (N copies):
+    [N, in] -> [N, out]. Initialised as nn.Linear."""
 
     def __init__(self, copies: int, inputs: int, outputs: int, rng: torch.Generator) -> None:
         super().__init__()
@@ -209,37 +228,17 @@ class TokenLinear(nn.Module):
         return torch.einsum("ni,noi->no", tokens, self.weight) + self.bias
 
 
-SHAPES: dict[str, Callable[..., Shape]] = {
-    "direct": Direct,
-    "residual": Residual,
-    "encoder": Encoder,
-}
-
-
-def _positive(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise UserError(f"A shape's {name} must be at least 1, but it is {size}.")
-        if size > MOST:
-            raise UserError(f"A shape's {name} must be at most {MOST:,}, but it is {size:,}.")
-
-
-def _share(dropout: float) -> None:
-    if not 0 <= dropout < 1:
-        raise UserError(f"A shape's dropout must be from 0 to below 1, but it is {dropout}.")
-
-
 def _dropout(tensor: Tensor, rate: float, rng: torch.Generator | None) -> Tensor:
     """Dropout whose mask comes from the run's own generator; none without a generator."""
     if not rate or rng is None:
         return tensor
     keep = torch.rand(tensor.shape, generator=rng) >= rate
-    return tensor * sent(keep, tensor.device) / (1 - rate)
+    return tensor * to_device(keep, tensor.device) / (1 - rate)
 
 
 @contextmanager
 def _seeded(rng: torch.Generator) -> Iterator[None]:
-    """Torch's own initialisers draw from the global generator: lend it our seed and give it back untouched."""
+    """Torch's own initialisers draw from the global generator: seed it, and restore it after."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(torch.randint(2**62, (), generator=rng)))
         yield

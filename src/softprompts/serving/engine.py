@@ -1,22 +1,21 @@
-"""Engine: many tuned prompts on one frozen model. Rows for any of them share batches; each gets the answer its prompt gives alone."""
+"""Engine: many tuned prompts on one frozen model.
+
+Rows for any of them share batches; each gets the answer its prompt would give alone.
+"""
 
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from ..artifacts.prompt_file import check_backbone
 from ..backbone import Backbone
 from ..errors import UserError
-from ..tuning.api import Tuned, check_question
-from ..tuning.evaluate import Asked, Bank
-
-Question = str | Mapping[str, Any]
-"""A text, or a row with the columns of a prompt's task."""
+from ..tuning.bank import PromptBank, Query
+from ..tuning.tuned import Question, Tuned, check_question
 
 
 class Engine:
-    """Prompts by name, stacked once and, where the model can, remembered."""
+    """Prompts by name, stacked once and, where the model can, cached."""
 
     def __init__(
         self, backbone: Backbone, prompts: Mapping[str, Tuned], batch_size: int = 256
@@ -24,7 +23,7 @@ class Engine:
         if not prompts:
             raise UserError("There is no prompt to answer with; name at least one.")
         for name, tuned in prompts.items():
-            check_backbone(name, tuned.card, backbone)
+            tuned.card.check_backbone(backbone, name)
         self.tuned = {
             name: dataclasses.replace(
                 tuned, backbone=backbone, prompt=tuned.prompt.to(backbone.device)
@@ -32,26 +31,27 @@ class Engine:
             for name, tuned in prompts.items()
         }
         self.batch_size = batch_size
-        self.bank = Bank([tuned.predictor() for tuned in self.tuned.values()])
+        self.bank = PromptBank([tuned.predictor() for tuned in self.tuned.values()])
 
     def answer(self, questions: Sequence[tuple[str, Question]]) -> list[str]:
         """An answer to each question by the prompt it names, in order."""
-        return self.bank.answers(self._asked(questions), batch_size=self.batch_size)
+        return self.bank.answers(self._queries(questions), batch_size=self.batch_size)
 
     def probabilities(self, questions: Sequence[tuple[str, Question]]) -> list[dict[str, float]]:
-        """The shares of probability of the named prompt's label words, for each question."""
-        asked = self._asked(questions)
-        wordless = next((name for name, _ in questions if not self._tuned(name).form.labels), None)
-        if wordless is not None:
-            raise UserError(
-                f"The prompt {wordless} writes freely and has no labels to choose among; ask it for an answer."
-            )
-        return self.bank.probabilities(asked, self.batch_size)
+        """The probabilities of the named prompt's labels, for each question."""
+        queries = self._queries(questions)
+        for name, _ in questions:
+            if not self._tuned(name).form.labels:
+                raise UserError(
+                    f"The prompt {name} generates its answers and has no labels; ask it for an "
+                    "answer instead."
+                )
+        return self.bank.probabilities(queries, self.batch_size)
 
     def every(self, names: Sequence[str], questions: Sequence[Question]) -> list[list[str]]:
-        """The answers of each of several prompts to the same questions, as one batch: a list for each prompt."""
-        told = iter(self.answer([(name, question) for name in names for question in questions]))
-        return [[next(told) for _ in questions] for _ in names]
+        """The answers of several prompts to the same questions, in one batch; a list per prompt."""
+        answers = iter(self.answer([(name, question) for name in names for question in questions]))
+        return [[next(answers) for _ in questions] for _ in names]
 
     def ensemble(
         self,
@@ -59,45 +59,47 @@ class Engine:
         questions: Sequence[Question],
         by: Literal["vote", "mean"] = "vote",
     ) -> list[str]:
-        """One answer of several prompts to each question: what most of them say (Lester 2021 §6), or the label of highest mean
-        log-probability. Where it is even, the prompt named first decides."""
+        """One answer of several prompts to each question: the majority vote (Lester 2021, §6), or
+        the label with the highest mean log-probability. The first prompt decides ties."""
         if not names:
             raise UserError("An ensemble needs prompts; name at least one.")
         if by == "vote":
             return [
-                Counter(answers).most_common(1)[0][0]
-                for answers in zip(*self.every(names, questions), strict=True)
+                Counter(votes).most_common(1)[0][0]
+                for votes in zip(*self.every(names, questions), strict=True)
             ]
         labels = self._tuned(names[0]).form.labels
-        other = next(
-            (name for name in names if set(self._tuned(name).form.labels) != set(labels)), None
-        )
-        if other is not None:
-            raise UserError(
-                f"The prompts {names[0]} and {other} choose among other labels; let them vote instead."
-            )
-        asked = self._asked([(name, question) for question in questions for name in names])
-        told = self.bank.log_probabilities(asked, self.batch_size)
-        each = [told[begin : begin + len(names)] for begin in range(0, len(told), len(names))]
-        return [max(labels, key=lambda label: sum(shares[label] for shares in row)) for row in each]
-
-    def _asked(self, questions: Sequence[tuple[str, Question]]) -> list[Asked]:
-        """The questions as ids for the bank."""
-        for number, asked in enumerate(questions, 1):
-            if not isinstance(asked, (tuple, list)) or len(asked) != 2:
+        for name in names:
+            if set(self._tuned(name).form.labels) != set(labels):
                 raise UserError(
-                    f"Question {number} is {asked!r}; give pairs of a prompt's name and a question."
+                    f"The prompts {names[0]} and {name} have different labels; use a vote instead."
                 )
-            check_question(asked[1], number)
+        queries = self._queries([(name, question) for question in questions for name in names])
+        rows = iter(self.bank.log_probabilities(queries, self.batch_size))
+        by_question = [[next(rows) for _ in names] for _ in questions]
+        return [
+            max(labels, key=lambda label: sum(row[label] for row in members))
+            for members in by_question
+        ]
+
+    def _queries(self, questions: Sequence[tuple[str, Question]]) -> list[Query]:
+        """The questions as ids for the bank."""
+        for number, pair in enumerate(questions, 1):
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise UserError(
+                    f"Question {number} is {pair!r}; give pairs of a prompt's name and a question."
+                )
+            check_question(pair[1], number)
         inputs = [(name, self._input(name, question)) for name, question in questions]
         numbers = {name: number for number, name in enumerate(self.tuned)}
-        return self.bank.tokenised([(numbers[name], text) for name, text in inputs])
+        return self.bank.tokenise([(numbers[name], text) for name, text in inputs])
 
     def _input(self, name: str, question: Question) -> str:
         inputs = self._tuned(name).inputs([question])
         if len(inputs) != 1:
             raise UserError(
-                f"The prompt {name} makes {len(inputs)} questions of one row; give it rows that are one question each."
+                f"The prompt {name} makes {len(inputs)} inputs of one row; give it rows that are "
+                "one question each."
             )
         return inputs[0]
 

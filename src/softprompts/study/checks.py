@@ -1,210 +1,188 @@
-"""What is looked at before a study writes anything: that it is the study that was begun, that its rows and models are there, and that
-each of its cells could run."""
+"""Checks before a study writes anything.
+
+It must be the study that was started in its folder, its rows and models must be available, and each
+of its cells must be able to run.
+"""
 
 import dataclasses
 import functools
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ..artifacts.prompt_file import CARD
-from ..backbone import examine, load_backbone
-from ..backbone.load import hollow_backbone, named_dtype, placed
-from ..config.choice import difference
-from ..errors import UserError
-from ..files import read_json
-from ..files.tensors import read_note
-from ..prompt.route import WITHOUT_ROUTER
-from ..tasks import Task, TaskConfig
+from ..artifacts.card import PromptCard
+from ..artifacts.study_folder import StudyFolder
+from ..backbone import inspect_model, load_backbone
+from ..backbone.load import meta_backbone, resolve_device_and_dtype, resolve_dtype
+from ..config.run import RunConfig, difference
+from ..config.task import TaskConfig
+from ..errors import UserError, setting
+from ..tasks import Task
+from ..tasks.load import preview_task
+from ..tasks.named import data_folder, has_rows
+from ..tasks.prefix_lm import PREFIX_LM
 from ..tasks.sources import is_file
-from ..tasks.task import data_folder, has_rows, sketch
-from ..tasks.text import PREFIX_LM
-from ..transfer.strategies import ill_shaped
-from ..tuning import Run, RunConfig, TuningConfig
-from ..tuning.checkpoint import CHECKPOINT
-from .cells import PLAN, check_rows, is_begun, is_done, place, task_key
-from .leases import claimed, clock
+from ..transfer.fit import folded_card, start_mismatch
+from ..tuning import Run
+from .cells import check_rows, is_begun, task_key
+from .errors import study_errors
+from .leases import lease_holder
 from .plan import Cell
 
-USUAL = {"config": json.loads(json.dumps(RunConfig().plain()))}
-"""What a cell's settings are unless told."""
-SETTINGS = {
-    "dtype",
-    "preset",
-    *(field.name for kind in (TaskConfig, TuningConfig) for field in dataclasses.fields(kind)),
-} - {"data_dir"}
-"""What are flags of `tune`, but in a study stand in the file."""
+DEFAULTS = {"config": json.loads(json.dumps(RunConfig().plain()))}
+"""Values of settings that the plan of an older version lacks."""
 
 
-def check_unchanged(cells: Sequence[Cell], folder: Path) -> None:
-    """A cell that was begun, or that somebody is at, must be what the study file still says."""
-    found = []
+def check_unchanged(cells: Sequence[Cell], folder: StudyFolder) -> None:
+    """A cell that has begun, or that a worker is running, must be what the study file says now."""
+    changes, now = {}, folder.now()
     for cell in cells:
-        path = place(folder, cell.name) / PLAN
-        change = (
-            difference(read_json(path), json.loads(json.dumps(cell.plain())), USUAL)
-            if path.exists()
-            else None
-        )
-        if change and (is_begun(folder, cell.name) or claimed(folder, cell.name, clock(folder))):
-            told = (
-                "other sources or seeds to choose among"
-                if change.startswith("starts ")
-                else change.removeprefix("config.")
-            )
-            found.append(f"{cell.name} was begun with {told}")
-    if found:
-        more = f" (and {len(found) - 1} more cells)" if len(found) > 1 else ""
+        old = folder.cell(cell.name).plan()
+        if old is None:
+            continue
+        change = difference(old, json.loads(json.dumps(cell.plain())), DEFAULTS)
+        if change and (is_begun(folder, cell.name) or lease_holder(folder, cell.name, now)):
+            changes[cell.name] = change
+    if changes:
+        name, change = next(iter(changes.items()))
+        if change.startswith("starts "):
+            change = "it had other sources or seeds to choose among"
+        more = f" (and {len(changes) - 1} more cells)" if len(changes) > 1 else ""
         raise UserError(
-            f"The study file has changed: {found[0]}{more}; change it back, or give another --output."
+            f"The study file has changed since {name} was started: "
+            f"{change.removeprefix('config.')}{more}; "
+            f"undo the change, or choose another {setting('output')}."
         )
 
 
-def check_data(cells: Sequence[Cell], folder: Path) -> dict[str, Task]:
-    """The tasks of what is left to run, by their settings. Own data is read, and must be what finished cells learned; named tasks' rows
-    must be in the data folder or, where there is none, on the hub, and most are read when they run."""
-    there = functools.cache(has_rows)  # the hub is asked once for each task
-    found, own = dict[str, Task](), dict[str, dict[str, str]]()
-    tasks = {str(cell.config.task): cell for cell in cells if not is_done(folder, cell.name)}
-    for task, subject in (
-        (cell.config.task, cell.target or cell.source) for cell in tasks.values()
-    ):
-        for given in (given for given in (task.train, task.validation) if given is not None):
-            if (task.task == PREFIX_LM or is_file(given)) and not Path(given).exists():
-                raise UserError(
-                    f"The data {given} that the study names does not exist; mend its path."
-                )
-        home, named = data_folder(task), task.train is None and task.task != PREFIX_LM
-        lacking = [
-            name
-            for name in str(task.task).split("+")
-            if named and name != PREFIX_LM and not there(name, home)
-        ]
-        if lacking and home is not None:
-            raise UserError(
-                f"{home} holds no rows of {lacking[0]}; get them, name another --data-dir, or leave the task out of the study."
-            )
-        if lacking:
-            why = f"The hub does not give the rows of {lacking[0]} here"
-            raise UserError(
-                f"{why}; name a folder that holds them with --data-dir, or leave the task out of the study."
-            )
-        with words_of_a_study(f"The rows of {subject} cannot be used: "):
-            read = sketch(task)
-        found[str(task)] = read.brief
+# -- data ------------------------------------------------------------------------------------------
+
+
+def check_data(cells: Sequence[Cell], folder: StudyFolder) -> dict[str, Task]:
+    """The tasks of the cells without a result, by their settings.
+
+    Your own data is read, and must be what finished cells used. Named tasks' rows must be in the
+    data folder or, where there is none, on the hub; most are read when they run.
+    """
+    available = functools.cache(has_rows)  # asks the hub once per task
+    tasks, digests = dict[str, Task](), dict[str, dict[str, str]]()
+    pending = [cell for cell in cells if not folder.cell(cell.name).is_done]
+    for key, cell in {str(cell.config.task): cell for cell in pending}.items():
+        task, subject = cell.config.task, str(cell.target or cell.source)
+        _check_files(task)
+        named = task.train is None and task.task != PREFIX_LM
+        if named:
+            _check_available(task, available)
+        with study_errors(f"The rows of {subject} cannot be used: "):
+            preview = preview_task(task)
+        tasks[key] = preview.truncated
         if not named:
-            own[task_key(task)] = read.digests
-            _check_begun(
-                [cell.name for cell in cells if str(cell.config.task) == str(task)],
-                folder,
-                str(subject),
-                read.digest,
-            )
-    check_rows([cell.name for cell in cells], folder, own)
-    return found
+            digests[task_key(task)] = preview.digests
+            names = [other.name for other in cells if str(other.config.task) == key]
+            _check_checkpoints(names, folder, subject, preview.digest)
+    check_rows([cell.name for cell in cells], folder, digests)
+    return tasks
 
 
-def _check_begun(names: Sequence[str], folder: Path, subject: str, digest: str) -> None:
-    """What goes on from a checkpoint goes on with the rows that it has seen."""
+def _check_files(task: TaskConfig) -> None:
+    for path in (task.train, task.validation):
+        if path is None or not (task.task == PREFIX_LM or is_file(path)):
+            continue
+        if not Path(path).exists():
+            raise UserError(f"The data {path} in the study file does not exist; correct its path.")
+
+
+def _check_available(task: TaskConfig, available: "functools._lru_cache_wrapper[bool]") -> None:
+    folder = data_folder(task)
+    names = [name for name in str(task.task).split("+") if name != PREFIX_LM]
+    missing = next((name for name in names if not available(name, folder)), None)
+    if missing is not None:
+        where = f"{folder} holds no rows of {missing}"
+        if folder is None:
+            where = f"The rows of {missing} are not available from the hub"
+        raise UserError(
+            f"{where}; name a folder that holds them with {setting('task.data_dir')}, "
+            "or leave the task out of the study."
+        )
+
+
+def _check_checkpoints(
+    names: Sequence[str], folder: StudyFolder, subject: str, digest: str
+) -> None:
+    """A run resumes with the rows that it began with."""
     for name in names:
-        path = place(folder, name) / CHECKPOINT
-        if is_done(folder, name) or not path.exists():
+        cell = folder.cell(name)
+        if cell.is_done or not cell.has_checkpoint:
             continue
         try:
-            seen = read_note(path).get("origin", {}).get("data")
+            origin = cell.read_checkpoint_note().get("origin", {})
         except UserError as error:
-            raise UserError(f"{error} Or begin the cell anew: remove {path.parent}.") from None
-        if seen != digest:
-            mend = "put the old rows back, or give another --output"
-            raise UserError(f"The rows of {subject} have changed since {name} was begun; {mend}.")
+            raise UserError(
+                f"{error.message} Or start the cell again: remove {cell.path}."
+            ) from None
+        if origin.get("data") != digest:
+            raise UserError(
+                f"The rows of {subject} have changed since {name} was started; "
+                f"restore the old rows, or choose another {setting('output')}."
+            )
 
 
-def check_models(cells: Sequence[Cell], folder: Path, here: bool = True) -> None:
-    """A model that cannot be had, or not so, is told before anything runs; its weights are read when its first cell runs.
-
-    Devices are looked for only where cells run `here`."""
-    configs = [cell.config for cell in cells if not is_done(folder, cell.name)]
-    for device, dtype in dict.fromkeys((config.device, config.dtype) for config in configs if here):
-        placed(device, dtype)
-    for model, trusted in dict.fromkeys(
-        (config.model, config.trust_remote_code) for config in configs
-    ):
-        examine(model, trusted)
+# -- models and runs -------------------------------------------------------------------------------
 
 
-def check_runs(cells: Sequence[Cell], folder: Path, tasks: Mapping[str, Task]) -> None:
-    """What a cell could not be tuned with is told before anything runs: every kind of cell is begun once, with one row, on a model without
-    weights. Only a start from prompts that are there needs the weights, which tell whose these are."""
-    hollow, real = functools.cache(hollow_backbone), functools.lru_cache(1)(load_backbone)
-    begun, forms = dict[str, Mapping[str, Any]](), dict[str, Mapping[str, Any]]()
-    """What the prompts will be, by kinds of cells and by their names."""
+def check_models(cells: Sequence[Cell], folder: StudyFolder, local: bool = True) -> None:
+    """Check that all models can be loaded; their weights are read when the first cell runs.
+
+    Devices are checked only where cells run on this machine (`local`).
+    """
+    configs = [cell.config for cell in cells if not folder.cell(cell.name).is_done]
+    for device, dtype in dict.fromkeys((c.device, c.dtype) for c in configs if local):
+        resolve_device_and_dtype(device, dtype)
+    for model, trusted in dict.fromkeys((c.model, c.trust_remote_code) for c in configs):
+        inspect_model(model, trusted)
+
+
+def check_runs(cells: Sequence[Cell], folder: StudyFolder, tasks: Mapping[str, Task]) -> None:
+    """Check that every cell can run.
+
+    Each kind of cell is set up once, with one row, on a model without weights. Only a start from
+    existing prompts needs the weights, for their fingerprint.
+    """
+    on_meta, loaded = functools.cache(meta_backbone), functools.lru_cache(1)(load_backbone)
+    checked: set[str] = set()
+    prompts: dict[str, PromptCard | None] = {}
     for cell in cells:
-        if is_done(folder, cell.name):
-            card = place(folder, cell.name) / CARD
-            forms[cell.name] = read_json(card)["prompt"] if card.exists() else {}
-            continue
         config = cell.config
+        run = folder.cell(cell.name)
+        if run.is_done:
+            prompts[cell.name] = run.card().prompt if run.has_prompt else None
+            continue
         kind = str(dataclasses.replace(config, seed=0))
-        with words_of_a_study(f"{cell.name} cannot run: "):
-            if kind not in begun:
-                dtype, trusted = (
-                    named_dtype(config.dtype, torch.device("cpu")),
-                    config.trust_remote_code,
-                )
-                fetched = config.prompt.start.kind == "prompt"
-                model = (
-                    real(config.model, dtype, "cpu", trusted)
-                    if fetched
-                    else hollow(config.model, dtype, trusted)
-                )
-                begun[kind] = _folded(Run(config, tasks[str(config.task)], model))
-        forms[cell.name] = begun[kind]
-        for source in (
-            cell.starts if cell.stage != "mixture-source" else ()
-        ):  # which takes tasks, not prompts
-            if (why := _unlike(forms.get(source, {}), config)) is not None:
-                raise UserError(
-                    f"{cell.name} cannot start from {source}: {why}; give source and target settings that fit."
-                )
+        if kind not in checked:
+            checked.add(kind)
+            dtype = resolve_dtype(config.dtype, torch.device("cpu"))
+            with study_errors(f"{cell.name} cannot run: "):
+                if config.prompt.start.kind == "prompt":
+                    backbone = loaded(config.model, dtype, "cpu", config.trust_remote_code)
+                else:
+                    backbone = on_meta(config.model, dtype, config.trust_remote_code)
+                Run(config, tasks[str(config.task)], backbone)
+        prompts[cell.name] = folded_card(config.prompt)
+        _check_sources(cell, prompts)
 
 
-def _folded(run: Run) -> dict[str, Any]:
-    """What the card of a run's prompt will say of it."""
-    prompt = run.config.prompt
-    return {
-        "length": prompt.length,
-        "count": 1 if prompt.route.kind in WITHOUT_ROUTER else prompt.count,
-        "route": prompt.route.plain(),
-    }
-
-
-def _unlike(source: Mapping[str, Any], target: RunConfig) -> str | None:
-    """Why a run cannot start from another's prompt, or model; None where nothing is known of it, because it failed or is not run now."""
-    if not source:
-        return None
-    if (source["length"] == 0) != (target.prompt.length == 0):
-        return "one has a prompt, and the other has none"
-    return ill_shaped(source, target, "best")
-
-
-@contextmanager
-def words_of_a_study(before: str = "") -> Iterator[None]:
-    """Sentences about data that name a flag of `tune` name the entry of the study file instead."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(
-            before + re.sub(r"(?<![\w-])--([a-z]+(?:[-.][a-z]+)*)", _entry, str(error))
-        ) from None
-
-
-def _entry(flag: re.Match[str]) -> str:
-    name = flag[1].replace("-", "_")
-    if name == "skip_bad_rows":
-        return "skip_bad_rows: true in its entry of the study file, or under settings"
-    return name if name in SETTINGS or name.startswith("prompt.") else flag[0]
+def _check_sources(cell: Cell, prompts: Mapping[str, PromptCard | None]) -> None:
+    """Check that a cell can start from its sources; nothing is known of failed ones."""
+    if cell.stage == "mixture-source":  # which takes tasks, not prompts
+        return
+    for name in cell.starts:
+        source = prompts.get(name)
+        averaged = cell.stage == "average"
+        mismatch = source and start_mismatch(source, cell.config.prompt, averaged)
+        if mismatch:
+            raise UserError(
+                f"{cell.name} cannot start from {name}: {mismatch}; "
+                "give sources and targets settings that fit."
+            )

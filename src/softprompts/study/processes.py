@@ -1,4 +1,4 @@
-"""Several processes at one study, of which one was started by a person and starts the others."""
+"""Several worker processes on this machine, started by the first."""
 
 import os
 import subprocess
@@ -7,63 +7,68 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-BESIDE = "SOFTPROMPTS_BESIDE"
-"""Set for a process that another one started to work beside it."""
-PATIENCE = 30.0
-"""Seconds that the others have to end by themselves when nothing is left to do."""
+import torch
+
+CHILD = "SOFTPROMPTS_BESIDE"
+"""Environment variable of worker processes that another one started."""
+EXIT_TIMEOUT = 30.0
+"""Seconds that the others have to exit when no cells are left."""
+
+
+def is_child() -> bool:
+    """Whether another worker started this process."""
+    return bool(os.environ.get(CHILD))
 
 
 @contextmanager
-def company(argv: Sequence[str], workers: int) -> Iterator[None]:
-    """Inside, this process is one of so many that are given the same command, each with its share of the cores; they end with it."""
-    import torch
+def worker_processes(arguments: Sequence[str], workers: int) -> Iterator[None]:
+    """Start workers beside this process, which share its cores and end with it.
 
-    if os.environ.get(BESIDE):
-        threading.Thread(target=_leave_with, args=(sys.stdin.fileno(),), daemon=True).start()
+    They run `softprompts study run` with these arguments.
+    """
+    if is_child():
+        threading.Thread(target=_exit_with, args=(sys.stdin.fileno(),), daemon=True).start()
+        workers = 1
     if workers == 1:
         yield
         return
-    before = torch.get_num_threads()
-    share = max(1, before // workers)
-    command = [sys.executable, "-m", "softprompts", "study", "run", "--quiet", *argv]
-    surroundings = {**os.environ, "OMP_NUM_THREADS": str(share), BESIDE: "1"}
-    others: list[subprocess.Popen[bytes]] = []
+    threads = torch.get_num_threads()
+    share = max(1, threads // workers)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(share), CHILD: "1"}
+    children: list[subprocess.Popen[bytes]] = []
     try:
         torch.set_num_threads(share)
         for _ in range(workers - 1):
-            # A session of its own, so that Ctrl-C is for this process; a pipe, so that it notices when this one is gone.
-            others.append(
-                subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    env=surroundings,
-                    start_new_session=True,
-                )
-            )
-            threading.Thread(
-                target=others[-1].wait, daemon=True
-            ).start()  # so that one that dies is not counted as alive
+            children.append(_start(arguments, environment))
         yield
-        for other in others:
-            _ended(other, PATIENCE)
+        for child in children:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(EXIT_TIMEOUT)
     finally:
-        for other in others:
-            if other.poll() is None:
-                other.kill()
-            other.wait()
-            if other.stdin is not None:
-                other.stdin.close()
-        torch.set_num_threads(before)
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+            if child.stdin is not None:
+                child.stdin.close()
+        torch.set_num_threads(threads)
 
 
-def _leave_with(pipe: int) -> None:
-    """End this process when the one that holds the other end of the pipe is gone; a study may be left at any moment."""
-    while os.read(pipe, 1024):  # not through sys.stdin, whose lock Python wants when it ends
+def _start(arguments: Sequence[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+    child = subprocess.Popen(
+        [sys.executable, "-m", "softprompts", "study", "run", "--quiet", *arguments],
+        stdin=subprocess.PIPE,  # closed when this process ends, which the child notices
+        stdout=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,  # Ctrl-C is for this process only
+    )
+    # Waited for at once: the process of a dead child would otherwise still exist.
+    threading.Thread(target=child.wait, daemon=True).start()
+    return child
+
+
+def _exit_with(pipe: int) -> None:
+    """Exit when the process at the other end of the pipe ends; a study can stop at any time."""
+    while os.read(pipe, 1024):  # not through sys.stdin, whose lock Python needs to exit
         pass
     os._exit(1)
-
-
-def _ended(other: "subprocess.Popen[bytes]", seconds: float) -> None:
-    with suppress(subprocess.TimeoutExpired):
-        other.wait(seconds)

@@ -1,4 +1,4 @@
-"""Text classification, and SPoT's sentiment group."""
+"""Text classification tasks, and SPoT's sentiment group."""
 
 from .definition import classification
 
@@ -12,10 +12,10 @@ TREC = {
     "LOC": "location",
     "NUM": "number",
 }
-"""In the order of the hub's numbers."""
+"""In the order of the numbers on the hub."""
 NEWS = ("world", "sports", "business", "technology")
 TEST = {"validation": "test"}
-"""Where a set has no validation split, its test split is what a run is judged by."""
+"""A dataset without a validation split is evaluated on its test split."""
 
 DEFINITIONS = [
     classification(
@@ -27,8 +27,8 @@ DEFINITIONS = [
         ("text",),
         tuple(TREC.values()),
         label="coarse",
-        others={"coarse": "coarse_label"},
-        names=TREC | {str(number): word for number, word in enumerate(TREC.values())},
+        aliases={"coarse": "coarse_label"},
+        label_names=TREC | {str(number): word for number, word in enumerate(TREC.values())},
         splits=TEST,
     ),
     classification(
@@ -39,13 +39,13 @@ DEFINITIONS = [
         "cornell-movie-review-data/rotten_tomatoes",
         ("sentence",),
         SENTIMENT,
-        others={"sentence": "text"},
+        aliases={"sentence": "text"},
     ),
     classification(
-        "textcls/sst5", "SetFit/sst5", ("sentence",), STARS, others={"sentence": "text"}
+        "textcls/sst5", "SetFit/sst5", ("sentence",), STARS, aliases={"sentence": "text"}
     ),
     classification(
-        "textcls/cr", "SetFit/SentEval-CR", ("text",), SENTIMENT, others={"text": "sentence"}
+        "textcls/cr", "SetFit/SentEval-CR", ("text",), SENTIMENT, aliases={"text": "sentence"}
     ),
     classification("textcls/yelp5", "Yelp/yelp_review_full", ("text",), STARS, splits=TEST),
     classification(
@@ -62,7 +62,7 @@ DEFINITIONS = [
         ("text",),
         ("negative", "neutral", "positive"),
         label="sentiment",
-        names={"0": "negative", "2": "neutral", "4": "positive"},
+        label_names={"0": "negative", "2": "neutral", "4": "positive"},
         splits=TEST,
     ),
 ]

@@ -1,12 +1,13 @@
-"""Definitions: a named task is one short declaration: where its rows are, how a row becomes examples, its label words, its metrics.
+"""Definitions of named tasks: where the rows are, how they become examples, labels, and metrics.
 
-Formats are T5's to the letter: `key: value` pairs joined by one space, text untouched, the task's word in front (SPoT) or not (Prompt
-Tuning). A maker gives examples without the word. Rows come from the Hugging Face hub or from a local copy, whose columns may differ: makers
-take both.
+Formats follow T5 exactly: `key: value` pairs joined by single spaces, the text unchanged, with the
+task word in front (SPoT) or without it (Prompt Tuning). A preprocessor returns examples without the
+task word. Rows come from the Hugging Face hub or from a local copy; where their column names
+differ, preprocessors accept both.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,91 +15,98 @@ from ..errors import UserError
 from .sources import Row
 
 UNLABELLED = "<unk>"
-"""The target of a row without a label, as T5 writes it."""
-
+"""The target of a row without a label, as in T5."""
 
 PREDICT = "predict"
-"""The split of rows that are to be answered: they need no label."""
+"""The split of rows to predict, which need no label."""
 
 
 class Example(NamedTuple):
-    """A text pair, and what a metric must know besides: groups, further answers, a class."""
+    """An input and target text, and what else a metric needs: groups, further answers, a class."""
 
     input: str
     target: str
-    facts: Mapping[str, Any] = {}
+    metadata: Mapping[str, Any] = {}
 
 
-def labelled(example: Example) -> bool:
-    """Whether it can be learned from or judged by."""
-    return example.target != UNLABELLED and example.facts.get("label") != -1
+def is_labelled(example: Example) -> bool:
+    """Whether an example can be used for training and evaluation."""
+    return example.target != UNLABELLED and example.metadata.get("label") != -1
 
 
-Maker = Callable[[Row, str], Iterator[Example]]
-"""A row and its split in, examples without the task's word out."""
+Preprocessor = Callable[[Row, str], Iterator[Example]]
+"""Turns a row, given the name of its split, into examples without the task word."""
+
+RowLoader = Callable[[str], Iterable[Mapping[str, Any]]]
+"""Loads the rows of a split; no rows if there is no such split."""
 
 
 @dataclass(frozen=True)
 class Definition:
-    """A named task."""
+    """A named task. Its rows come from `rows`, from `files`, or from `hub` or a local copy."""
 
     name: str
     hub: str
-    """The Hugging Face dataset, `id` or `id:config`; empty where the rows come along."""
-    make: Maker
+    """The Hugging Face dataset, `id` or `id:config`; empty with `rows` or `files`."""
+    preprocess: Preprocessor
     metrics: tuple[str, ...]
-    """The first one picks the best checkpoint."""
+    """The first metric selects the best checkpoint."""
     labels: tuple[str, ...] = ()
-    """Label words in the order of their numbers; none where the answer is free text."""
+    """Label words in the order of their numbers; empty if answers are free text."""
     word: str | None = None
-    """The task's word; None: the last part of its name; empty: it has none."""
+    """The task word; None for the last part of the name, empty for none."""
     columns: tuple[str, ...] = ()
-    """The columns its input is made of."""
+    """The columns that the input is made from."""
     splits: Mapping[str, str] = field(default_factory=dict)
-    """Where the hub's or the folder's name of a split is another one."""
+    """The names of splits where the hub or the local copy uses others."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """The embedded file of each split, where the rows come along."""
+    """The file of each split, for rows that are part of a package."""
+    rows: RowLoader | None = None
+    """Loads the rows of a split, for rows from anywhere else."""
     answer_length: int = 32
-    """The most tokens of a free answer."""
+    """The maximum number of tokens of a free-text answer."""
     start_words: tuple[str, ...] = ()
-    """What a class-label start uses where there are no label words (Lester 2021, footnote 7)."""
+    """Words for a class-label start without label words (Lester 2021, footnote 7)."""
 
     @property
     def prefix(self) -> str:
+        """The task word, which precedes inputs."""
         return self.name.rpartition("/")[2] if self.word is None else self.word
 
     def examples(self, row: Row, split: str, task_word: bool = True) -> Iterator[Example]:
-        for example in self.make(row, split):
-            yield (
-                example._replace(input=f"{self.prefix} {example.input}")
-                if task_word and self.prefix
-                else example
-            )
+        """A row's examples, with the task word in front if `task_word`."""
+        for example in self.preprocess(row, split):
+            if task_word and self.prefix:
+                example = example._replace(input=f"{self.prefix} {example.input}")
+            yield example
 
 
 def text_of(row: Row, column: str) -> str:
-    """A cell exactly as it stands."""
+    """A cell's text, unchanged."""
     if column not in row.values:
         raise UserError(
-            f"{row.where} has no column {column!r}; its columns are {', '.join(row.values)}."
+            f"{row.location} has no column {column!r}; its columns are {', '.join(row.values)}."
         )
     value = row.values[column]
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise UserError(
-            f"{row.where}: the column {column!r} holds a {type(value).__name__}, not a text."
+            f"{row.location}: the column {column!r} holds a {type(value).__name__}, not text."
         )
     return str(value)
 
 
-def collapsed(text: str) -> str:
-    """Runs of white space as one space: T5 does it where it pads punctuation, SPoT in its own tasks, neither in GLUE and SuperGLUE."""
+def collapse_spaces(text: str) -> str:
+    """Replace each run of white space by one space.
+
+    T5 does so where it pads punctuation, SPoT in its own tasks, neither in GLUE and SuperGLUE.
+    """
     return re.sub(r"[\t\n\f\r ]+", " ", text)
 
 
 def label_of(
     row: Row, column: str, labels: Sequence[str], names: Mapping[str, str] | None = None
 ) -> str:
-    """A label's word from its word, its number, a truth value, or another name for it; a row without one is `<unk>`."""
+    """The label word for a word, a number, a boolean or another name; `<unk>` without a label."""
     value = row.values.get(column)
     if value is None or value in (-1, "-1", ""):
         return UNLABELLED
@@ -108,13 +116,13 @@ def label_of(
         return value
     number = int(value) if isinstance(value, (bool, int, float)) or str(value).isdigit() else -1
     if names or not 0 <= number < len(labels):
-        raise UserError(f"{row.where}: the label {value!r} is none of {', '.join(labels)}.")
+        raise UserError(f"{row.location}: the label {value!r} is not one of {', '.join(labels)}.")
     return labels[number]
 
 
-def column_of(row: Row, key: str, others: Mapping[str, str]) -> str:
-    """The column that holds `key`: of that name, or of the other name that the hub or a local copy has for it."""
-    return key if key in row.values else others.get(key, key)
+def column_of(row: Row, key: str, aliases: Mapping[str, str]) -> str:
+    """The column that holds `key`: of that name, or of its alias on the hub or in a local copy."""
+    return key if key in row.values else aliases.get(key, key)
 
 
 def classification(
@@ -124,21 +132,20 @@ def classification(
     labels: Sequence[str],
     metrics: Sequence[str] = ("accuracy",),
     label: str = "label",
-    others: Mapping[str, str] | None = None,
-    names: Mapping[str, str] | None = None,
+    aliases: Mapping[str, str] | None = None,
+    label_names: Mapping[str, str] | None = None,
     collapse: bool = True,
     **options: Any,
 ) -> Definition:
-    """The commonest kind: `key: value key: value`, and a label's word."""
-    there = others or {}
+    """The most common kind of task: `key: value key: value` in, a label word out."""
+    known = aliases or {}
 
-    def make(row: Row, split: str) -> Iterator[Example]:
-        text = " ".join(f"{key}: {text_of(row, column_of(row, key, there))}" for key in keys)
-        yield Example(
-            collapsed(text) if collapse else text,
-            label_of(row, column_of(row, label, there), labels, names),
-        )
+    def preprocess(row: Row, split: str) -> Iterator[Example]:
+        text = " ".join(f"{key}: {text_of(row, column_of(row, key, known))}" for key in keys)
+        target = label_of(row, column_of(row, label, known), labels, label_names)
+        yield Example(collapse_spaces(text) if collapse else text, target)
 
+    columns = tuple(keys)
     return Definition(
-        name, hub, make, tuple(metrics), tuple(labels), columns=tuple(keys), **options
+        name, hub, preprocess, tuple(metrics), tuple(labels), columns=columns, **options
     )

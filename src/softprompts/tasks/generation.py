@@ -1,44 +1,45 @@
-"""Translation and summarisation, SPoT's groups of them: by hub name only, scored by BLEU (sacrebleu) and ROUGE (rouge-score)."""
+"""SPoT's translation tasks, scored by BLEU, and summarisation tasks, scored by ROUGE."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from ..errors import UserError
-from .definition import Definition, Example, Maker, text_of
+from .definition import Definition, Example, Preprocessor, text_of
 from .sources import Row
 
 LANGUAGES = {"en": "English", "de": "German", "fr": "French", "ro": "Romanian"}
 
 
-def translation(source: str, target: str) -> Maker:
-    """`translate English to German: ...`, T5's words."""
+def translation(source: str, target: str) -> Preprocessor:
+    """`translate English to German: ...`, as in T5."""
 
-    def make(row: Row, split: str) -> Iterator[Example]:
+    def preprocess(row: Row, split: str) -> Iterator[Example]:
         pair: Any = row.values.get("translation", row.values)
         if (
             not isinstance(pair, dict)
             or not isinstance(pair.get(source), str)
             or not isinstance(pair.get(target), str)
         ):
-            raise UserError(f"{row.where} holds no pair of {source} and {target}.")
+            raise UserError(f"{row.location} has no pair of {source} and {target} texts.")
         yield Example(f"{LANGUAGES[source]} to {LANGUAGES[target]}: {pair[source]}", pair[target])
 
-    return make
+    return preprocess
 
 
-def summary(text: str, short: str) -> Maker:
-    def make(row: Row, split: str) -> Iterator[Example]:
-        yield Example(text_of(row, text), text_of(row, short))
+def summary(document: str, summary: str) -> Preprocessor:
+    """`summarize: ...`, as in T5, from the columns `document` and `summary`."""
 
-    return make
+    def preprocess(row: Row, split: str) -> Iterator[Example]:
+        yield Example(text_of(row, document), text_of(row, summary))
+
+    return preprocess
 
 
 def _translation(name: str, hub: str, source: str, target: str) -> Definition:
-    made = translation(source, target)
     return Definition(
         f"translation/{name}",
         hub,
-        made,
+        translation(source, target),
         ("bleu",),
         word="translate",
         columns=("translation",),
@@ -46,15 +47,14 @@ def _translation(name: str, hub: str, source: str, target: str) -> Definition:
     )
 
 
-def _summary(name: str, hub: str, text: str, short: str) -> Definition:
-    made = summary(text, short)
+def _summary(name: str, hub: str, document: str, target: str) -> Definition:
     return Definition(
         name,
         hub,
-        made,
+        summary(document, target),
         ("rougeL", "rouge1", "rouge2"),
         word="summarize:",
-        columns=(text,),
+        columns=(document,),
         answer_length=128,
     )
 

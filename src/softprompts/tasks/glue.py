@@ -1,11 +1,19 @@
-"""GLUE as T5 casts it, and the tasks SPoT adds in the same form."""
+"""GLUE in T5's format, and the tasks that SPoT adds in the same format."""
 
 import dataclasses
 import struct
 from collections.abc import Iterator
 
 from ..errors import UserError
-from .definition import PREDICT, UNLABELLED, Definition, Example, classification, labelled, text_of
+from .definition import (
+    PREDICT,
+    UNLABELLED,
+    Definition,
+    Example,
+    classification,
+    is_labelled,
+    text_of,
+)
 from .sources import Row
 
 HUB = "nyu-mll/glue"
@@ -16,7 +24,7 @@ SCORES = tuple(f"{fifth / 5:.1f}" for fifth in range(26))
 
 
 def similarity(row: Row, split: str) -> Iterator[Example]:
-    """A score from 0 to 5 as a word, rounded to a fifth in float32, halves to even, as T5 does it."""
+    """A score from 0 to 5 as a word, rounded to a fifth in float32, half to even, as in T5."""
     value = row.values.get("label")
     if value is None or value in (-1, ""):
         target = UNLABELLED
@@ -24,21 +32,23 @@ def similarity(row: Row, split: str) -> Iterator[Example]:
         try:
             target = SCORES[_round_fifths(float(value))]
         except (TypeError, ValueError, IndexError):
-            raise UserError(f"{row.where}: the score {value!r} is no number from 0 to 5.") from None
+            raise UserError(
+                f"{row.location}: the score {value!r} is not a number from 0 to 5."
+            ) from None
     yield Example(
         f"sentence1: {text_of(row, 'sentence1')} sentence2: {text_of(row, 'sentence2')}", target
     )
 
 
-def _agreed(task: Definition) -> Definition:
-    """Without the rows on whose label its judges did not agree, which SNLI marks -1; nobody learns from them or counts them."""
+def _labelled_only(task: Definition) -> Definition:
+    """Without the rows whose annotators did not agree, which SNLI labels -1."""
 
-    def make(row: Row, split: str) -> Iterator[Example]:
-        return (
-            example for example in task.make(row, split) if split == PREDICT or labelled(example)
-        )
+    def preprocess(row: Row, split: str) -> Iterator[Example]:
+        for example in task.preprocess(row, split):
+            if split == PREDICT or is_labelled(example):
+                yield example
 
-    return dataclasses.replace(task, make=make)
+    return dataclasses.replace(task, preprocess=preprocess)
 
 
 def _round_fifths(value: float) -> int:
@@ -110,20 +120,24 @@ DEFINITIONS = [
         ("not_entailment", "entailment"),
         word="doc_nli",
     ),
-    _agreed(classification("nli/snli", "stanfordnlp/snli", _MNLI, NLI)),
+    _labelled_only(classification("nli/snli", "stanfordnlp/snli", _MNLI, NLI)),
     *(
         classification(
-            f"nli/anli_r{turn}",
+            f"nli/anli_r{number}",
             "facebook/anli",
             ("hypothesis", "context"),
             NLI,
-            others={"context": "premise"},
+            aliases={"context": "premise"},
             splits={
-                split: f"{there}_r{turn}"
-                for split, there in (("train", "train"), ("validation", "dev"), ("test", "test"))
+                split: f"{hub_split}_r{number}"
+                for split, hub_split in (
+                    ("train", "train"),
+                    ("validation", "dev"),
+                    ("test", "test"),
+                )
             },
         )
-        for turn in (1, 2, 3)
+        for number in (1, 2, 3)
     ),
     classification(
         "similarity/paws",

@@ -1,7 +1,7 @@
-"""Metrics, in per cent, exactly as T5 computes them: a prediction that is no label is class -1, and each metric says what that costs.
+"""Metrics, in percent, computed exactly as in T5.
 
-A metric takes the examples, the predictions and the label words. They are written out in numpy, so that the core needs no further library;
-BLEU and ROUGE come from sacrebleu and rouge-score.
+A prediction that is not a label counts as class -1; each metric says what that costs. BLEU and
+ROUGE come from sacrebleu and rouge-score. Other packages add metrics with `register_metric`.
 """
 
 import math
@@ -10,153 +10,180 @@ import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import numpy as np
-
+from ..config.plugins import load_plugins
 from ..errors import UserError
 from .definition import Example
 
 Metric = Callable[[Sequence[Example], Sequence[str], Sequence[str]], float]
+"""Scores predictions, given the examples and the label words; higher is better."""
+
+METRICS: dict[str, Metric] = {}
+"""The registered metrics by name; look them up with `metric`, which also loads plugins."""
 
 
+def register_metric(name: str) -> Callable[[Metric], Metric]:
+    """Add a metric under a name that tasks and the setting `task.metric` can use.
+
+    @register_metric("contains")
+    def contains(examples, predictions, labels):
+        pairs = zip(examples, predictions, strict=True)
+        return 100 * sum(e.target in p for e, p in pairs) / len(examples)
+    """
+
+    def register(function: Metric) -> Metric:
+        if name in METRICS and METRICS[name].__module__ == __name__:
+            raise UserError(f"There already is a metric {name!r}; choose another name.")
+        METRICS[name] = function
+        return function
+
+    return register
+
+
+def has_metric(name: str) -> bool:
+    """Whether there is a metric of this name, in the package or in a plugin."""
+    if name not in METRICS:
+        load_plugins()
+    return name in METRICS
+
+
+def metric(name: str) -> Metric:
+    """The metric of this name, from the package or a plugin."""
+    if not has_metric(name):
+        raise UserError(f"There is no metric {name!r}; choose one of {', '.join(METRICS)}.")
+    return METRICS[name]
+
+
+def score(
+    metrics: Sequence[str],
+    examples: Sequence[Example],
+    predictions: Sequence[str],
+    labels: Sequence[str],
+) -> dict[str, float]:
+    """The value of each metric by name."""
+    return {name: metric(name)(examples, predictions, labels) for name in metrics}
+
+
+def rounded(scores: Mapping[str, float]) -> dict[str, float]:
+    """Scores for runs and cards: to four digits, and 0 for NaN (correlation with a constant)."""
+    return {name: 0.0 if math.isnan(value) else round(value, 4) for name, value in scores.items()}
+
+
+@register_metric("accuracy")
 def accuracy(
     examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
 ) -> float:
-    """The share of predictions that are their target to the letter; without a label, anything that is none is right (T5).
+    """The fraction of predictions that equal their target.
 
-    Where examples tell whether their target is the right one (WSC), naming it or not is what counts.
+    As in T5, any prediction that is not a label is correct for a target that is not one. If the
+    examples say whether their target is the correct one (WSC), what counts is whether a prediction
+    names it.
     """
-    if examples and "label" in examples[0].facts:
-        return _percent(
-            wsc_match(p, e.target) == e.facts["label"]
-            for e, p in zip(examples, predictions, strict=True)
-        )
+    pairs = list(zip(examples, predictions, strict=True))
+    if examples and "label" in examples[0].metadata:
+        return _percent(wsc_match(p, e.target) == e.metadata["label"] for e, p in pairs)
     if not labels:
-        return _percent(e.target == p for e, p in zip(examples, predictions, strict=True))
-    targets, told = _classes(examples, predictions, labels)
-    return _percent(targets == told)
+        return _percent(e.target == p for e, p in pairs)
+    gold, predicted = _classes(examples, predictions, labels)
+    return _percent(g == p for g, p in zip(gold, predicted, strict=True))
 
 
+@register_metric("macro_f1")
 def macro_f1(
     examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
 ) -> float:
-    """The mean over the targets' classes of their F1; predictions of no class count as misses only."""
+    """The mean F1 over the classes of the targets."""
     return _mean_f1(sorted({e.target for e in examples}), [e.target for e in examples], predictions)
 
 
+@register_metric("mean_3class_f1")
 def mean_3class_f1(
     examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
 ) -> float:
-    """The mean over all label words of their F1; a class that neither is asked for nor told has 0."""
+    """The mean F1 over all labels; a label that occurs on neither side has 0."""
     return _mean_f1(labels, [e.target for e in examples], predictions)
 
 
+@register_metric("f1")
 def f1(examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]) -> float:
-    """Of two classes: F1 of the second, an invalid prediction taken as the opposite of its target. Of answers: SQuAD's F1."""
+    """For two classes, F1 of the second; for free text, SQuAD's F1.
+
+    A prediction that is not a label counts as the opposite of its target.
+    """
     if not labels:
-        return _answers(_token_f1, examples, predictions)
-    targets, told = _classes(examples, predictions, labels)
-    told = np.where((told != 0) & (told != 1), 1 - targets, told)
-    hits, asked, given = (targets & told).sum(), targets.sum(), told.sum()
-    return float(200.0 * hits / (asked + given)) if asked + given else 0.0
+        return _best_answers(_token_f1, examples, predictions)
+    gold, predicted = _classes(examples, predictions, labels)
+    predicted = [p if p in (0, 1) else 1 - g for g, p in zip(gold, predicted, strict=True)]
+    hits = sum(g & p for g, p in zip(gold, predicted, strict=True))
+    positives = sum(gold) + sum(predicted)
+    return 200.0 * hits / positives if positives else 0.0
 
 
+@register_metric("exact_match")
 def exact_match(
     examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
 ) -> float:
-    """The share of questions all of whose answers are judged rightly (MultiRC)."""
-    groups: dict[object, bool] = {}
+    """The fraction of questions with only correct predictions (MultiRC)."""
+    correct: dict[object, bool] = {}
     for example, prediction in zip(examples, predictions, strict=True):
-        group = example.facts.get("question")
-        groups[group] = groups.get(group, True) and example.target == prediction
-    return _percent(groups.values())
+        question = example.metadata.get("question")
+        correct[question] = correct.get(question, True) and example.target == prediction
+    return _percent(correct.values())
 
 
+@register_metric("em")
 def em(examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]) -> float:
-    """SQuAD's exact match, against the answer that fits best."""
-    return _answers(lambda answer, told: float(answer == told), examples, predictions)
+    """SQuAD's exact match with any of the answers."""
+    return _best_answers(
+        lambda answer, predicted: float(answer == predicted), examples, predictions
+    )
 
 
+@register_metric("matthews_corrcoef")
 def matthews_corrcoef(
     examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
 ) -> float:
-    """Over all classes that occur, an invalid prediction being one of its own."""
-    targets, told = _classes(examples, predictions, labels)
-    classes = sorted({*targets.tolist(), *told.tolist()})
-    asked, given = (
-        np.array([(side == c).sum() for c in classes], dtype=float) for side in (targets, told)
+    """Over all classes that occur; predictions that are not a label are a class of their own."""
+    gold, predicted = _classes(examples, predictions, labels)
+    gold_counts, counts = Counter(gold), Counter(predicted)
+    size = len(gold)
+    hits = sum(g == p for g, p in zip(gold, predicted, strict=True))
+    covariance = hits * size - sum(gold_counts[c] * counts[c] for c in counts)
+    scale = math.prod(
+        math.sqrt(size**2 - sum(count**2 for count in side.values()))
+        for side in (counts, gold_counts)
     )
-    count, hits = float(len(targets)), float((targets == told).sum())
-    scale = math.sqrt(count**2 - float(given @ given)) * math.sqrt(count**2 - float(asked @ asked))
-    return 100.0 * (hits * count - float(asked @ given)) / scale if scale else 0.0
+    return 100.0 * covariance / scale if scale else 0.0
 
 
+@register_metric("pearson_corrcoef")
 def pearson_corrcoef(
     examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
 ) -> float:
     return _correlation(*_numbers(examples, predictions))
 
 
+@register_metric("spearman_corrcoef")
 def spearman_corrcoef(
     examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
 ) -> float:
     return _correlation(*(_ranks(side) for side in _numbers(examples, predictions)))
 
 
-DETERMINERS = frozenset(
-    (
-        *(
-            "a",
-            "an",
-            "few",
-            "her",
-            "his",
-            "each",
-            "every",
-            "many",
-            "much",
-            "my",
-            "our",
-            "some",
-            "that",
-            "the",
-            "their",
-            "these",
-            "this",
-        ),
-        *("those", "which", "whose", "your"),
-    )
-)
-
-
-def wsc_match(prediction: str, referent: str) -> int:
-    """1: the words of one are among the other's; 0: they are not; -1: nothing was predicted."""
-
-    def cleaned(text: str) -> str:
-        return " ".join(word for word in text.strip().lower().split(" ") if word not in DETERMINERS)
-
-    told, asked = cleaned(prediction), cleaned(referent)
-    if not told:
-        return -1
-    if ("'" in told) != ("'" in asked):  # "Bob" is not "Bob's hat"
-        return 0
-    words, others = set(told.split(" ")), set(asked.split(" "))
-    return int(words <= others or others <= words)
-
-
+@register_metric("bleu")
 def bleu(examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]) -> float:
-    """sacrebleu as T5 calls it: the international tokenizer, force on."""
+    """sacrebleu with T5's arguments: the international tokenizer, force on."""
     try:
         import sacrebleu
     except ImportError:
         raise UserError("BLEU needs sacrebleu: pip install 'softprompts[generation]'.") from None
-    scored = sacrebleu.corpus_bleu(
+    result = sacrebleu.corpus_bleu(
         list(predictions),
         [[e.target for e in examples]],
         smooth_method="exp",
         force=True,
         tokenize="intl",
     )
-    return float(scored.score)
+    return float(result.score)
 
 
 def _rouge(kind: str) -> Metric:
@@ -170,129 +197,125 @@ def _rouge(kind: str) -> Metric:
                 "ROUGE needs rouge-score: pip install 'softprompts[generation]'."
             ) from None
         scorer = rouge_scorer.RougeScorer([kind], use_stemmer=False)
-        found = [
-            scorer.score(e.target, p)[kind].fmeasure
-            for e, p in zip(examples, predictions, strict=True)
-        ]
-        return float(100.0 * sum(found) / len(found))
+        pairs = zip(examples, predictions, strict=True)
+        scores = [scorer.score(e.target, p)[kind].fmeasure for e, p in pairs]
+        return float(100.0 * sum(scores) / len(scores))
 
     return rouge
 
 
-METRICS: dict[str, Metric] = {
-    "accuracy": accuracy,
-    "macro_f1": macro_f1,
-    "mean_3class_f1": mean_3class_f1,
-    "f1": f1,
-    "exact_match": exact_match,
-    "em": em,
-    "matthews_corrcoef": matthews_corrcoef,
-    "pearson_corrcoef": pearson_corrcoef,
-    "spearman_corrcoef": spearman_corrcoef,
-    "bleu": bleu,
-    "rouge1": _rouge("rouge1"),
-    "rouge2": _rouge("rouge2"),
-    "rougeL": _rouge("rougeL"),
-}
+for _kind in ("rouge1", "rouge2", "rougeL"):
+    register_metric(_kind)(_rouge(_kind))
 
 
-def score(
-    metrics: Sequence[str],
-    examples: Sequence[Example],
-    predictions: Sequence[str],
-    labels: Sequence[str],
-) -> dict[str, float]:
-    return {name: METRICS[name](examples, predictions, labels) for name in metrics}
+# fmt: off
+DETERMINERS = frozenset((
+    "a", "an", "few", "her", "his", "each", "every", "many", "much", "my", "our", "some", "that",
+    "the", "their", "these", "this", "those", "which", "whose", "your",
+))
+# fmt: on
 
 
-def settled(scores: Mapping[str, float]) -> dict[str, float]:
-    """For runs and cards: what is not a number (the correlation with a constant) counts as 0, rounded to four places."""
-    return {name: 0.0 if math.isnan(value) else round(value, 4) for name, value in scores.items()}
+def wsc_match(prediction: str, referent: str) -> int:
+    """1 if the words of one are among the other's, 0 if not, -1 if nothing was predicted."""
+
+    def content_words(text: str) -> list[str]:
+        return [word for word in text.strip().lower().split(" ") if word not in DETERMINERS]
+
+    predicted, expected = " ".join(content_words(prediction)), " ".join(content_words(referent))
+    if not predicted:
+        return -1
+    if ("'" in predicted) != ("'" in expected):  # "Bob" is not "Bob's hat"
+        return 0
+    words, others = set(predicted.split(" ")), set(expected.split(" "))
+    return int(words <= others or others <= words)
 
 
-# -- parts ---------------------------------------------------------------------------------------------------------------------
-
-
-def _percent(right: Iterable[bool]) -> float:
-    return float(100.0 * np.mean([bool(r) for r in right]))
+def _percent(correct: Iterable[bool]) -> float:
+    flags = [bool(flag) for flag in correct]
+    return 100.0 * (sum(flags) / len(flags))
 
 
 def _classes(
     examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Targets and predictions as class numbers, -1 for what is no label."""
+) -> tuple[list[int], list[int]]:
+    """Targets and predictions as class numbers, -1 for what is not a label."""
     numbers = {word: number for number, word in enumerate(labels)}
-    return np.array([numbers.get(e.target, -1) for e in examples]), np.array(
-        [numbers.get(p, -1) for p in predictions]
-    )
+    return [numbers.get(e.target, -1) for e in examples], [numbers.get(p, -1) for p in predictions]
 
 
 def _mean_f1(classes: Sequence[str], targets: Sequence[str], predictions: Sequence[str]) -> float:
     hits = Counter(t for t, p in zip(targets, predictions, strict=True) if t == p)
-    asked, told = Counter(targets), Counter(predictions)
-    return 100.0 * sum(2 * hits[c] / max(1, asked[c] + told[c]) for c in classes) / len(classes)
+    gold, predicted = Counter(targets), Counter(predictions)
+    return 100.0 * sum(2 * hits[c] / max(1, gold[c] + predicted[c]) for c in classes) / len(classes)
 
 
 def _numbers(
     examples: Sequence[Example], predictions: Sequence[str]
-) -> tuple[np.ndarray, np.ndarray]:
-    """What is no number is -1."""
+) -> tuple[list[float], list[float]]:
+    """Targets and predictions as numbers, -1 for what is not a finite number."""
 
     def number(text: str) -> float:
         try:
-            return float(text)
+            value = float(text)
         except ValueError:
             return -1.0
+        return value if math.isfinite(value) else -1.0
 
-    return np.array([number(e.target) for e in examples]), np.array(
-        [number(p) for p in predictions]
-    )
-
-
-def _correlation(one: np.ndarray, other: np.ndarray) -> float:
-    """Pearson's; not a number where one side is constant."""
-    one, other = one - one.mean(), other - other.mean()
-    scale = float(np.linalg.norm(one)) * float(np.linalg.norm(other))
-    return 100.0 * max(-1.0, min(1.0, float(one @ other) / scale)) if scale else math.nan
+    return [number(e.target) for e in examples], [number(p) for p in predictions]
 
 
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """From 1, equal values sharing their mean rank."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    shared: np.ndarray = (ends - (counts - 1) / 2)[inverse]
-    return shared
+def _correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Pearson's correlation, NaN if one side is constant."""
+    x_mean, y_mean = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
+    xs, ys = [x - x_mean for x in xs], [y - y_mean for y in ys]
+    scale = math.hypot(*xs) * math.hypot(*ys)
+    covariance = math.fsum(x * y for x, y in zip(xs, ys, strict=True))
+    return 100.0 * max(-1.0, min(1.0, covariance / scale)) if scale else math.nan
 
 
-def normalised(text: str) -> str:
-    """SQuAD's: lower case, no ASCII punctuation, no articles, single spaces."""
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 1; equal values share their mean rank."""
+    ranks: dict[float, float] = {}
+    smaller = 0
+    for value, count in sorted(Counter(values).items()):
+        ranks[value] = smaller + (count + 1) / 2
+        smaller += count
+    return [ranks[value] for value in values]
+
+
+def normalise(text: str) -> str:
+    """SQuAD's normalisation: lower case, no ASCII punctuation, no articles, single spaces."""
     text = "".join(letter for letter in text.lower() if letter not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
-def _token_f1(answer: str, told: str) -> float:
-    common = Counter(answer.split()) & Counter(told.split())
-    same = sum(common.values())
-    if not same:
+def _token_f1(answer: str, predicted: str) -> float:
+    common = Counter(answer.split()) & Counter(predicted.split())
+    hits = sum(common.values())
+    if not hits:
         return 0.0
-    precision, recall = same / len(told.split()), same / len(answer.split())
+    precision, recall = hits / len(predicted.split()), hits / len(answer.split())
     return 2 * precision * recall / (precision + recall)
 
 
-def _answers(
+def _best_answers(
     measure: Callable[[str, str], float], examples: Sequence[Example], predictions: Sequence[str]
 ) -> float:
-    """The mean over questions of the best over a question's answers; a question that stands several times counts once (ReCoRD)."""
+    """The mean over questions of the best value over the answers of a question.
+
+    A question that occurs several times (ReCoRD) counts once.
+    """
     seen: set[object] = set()
-    found = []
+    values = []
     for example, prediction in zip(examples, predictions, strict=True):
-        group = example.facts.get("group")
+        group = example.metadata.get("group")
         if group is not None:
             group = tuple(group) if isinstance(group, list) else group
             if group in seen:
                 continue
             seen.add(group)
-        told = normalised(prediction)
-        answers = example.facts.get("answers") or [example.target]
-        found.append(max(measure(normalised(answer), told) for answer in answers))
-    return 100.0 * sum(found) / len(found)
+        predicted = normalise(prediction)
+        answers = example.metadata.get("answers") or [example.target]
+        values.append(max(measure(normalise(answer), predicted) for answer in answers))
+    return 100.0 * sum(values) / len(values)

@@ -1,4 +1,4 @@
-"""Question answering: SQuAD as T5 casts it, MRQA's sets in and out of domain, and multiple choice."""
+"""Question answering: SQuAD in T5's format, MRQA in and out of domain, and multiple choice."""
 
 import re
 import string
@@ -11,8 +11,8 @@ from .definition import (
     UNLABELLED,
     Definition,
     Example,
-    Maker,
-    collapsed,
+    Preprocessor,
+    collapse_spaces,
     column_of,
     label_of,
     text_of,
@@ -23,12 +23,12 @@ _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
 
 
 def pad_punctuation(text: str) -> str:
-    """Spaces around ASCII punctuation, then single spaces, as T5 does it."""
-    return collapsed(_PUNCTUATION.sub(r" \1 ", text))
+    """Put spaces around ASCII punctuation, then collapse spaces, as in T5."""
+    return collapse_spaces(_PUNCTUATION.sub(r" \1 ", text))
 
 
 def answers_of(row: Row) -> list[str]:
-    """From a list, from the hub's {"text": [...]}, from DROP's {"spans": [...]}, or from one text."""
+    """Answers from a list, the hub's {"text": [...]}, DROP's {"spans": [...]}, or one string."""
     value: Any = row.values.get(
         "answers", row.values.get("answers_spans", row.values.get("answer"))
     )
@@ -42,20 +42,22 @@ def answers_of(row: Row) -> list[str]:
         or not all(isinstance(answer, str) for answer in value)
     ):
         raise UserError(
-            f"{row.where}: the column 'answers' holds no answers; it must be a list of texts."
+            f"{row.location}: the column 'answers' holds no answers; it must be a list of strings."
         )
     return value
 
 
 def span(row: Row, split: str) -> Iterator[Example]:
-    """`question: ... context: ...`, the first answer as target, all of them for the metric."""
-    asked_only = split == PREDICT and not {"answers", "answers_spans", "answer"} & row.values.keys()
-    answers = (
-        [UNLABELLED] if asked_only else [pad_punctuation(answer) for answer in answers_of(row)]
-    )
+    """`question: ... context: ...` in, the first answer out; metrics accept any answer."""
+    if split == PREDICT and not {"answers", "answers_spans", "answer"} & row.values.keys():
+        answers = [UNLABELLED]
+    else:
+        answers = [pad_punctuation(answer) for answer in answers_of(row)]
     context = text_of(row, "context" if "context" in row.values else "passage")
     question = text_of(row, "question")
-    text = collapsed(f"question: {pad_punctuation(question)} context: {pad_punctuation(context)}")
+    text = collapse_spaces(
+        f"question: {pad_punctuation(question)} context: {pad_punctuation(context)}"
+    )
     yield Example(text, answers[0], {"answers": answers})
 
 
@@ -64,37 +66,37 @@ def choices(
     options: Sequence[str],
     count: int,
     label: Mapping[str, int] | None = None,
-    others: Mapping[str, str] | None = None,
-) -> Maker:
-    """`key: value ... choice1: ... choice2: ...`, and choice1, choice2, ... as label words, as T5 does for COPA.
+    aliases: Mapping[str, str] | None = None,
+) -> Preprocessor:
+    """`key: value ... choice1: ... choice2: ...` in, `choice1`, `choice2` ... out, as in T5's COPA.
 
-    `label` names the columns that may hold the answer, and the number each counts from.
+    `label` names the columns that may hold the answer, each with the number of its first choice.
     """
     words = [f"choice{number + 1}" for number in range(count)]
     columns = label or {"label": 0}
 
-    def make(row: Row, split: str) -> Iterator[Example]:
-        parts = [f"{key}: {text_of(row, column_of(row, key, others or {}))}" for key in keys]
+    def preprocess(row: Row, split: str) -> Iterator[Example]:
+        parts = [f"{key}: {text_of(row, column_of(row, key, aliases or {}))}" for key in keys]
         parts += [
             f"{word}: {option}"
             for word, option in zip(words, _options(row, options, count), strict=True)
         ]
         column = next((name for name in columns if name in row.values), "label")
         yield Example(
-            collapsed(" ".join(parts)),
+            collapse_spaces(" ".join(parts)),
             label_of(_numbered(row, column, columns.get(column, 0)), column, words),
         )
 
-    return make
+    return preprocess
 
 
 def _options(row: Row, names: Sequence[str], count: int) -> list[str]:
-    """The choices, from one column with a list or from one column each."""
+    """The choices, from one column that holds a list or from one column each."""
     for name in names:
         value = row.values.get(name)
         if isinstance(value, list):
             if len(value) != count or not all(isinstance(option, str) for option in value):
-                raise UserError(f"{row.where}: the column {name!r} must hold {count} texts.")
+                raise UserError(f"{row.location}: the column {name!r} must hold {count} strings.")
             return list(value)
     return [text_of(row, name) for name in names if name in row.values][:count] or [
         text_of(row, names[0])
@@ -102,20 +104,22 @@ def _options(row: Row, names: Sequence[str], count: int) -> list[str]:
 
 
 def _numbered(row: Row, column: str, first: int) -> Row:
-    """A letter (A, B, ...) or a number counted from `first` as a number from 0."""
+    """Convert a letter (A, B, ...) or a number counted from `first` to a number from 0."""
     value = row.values.get(column)
     if isinstance(value, str) and len(value) == 1 and value in string.ascii_uppercase:
-        return Row({column: string.ascii_uppercase.index(value)}, row.where)
+        return Row({column: string.ascii_uppercase.index(value)}, row.location)
     if first and value not in (None, ""):
-        return Row({column: int(value) - first}, row.where)
+        return Row({column: int(value) - first}, row.location)
     return row
 
 
-def _choice_task(name: str, hub: str, make: Any, count: int, **options: Any) -> Definition:
+def _choice_task(
+    name: str, hub: str, preprocess: Preprocessor, count: int, **options: Any
+) -> Definition:
     return Definition(
         name,
         hub,
-        make,
+        preprocess,
         ("accuracy",),
         tuple(f"choice{number + 1}" for number in range(count)),
         **options,
@@ -166,7 +170,7 @@ DEFINITIONS = [
     _choice_task(
         "spot_sources/hellaswag",
         "Rowan/hellaswag",
-        choices("context", count=4, options=("endings",), others={"context": "ctx"}),
+        choices("context", count=4, options=("endings",), aliases={"context": "ctx"}),
         4,
         columns=("context", "endings"),
     ),
@@ -217,7 +221,7 @@ DEFINITIONS = [
             count=2,
             options=("hyp1", "hyp2"),
             label={"label": 1},
-            others={"obs1": "observation_1", "obs2": "observation_2"},
+            aliases={"obs1": "observation_1", "obs2": "observation_2"},
         ),
         2,
         columns=("obs1", "obs2", "hyp1", "hyp2"),

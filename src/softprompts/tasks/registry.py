@@ -1,11 +1,12 @@
-"""All named tasks, and the benchmarks that are lists of them."""
+"""The named tasks, those that plugins register, and the benchmarks that group them."""
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from ..config.plugins import load_plugins
 from ..errors import UserError
 from . import classification, generation, glue, qa, starter, superglue
-from .definition import Definition
+from .definition import Definition, Preprocessor
 
 SUPERGLUE = tuple(
     f"superglue/{name}"
@@ -29,33 +30,36 @@ _NLI = (
 BENCHMARKS: Mapping[str, tuple[str, ...]] = {
     "superglue": SUPERGLUE,
     "glue": GLUE,
-    # Vu 2022, Table 2: 16 sources and 10 targets, none of them both. C4, the first source, is the task `prefix-lm` on raw text.
+    # Vu 2022, Table 2: 16 sources and 10 targets, no task in both. C4, the first source, is the
+    # task `prefix-lm` on raw text.
     "spot-sources": (
-        *(
-            "spot_sources/squad",
-            "spot_sources/drop",
-            "superglue/record",
-            "glue/mnli",
-            "nli/doc_nli",
-            "glue/qnli",
-        ),
-        *(
-            "spot_sources/hellaswag",
-            "spot_sources/winogrande",
-            "spot_sources/cosmosqa",
-            "spot_sources/race",
-        ),
-        *(
-            "glue/sst2",
-            "superglue/multirc",
-            "glue/qqp",
-            "spot_sources/cxc_sts",
-            "spot_sources/yelp2",
-        ),
+        "spot_sources/squad",
+        "spot_sources/drop",
+        "superglue/record",
+        "glue/mnli",
+        "nli/doc_nli",
+        "glue/qnli",
+        "spot_sources/hellaswag",
+        "spot_sources/winogrande",
+        "spot_sources/cosmosqa",
+        "spot_sources/race",
+        "glue/sst2",
+        "superglue/multirc",
+        "glue/qqp",
+        "spot_sources/cxc_sts",
+        "spot_sources/yelp2",
     ),
     "spot-targets": (
-        *("superglue/boolq", "superglue/cb", "glue/cola", "superglue/copa", "textcls/cr"),
-        *("glue/mrpc", "glue/rte", "glue/stsb", "superglue/wic", "superglue/wsc"),
+        "superglue/boolq",
+        "superglue/cb",
+        "glue/cola",
+        "superglue/copa",
+        "textcls/cr",
+        "glue/mrpc",
+        "glue/rte",
+        "glue/stsb",
+        "superglue/wic",
+        "superglue/wsc",
     ),
     # Vu 2022, Table 1: the groups of source tasks.
     "nli": _NLI,
@@ -76,13 +80,11 @@ BENCHMARKS: Mapping[str, tuple[str, ...]] = {
         for name in ("textbookqa", "bioasq", "race", "relation_extraction", "duorc", "drop")
     ),
     "rainbow": (
-        *(
-            "rainbow/anli",
-            "spot_sources/cosmosqa",
-            "spot_sources/hellaswag",
-            "rainbow/piqa",
-            "rainbow/social_iqa",
-        ),
+        "rainbow/anli",
+        "spot_sources/cosmosqa",
+        "spot_sources/hellaswag",
+        "rainbow/piqa",
+        "rainbow/social_iqa",
         "spot_sources/winogrande",
     ),
     "translation": (
@@ -103,21 +105,59 @@ BENCHMARKS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-@cache
+_MODULES = (superglue, glue, qa, classification, generation)
+_TASKS: dict[str, Definition] = {
+    task.name: task for module in _MODULES for task in module.DEFINITIONS
+}
+_STARTERS = {task.name: task for task in starter.DEFINITIONS}
+_BUILT_IN = frozenset((*_TASKS, *_STARTERS))
+
+
+def register_task(name: str, **options: Any) -> Callable[[Preprocessor], Preprocessor]:
+    """Add a named task, by decorating the function that turns a row into examples.
+
+        @register_task("mine/spam", rows=load, labels=("no", "yes"), columns=("mail",))
+        def spam(row, split):
+            yield Example(f"mail: {row.values['mail']}", row.values["spam"])
+
+    `options` are the fields of `Definition`. One of them says where the rows are: `rows`, a
+    function from the name of a split to its rows as dictionaries, `files`, or `hub`. The default
+    of `metrics` is accuracy. The name can then be used like that of any other task.
+    """
+    options = {"hub": "", "metrics": ("accuracy",), **options}
+    if name in _BUILT_IN or "+" in name:
+        raise UserError(f"The task {name!r} cannot be registered; choose another name without a +.")
+    if not any(options.get(source) for source in ("rows", "files", "hub")):
+        raise UserError(f"The task {name!r} has no rows; register it with rows, files or hub.")
+
+    def register(preprocess: Preprocessor) -> Preprocessor:
+        _TASKS[name] = Definition(name=name, preprocess=preprocess, **options)
+        return preprocess
+
+    return register
+
+
 def definitions() -> dict[str, Definition]:
-    """The tasks whose rows are elsewhere, by name."""
-    modules = (superglue, glue, qa, classification, generation)
-    return {definition.name: definition for module in modules for definition in module.DEFINITIONS}
+    """All named tasks but the starter tasks, with those of plugins."""
+    load_plugins()
+    return dict(_TASKS)
 
 
 def definition(name: str) -> Definition:
-    """By full name (`superglue/boolq`), or by the last part where only one task has it (`boolq`)."""
-    known = definitions()
-    exact = known | {task.name: task for task in starter.DEFINITIONS}
-    if name in exact:
-        return exact[name]
-    found = [task for task in known if task.rpartition("/")[2] == name]
-    if len(found) == 1:
-        return known[found[0]]
-    hint = f"it could be {', '.join(found)}" if found else "softprompts tasks list tells them all"
+    """The task of a full name (`superglue/boolq`), or of its last part if unique (`boolq`)."""
+    matches = _matches(name)
+    if len(matches) != 1:
+        load_plugins()
+        matches = _matches(name)
+    if len(matches) == 1:
+        return matches[0]
+    options = ", ".join(task.name for task in matches)
+    hint = f"it could be {options}" if matches else "list them all with `softprompts tasks list`"
     raise UserError(f"There is no task {name!r}; {hint}.")
+
+
+def _matches(name: str) -> list[Definition]:
+    exact = _TASKS.get(name) or _STARTERS.get(name)
+    if exact is not None:
+        return [exact]
+    return [task for task in _TASKS.values() if task.name.rpartition("/")[2] == name]

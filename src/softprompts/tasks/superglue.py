@@ -1,11 +1,11 @@
-"""SuperGLUE as T5 casts it. Lester 2021 trains without the task's word, Vu 2022 with it."""
+"""SuperGLUE in T5's format. Lester 2021 trains without the task word, Vu 2022 with it."""
 
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from ..errors import UserError
-from .definition import Definition, Example, classification, label_of, text_of
+from .definition import UNLABELLED, Definition, Example, classification, label_of, text_of
 from .sources import Row
 
 HUB = "aps/super_glue"
@@ -13,15 +13,15 @@ TRUTH = ("False", "True")
 
 
 def multirc(row: Row, split: str) -> Iterator[Example]:
-    """One example for each answer of each question; HTML's <br> becomes a space and <b> goes (T5 leaves other tags)."""
+    """One example per answer; `<br>` becomes a space and `<b>` is removed, as in T5."""
     for paragraph, question, answer, label, idx in _multirc_rows(row):
         text = f"question: {question} answer: {answer} paragraph: {paragraph}".replace("<br>", " ")
-        flat = Row({"label": label}, row.where)
+        flat = Row({"label": label}, row.location)
         yield Example(re.sub("</?b>", "", text), label_of(flat, "label", TRUTH), {"question": idx})
 
 
 def _multirc_rows(row: Row) -> Iterator[tuple[str, str, str, Any, Any]]:
-    """From the official nested row, or from a flat one (the hub's)."""
+    """From the official nested format, or from the flat one of the hub."""
     passage = row.values.get("passage")
     if not isinstance(passage, dict):
         idx = row.values.get("idx")
@@ -45,28 +45,30 @@ def _multirc_rows(row: Row) -> Iterator[tuple[str, str, str, Any, Any]]:
                     question["idx"],
                 )
     except (KeyError, TypeError) as error:
-        raise UserError(f"{row.where} is no MultiRC row: its passage lacks {error}.") from None
+        raise UserError(
+            f"{row.location} is not a MultiRC row: its passage has no {error}."
+        ) from None
 
 
 def record(row: Row, split: str) -> Iterator[Example]:
-    """One example for each different answer, in evaluation too, where the metric counts every question once."""
+    """One example per distinct answer, also in evaluation, where a question counts once."""
     for passage, query, entities, answers, idx in _record_rows(row):
         passage = re.sub(r"([.?!\"'])\n@highlight\n", r"\1 ", passage)
         passage = passage.replace("\n@highlight\n", ". ")
         text = f"query: {query} entities: {', '.join(entities)} passage: {passage}"
-        for answer in answers or ["<unk>"]:
+        for answer in answers or [UNLABELLED]:
             yield Example(text, answer, {"answers": answers, "group": idx})
 
 
 def _record_rows(row: Row) -> Iterator[tuple[str, str, list[str], list[str], Any]]:
-    """From the official nested row, or from a flat one (the hub's); entities and answers once each, sorted."""
+    """From the official nested format, or the flat one of the hub; names are unique and sorted."""
     passage = row.values.get("passage")
     if not isinstance(passage, dict):
         entities, answers = (
             sorted(set(row.values.get(name) or [])) for name in ("entities", "answers")
         )
         idx = row.values.get("idx")
-        group = (idx["passage"], idx["query"]) if isinstance(idx, dict) else (row.where, idx)
+        group = (idx["passage"], idx["query"]) if isinstance(idx, dict) else (row.location, idx)
         yield text_of(row, "passage"), text_of(row, "query"), entities, answers, group
         return
     try:
@@ -78,30 +80,41 @@ def _record_rows(row: Row) -> Iterator[tuple[str, str, list[str], list[str], Any
             answers = sorted({answer["text"] for answer in question.get("answers", [])})
             yield text, question["query"], entities, answers, (row.values["idx"], question["idx"])
     except (KeyError, TypeError) as error:
-        raise UserError(f"{row.where} is no ReCoRD row: it lacks {error}.") from None
+        raise UserError(f"{row.location} is not a ReCoRD row: it has no {error}.") from None
 
 
-PONY = "The boy continued to whip the pony , and eventually the pony threw him over. John laughed out quite loud. "
+PONY = (
+    "The boy continued to whip the pony , and eventually the pony threw him over. "
+    "John laughed out quite loud. "
+)
 PEBBLE = (
-    "When they had eventually calmed down a bit , and had gotten home, Mr. Farley put the magic pebble in an iron safe . "
+    "When they had eventually calmed down a bit , and had gotten home, "
+    "Mr. Farley put the magic pebble in an iron safe . "
     "Some day they might want to use {} , but really for now, what more could they wish for?"
 )
+_UNREPAIRED = ("Kamenev and Zinoviev", "Kamenev, Zinoviev, and Stalin")
 
 
 def wsc(row: Row, split: str) -> Iterator[Example]:
-    """The text with its pronoun in asterisks; the target is what it may stand for. Training keeps the rows where it does (T5)."""
+    """The text with its pronoun in asterisks in, the candidate referent out.
+
+    As in T5, training uses only the rows whose candidate is correct.
+    """
     nested = row.values.get("target")
     values = nested if isinstance(nested, dict) else row.values
-    spans = _fixed_spans(Row({**values, "text": text_of(row, "text")}, row.where))
+    spans = _fixed_spans(Row({**values, "text": text_of(row, "text")}, row.location))
     label = label_of(row, "label", TRUTH)
     if split == "train" and label != "True":
         return
     number = TRUTH.index(label) if label in TRUTH else -1
-    yield Example(_marked(spans), spans["span1_text"], {"label": number})
+    yield Example(_mark_pronoun(spans), spans["span1_text"], {"label": number})
 
 
 def _fixed_spans(row: Row) -> dict[str, Any]:
-    """TFDS's wsc.fixed: a span that is not in the text gets the text's case, and loses a full stop or a line break."""
+    """Repair spans as TFDS does in wsc.fixed.
+
+    A span that is not in the text gets the text's case, and loses a full stop or line break.
+    """
     try:
         spans = {
             name: row.values[name]
@@ -109,29 +122,29 @@ def _fixed_spans(row: Row) -> dict[str, Any]:
         }
         words = spans["text"].split()
         for span in ("span1", "span2"):
-            told, text = spans[f"{span}_text"], spans["text"]
-            if told in text or told in ("Kamenev and Zinoviev", "Kamenev, Zinoviev, and Stalin"):
+            span_text, text = spans[f"{span}_text"], spans["text"]
+            if span_text in text or span_text in _UNREPAIRED:
                 continue
-            if (
-                "theyscold" in told
-            ):  # the official repair of the text itself has no effect, and is left out here
+            if "theyscold" in span_text:
+                # the official repair of the text itself has no effect, so it is not repeated here
                 spans["span2_index"] = 10
             first = words[spans[f"{span}_index"]]
-            told = (told[0].lower() if first[0].islower() else told[0].upper()) + told[1:]
-            spans[f"{span}_text"] = told.rstrip(".").replace("\n", " ")
+            initial = span_text[0].lower() if first[0].islower() else span_text[0].upper()
+            span_text = initial + span_text[1:]
+            spans[f"{span}_text"] = span_text.rstrip(".").replace("\n", " ")
     except (KeyError, TypeError, IndexError) as error:
-        raise UserError(f"{row.where} is no WSC row: it lacks {error}.") from None
+        raise UserError(f"{row.location} is not a WSC row: it has no {error}.") from None
     return spans
 
 
-def _marked(spans: dict[str, Any]) -> str:
+def _mark_pronoun(spans: dict[str, Any]) -> str:
     text, pronoun = spans["text"], spans["span2_text"]
     if text == PONY + '"Good for him," he said. ':
         return f'{PONY}"Good for *{pronoun}* ," he said.'
     if text == PEBBLE.format("it"):
         return PEBBLE.format(f"*{pronoun}*")
-    words, place = text.split(" "), int(spans["span2_index"])
-    return " ".join([*words[:place], f"*{pronoun}*", *words[place + 1 :]])
+    words, index = text.split(" "), int(spans["span2_index"])
+    return " ".join([*words[:index], f"*{pronoun}*", *words[index + 1 :]])
 
 
 def _superglue(
@@ -144,7 +157,7 @@ def _superglue(
 
 _RECORD: dict[str, Any] = {
     "hub": f"{HUB}:record",
-    "make": record,
+    "preprocess": record,
     "metrics": ("f1", "em"),
     "word": "record",
     "columns": ("passage", "query", "entities"),

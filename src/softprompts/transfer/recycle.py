@@ -1,28 +1,29 @@
-"""Recycling: a prompt of one backbone as a prompt of another, without training, by the words that both vocabularies share (Lester 2022,
-"Reducing Retraining by Recycling Parameter-Efficient Prompts": v2v-lin and v2v-nn).
+"""Recycling: a prompt of one backbone mapped to another, without training.
 
-Shape letters: N shared words, H and G hidden widths of the source and of the target, K prompts of a mixture, P prompt tokens.
+The map comes from the words that both vocabularies share (Lester 2022, "Reducing Retraining by
+Recycling Parameter-Efficient Prompts": v2v-lin and v2v-nn).
+
+Shape letters: N shared words, H and G hidden widths of the source and of the target, K prompts of a
+mixture, P prompt tokens.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from .. import __version__
-from ..errors import UserError
-from ..prompt.prompt import Prompt, plain, router_of
-from ..tasks.sentinel import opened
+from ..artifacts.card import UNTRAINED, BackboneCard, Card, Lineage, PromptCard
+from ..backbone import Backbone
+from ..errors import UserError, setting
+from ..prompt.prompt import Prompt, folded_prompt
+from ..tasks.sentinel import prepend_sentinel
+from ..tuning import Predictor
 
-if TYPE_CHECKING:
-    from ..backbone import Backbone
-
-PART = 4096
-"""Words that are read at once."""
+CHUNK = 4096
+"""Words whose embeddings are read at once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,13 +31,14 @@ class Recycling:
     """How a prompt is mapped."""
 
     method: str = "least-squares"
-    """least-squares: a linear map from the source's embeddings of the shared words to the target's. words: the target's nearest words."""
+    """least-squares: a linear map from the source's embeddings of the shared words to the target's.
+    words: the embeddings of the nearest words."""
     words: int = 0
-    """Use so many of the commonest shared words; 0: all."""
+    """The number of shared words to use, the most frequent first; 0: all."""
     nearest: int = 1
     """Words that stand for one prompt vector, weighted by cosine."""
     ridge: float = 1e-6
-    """What keeps the map small where words say little, as a share of the embeddings' mean square."""
+    """Ridge penalty of the linear map, as a share of the embeddings' mean square."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -45,12 +47,13 @@ class Recycling:
             )
         if self.words < 0 or self.nearest < 1 or not 0 < self.ridge < math.inf:
             raise UserError(
-                "Recycling takes 0 or more --words, 1 or more --nearest and a positive --ridge."
+                f"Recycling needs {setting('words')} of at least 0, {setting('nearest')} of at "
+                f"least 1, and a positive {setting('ridge')}."
             )
 
 
 def recycle(
-    prompt: Prompt, source: "Backbone", target: "Backbone", how: Recycling | str = "least-squares"
+    prompt: Prompt, source: Backbone, target: Backbone, how: Recycling | str = "least-squares"
 ) -> Prompt:
     """The target's prompt that means what `prompt` means to the source."""
     how = Recycling(how) if isinstance(how, str) else how
@@ -58,38 +61,39 @@ def recycle(
     vectors = folded.table.detach()
     if folded.head is not None:
         raise UserError(
-            f"The prompt answers by a linear head that reads {source.name}'s states; only one that answers in words can be mapped."
+            f"The prompt predicts with a linear head on {source.name}'s hidden states; "
+            "only prompts that predict words can be mapped."
         )
     if not vectors.numel():
-        raise UserError(
-            "The prompt has no vectors that could be mapped; tune the new model instead."
-        )
+        raise UserError("The prompt has no vectors to map; tune the new model instead.")
     target.check_place(folded.config.place)
     pairs = shared_words(source, target, how.words)
-    made, router = METHODS[how.method](folded, source, target, pairs, how)
-    return plain(made, router, folded.config)
+    if set(folded.router_tensors()) - {"weight"}:
+        raise UserError("Only a prompt with a linear router, or with none, can be mapped.")
+    vectors, router = METHODS[how.method](folded, source, target, pairs, how)
+    return folded_prompt(vectors, None if router is None else {"weight": router}, folded.config)
 
 
-def shared_words(source: "Backbone", target: "Backbone", most: int = 0) -> Tensor:
-    """The ids of each usable piece that both vocabularies spell alike [N, 2], the source's commonest first."""
-    ours, theirs = _spelled(source), _spelled(target)
-    pairs = [(index, theirs[text]) for text, index in ours.items() if text in theirs]
-    return torch.tensor(pairs[: most or None], dtype=torch.long).reshape(-1, 2)
+def shared_words(source: Backbone, target: Backbone, limit: int = 0) -> Tensor:
+    """The ids of usable pieces that both vocabularies have [N, 2], the most frequent first."""
+    source_ids, target_ids = _piece_ids(source), _piece_ids(target)
+    pairs = [(index, target_ids[text]) for text, index in source_ids.items() if text in target_ids]
+    return torch.tensor(pairs[: limit or None], dtype=torch.long).reshape(-1, 2)
 
 
-def _spelled(backbone: "Backbone") -> dict[str, int]:
-    """Pieces as text, a space before those that begin a word, whatever mark the tokenizer has for that."""
+def _piece_ids(backbone: Backbone) -> dict[str, int]:
+    """Ids of pieces by their text, with a space before those that begin a word."""
     ids = backbone.common_pieces(0).tolist()
     pieces = backbone.tokenizer.convert_ids_to_tokens(ids)
     model = getattr(getattr(backbone.tokenizer, "backend_tokenizer", None), "model", None)
-    if type(model).__name__ == "WordPiece":  # it marks what does not begin a word
+    if type(model).__name__ == "WordPiece":  # which marks pieces that do not begin a word
         texts = [piece[2:] if piece.startswith("##") else f" {piece}" for piece in pieces]
     else:
         texts = [f" {piece[1:]}" if piece[:1] in "▁Ġ" else piece for piece in pieces]
-    found: dict[str, int] = {}
+    by_text: dict[str, int] = {}
     for text, index in zip(texts, ids, strict=True):
-        found.setdefault(text, index)
-    return found
+        by_text.setdefault(text, index)
+    return by_text
 
 
 Mapped = tuple[Tensor, Tensor | None]
@@ -97,107 +101,111 @@ Mapped = tuple[Tensor, Tensor | None]
 
 
 def _by_least_squares(
-    prompt: Prompt, source: "Backbone", target: "Backbone", pairs: Tensor, how: Recycling
+    prompt: Prompt, source: Backbone, target: Backbone, pairs: Tensor, how: Recycling
 ) -> Mapped:
-    """Embeddings [N, H] W = [N, G]. The router is mapped so that it tells the words apart as it did: [N, G] R' = [N, H] R."""
+    """Embeddings [N, H] W = [N, G]; the router keeps its logits for words: [N, G] R' = [N, H] R."""
     needed = max(source.hidden, target.hidden if prompt.config.count > 1 else 0)
     if len(pairs) < needed:
-        few = f"{source.name} and {target.name} share {len(pairs)} words that are used, and a linear map needs {needed}"
-        raise UserError(f"{few}; use --method words.")
-    here, there = pairs.T
-    weight = least_squares(
-        _parts(lambda rows: (source.vectors(here[rows]), target.vectors(there[rows])), len(pairs)),
-        how.ridge,
-    )
+        raise UserError(
+            f"{source.name} and {target.name} share {len(pairs)} words, "
+            f"and a linear map needs {needed}; use {setting('method', 'words')}."
+        )
+    source_ids, target_ids = pairs.T
+
+    def embeddings(rows: Tensor) -> tuple[Tensor, Tensor]:
+        return source.input_embeddings(source_ids[rows]), target.input_embeddings(target_ids[rows])
+
+    weight = least_squares(_chunks(embeddings, len(pairs)), how.ridge)
     vectors = (prompt.table.detach().double() @ weight).float()
     if prompt.config.count == 1:
         return vectors, None
-    router = router_of(prompt.route).weight.detach()
-    told = _parts(
-        lambda rows: (target.vectors(there[rows]), source.vectors(here[rows]) @ router.T),
-        len(pairs),
-    )
-    return vectors, least_squares(told, how.ridge).T.float()
+    router = prompt.router_tensors()["weight"]
+
+    def logits(rows: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = embeddings(rows)
+        return y, x @ router.T
+
+    return vectors, least_squares(_chunks(logits, len(pairs)), how.ridge).T.float()
 
 
-def least_squares(parts: Iterable[tuple[Tensor, Tensor]], ridge: float) -> Tensor:
-    """The W [H, G] of least |x W - y|² + ridge * mean(diagonal of x'x) * |W|², over parts of x [n, H] and y [n, G], in float64."""
+def least_squares(chunks: Iterable[tuple[Tensor, Tensor]], ridge: float) -> Tensor:
+    """The W [H, G] that minimises |x W - y|² + ridge * mean(diagonal of x'x) * |W|², in float64.
+
+    Chunks are rows of x [n, H] and y [n, G].
+    """
     gram = cross = torch.zeros((), dtype=torch.float64)
-    for x, y in parts:
+    for x, y in chunks:
         gram, cross = gram + x.double().T @ x.double(), cross + x.double().T @ y.double()
-    small = ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
-    solved: Tensor = torch.linalg.solve(gram + small, cross)
-    return solved
+    penalty = ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
+    weight: Tensor = torch.linalg.solve(gram + penalty, cross)
+    return weight
 
 
-def _parts(
+def _chunks(
     read: Callable[[Tensor], tuple[Tensor, Tensor]], count: int
 ) -> Iterable[tuple[Tensor, Tensor]]:
-    return (read(rows) for rows in torch.split(torch.arange(count), PART))
+    return (read(rows) for rows in torch.split(torch.arange(count), CHUNK))
 
 
 def _by_words(
-    prompt: Prompt, source: "Backbone", target: "Backbone", pairs: Tensor, how: Recycling
+    prompt: Prompt, source: Backbone, target: Backbone, pairs: Tensor, how: Recycling
 ) -> Mapped:
-    """Each vector as the target's mean embedding of the shared words nearest to it at the source, weighted by cosine."""
+    """Each vector becomes a mean of target embeddings, weighted by cosine.
+
+    The words are the shared ones nearest to the vector in the source.
+    """
     if prompt.config.count > 1:
-        raise UserError("A mixture's router cannot be told in words; use --method least-squares.")
+        raise UserError(
+            "The router of a mixture cannot be mapped by words; "
+            f"use {setting('method', 'least-squares')}."
+        )
     if len(pairs) < how.nearest:
         raise UserError(
-            f"{source.name} and {target.name} share {len(pairs)} words that are used; no prompt can be told in {how.nearest}."
+            f"{source.name} and {target.name} share {len(pairs)} words; lower {setting('nearest')}."
         )
-    here, there = pairs.T
+    source_ids, target_ids = pairs.T
     rows = normalize(prompt.table.detach()[0], dim=1)
-    cosines = torch.cat(
-        [rows @ normalize(source.vectors(part), dim=1).T for part in torch.split(here, PART)], dim=1
-    )
-    best, places = cosines.topk(how.nearest, dim=1)
+    chunks = torch.split(source_ids, CHUNK)
+    words = (normalize(source.input_embeddings(ids), dim=1) for ids in chunks)
+    cosines = torch.cat([rows @ chunk.T for chunk in words], dim=1)
+    best, nearest = cosines.topk(how.nearest, dim=1)
     weight = best.clamp(min=1e-9)
-    words = target.vectors(there[places])
-    return ((weight / weight.sum(1, keepdim=True)).unsqueeze(-1) * words).sum(1)[None], None
+    weight = weight / weight.sum(1, keepdim=True)
+    mapped = target.input_embeddings(target_ids[nearest])
+    return (weight.unsqueeze(-1) * mapped).sum(1)[None], None
 
 
-METHODS: dict[str, Callable[[Prompt, "Backbone", "Backbone", Tensor, Recycling], Mapped]] = {
+METHODS: dict[str, Callable[[Prompt, Backbone, Backbone, Tensor, Recycling], Mapped]] = {
     "least-squares": _by_least_squares,
     "words": _by_words,
 }
 
 
 def recycled_card(
-    card: dict[str, Any], name: str, prompt: Prompt, target: "Backbone", how: Recycling, words: int
-) -> dict[str, Any]:
-    """What a recycled prompt's card says: the task it is for and what it came from; how good it is, nobody knows yet."""
-    from ..artifacts.card import backbone_card
-    from ..tasks import Form
-    from ..tuning import Predictor
-
-    form = Form(**card["task"]["form"])
-    opened([], target.tokenizer, target.name, form.sentinel)
-    tuning = card["config"]["tuning"]
-    longest = min(int(tuning["max_length"]), target.longest or math.inf)
-    scoring = card["scoring"] if target.generates else "labels"
-    Predictor(
-        target, prompt.to(target.device), form.labels, scoring, int(longest)
-    )  # tells of labels that the target cannot write
-    return {
-        "method": f"recycled by {how.method}",
-        "backbone": backbone_card(target),
-        "model": None,
-        "task": card["task"],
-        "metrics": {},
-        "majority": {},
-        "scoring": scoring,
-        "config": {
-            **card["config"],
-            "model": target.name,
-            "tuning": {**tuning, "max_length": int(longest)},
-        },
-        "lineage": {
-            "recycled_from": name,
-            "method": card.get("method"),
-            "backbone": card["backbone"],
-            "metrics": card.get("metrics", {}),
-            "how": dataclasses.asdict(how) | {"words": words},
-        },
-        "version": __version__,
-    }
+    card: Card, name: str, prompt: Prompt, target: Backbone, how: Recycling, words: int
+) -> Card:
+    """The card of a recycled prompt: its task and origin; it has no scores yet."""
+    answering = card.answering()
+    labels = answering.form.labels
+    prepend_sentinel([], target.tokenizer, target.name, answering.form.sentinel)
+    max_length = min(answering.max_length, target.max_positions or answering.max_length)
+    scoring = answering.scoring if target.generates else "labels"
+    # Raises if the target cannot write a label.
+    Predictor(target, prompt.to(target.device), labels, scoring, max_length)
+    tuning = {**card.config["tuning"], "max_length": max_length}
+    return Card(
+        prompt=PromptCard.describing(prompt.config),
+        method=f"recycled by {how.method}",
+        backbone=BackboneCard.describing(target),
+        task=card.task,
+        scoring=scoring,
+        config={**card.config, "model": target.name, "tuning": tuning},
+        lineage=Lineage(
+            recycled_from=name,
+            method=card.method,
+            backbone=card.backbone,
+            metrics=card.metrics,
+            how=dataclasses.asdict(how) | {"words": words},
+        ),
+        absent=UNTRAINED - {"model"},
+    )

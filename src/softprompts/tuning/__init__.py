@@ -1,7 +1,8 @@
 """Tuning: many runs on one frozen backbone."""
 
 from ..config.presets import PRESETS
-from ..config.run import RunConfig, TuningConfig, run_config
+from ..config.run import RunConfig, run_config
+from ..config.tuning import TuningConfig
 from .cohort import Cohort
 from .evaluate import Predictor
 from .run import Run, RunFailedError

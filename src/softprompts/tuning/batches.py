@@ -1,21 +1,22 @@
-"""The order of a run's training rows: a pure function of seed and position, so that a resumed run needs no state to go on."""
+"""The order of a run's training rows: a pure function of seed and position, so that resuming a run
+needs no state."""
 
 import math
 import random
 from collections.abc import Sequence
 
 _CHUNK = 50
-"""The most batches sorted by length together; an epoch has at least four such chunks, or rows would meet the same rows again."""
-
-
-FEW = 1024
+"""The most batches that are sorted by length together. An epoch has at least four such chunks, or
+the same rows would meet in every epoch."""
+FEW_TOKENS = 1024
 """Tokens of a batch that is not worth splitting for its padding."""
 
 
 class Batches:
-    """Every epoch all rows once, in random batches of like length, so that little is spent on padding.
+    """All rows once per epoch, in random batches of similar length, so that padding is small.
 
-    Of a mixture's `parts` (numbers of rows, in order), one larger than `limit` gives `limit` rows to an epoch, the next ones to the next.
+    `parts` are the numbers of rows of a mixture's tasks, in order. A part larger than `limit` gives
+    `limit` rows to an epoch, and the next ones to the next epoch.
     """
 
     def __init__(
@@ -34,58 +35,62 @@ class Batches:
 
     def __getitem__(self, index: int) -> list[int]:
         """Rows of the batch at `index`, counted through all epochs."""
-        epoch, place = divmod(index, self.per_epoch)
+        epoch, batch = divmod(index, self.per_epoch)
         if epoch != self._epoch:
-            self._epoch, self._order = epoch, self._shuffled(epoch)
-        return self._order[place]
+            self._epoch, self._order = epoch, self._shuffle(epoch)
+        return self._order[batch]
 
-    def _shuffled(self, epoch: int) -> list[list[int]]:
+    def _shuffle(self, epoch: int) -> list[list[int]]:
         rng = random.Random(f"{self.seed}/{epoch}")
-        rows = self._of_epoch(epoch)
+        rows = self._rows(epoch)
         rng.shuffle(rows)
         batches = []
-        together = max(1, min(_CHUNK, self.per_epoch // 4)) * self.size
-        for begin in range(0, len(rows), together):
-            chunk = sorted(rows[begin : begin + together], key=lambda row: self.lengths[row])
+        chunk_size = max(1, min(_CHUNK, self.per_epoch // 4)) * self.size
+        for start in range(0, len(rows), chunk_size):
+            chunk = sorted(rows[start : start + chunk_size], key=lambda row: self.lengths[row])
             batches += [chunk[i : i + self.size] for i in range(0, len(chunk), self.size)]
         rng.shuffle(batches)
         return batches
 
-    def _of_epoch(self, epoch: int) -> list[int]:
+    def _rows(self, epoch: int) -> list[int]:
         """The rows of an epoch, part by part."""
         rows: list[int] = []
-        begin = 0
-        for number, part in enumerate(self.parts):
-            own = range(begin, begin + part)
-            begin += part
-            if self.limit is None or part <= self.limit:
-                rows += own
+        start = 0
+        for number, size in enumerate(self.parts):
+            part = range(start, start + size)
+            start += size
+            if self.limit is None or size <= self.limit:
+                rows += part
                 continue
-            order = random.Random(f"{self.seed}/part/{number}").sample(own, part)
+            order = random.Random(f"{self.seed}/part/{number}").sample(part, size)
             first = epoch * self.limit
-            rows += [order[(first + place) % part] for place in range(self.limit)]
+            rows += [order[(first + offset) % size] for offset in range(self.limit)]
         return rows
 
 
 def by_length(
-    lengths: Sequence[int], size: int, waste: float = math.inf, waits: Sequence[int] | None = None
+    lengths: Sequence[int],
+    size: int,
+    max_padding: float = math.inf,
+    priorities: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """All rows once, longest first, in batches of like length: for evaluation, where order does not matter.
+    """All rows once in batches of similar length, longest first; for evaluation, where order does
+    not matter.
 
-    `waste` is the most that padding may make of a batch's tokens, from `FEW` on; rows that keep others waiting (`waits`) come first.
+    With padding, a batch from `FEW_TOKENS` on may have `max_padding` times its tokens. Rows of
+    higher priority come first.
     """
     batches: list[list[int]] = []
     tokens = 0
-    for row in sorted(
-        range(len(lengths)), key=lambda row: (-(waits[row] if waits else 0), -lengths[row])
-    ):
-        own = batches[-1] if batches else []
-        padded = (len(own) + 1) * max(lengths[own[0]], lengths[row]) if own else 0
-        if (
-            not own
-            or len(own) == size
-            or (tokens >= FEW and padded > waste * (tokens + lengths[row]))
-        ):
+
+    def rank(row: int) -> tuple[int, int]:
+        return -(priorities[row] if priorities else 0), -lengths[row]
+
+    for row in sorted(range(len(lengths)), key=rank):
+        batch = batches[-1] if batches else []
+        padded = (len(batch) + 1) * max(lengths[batch[0]], lengths[row]) if batch else 0
+        wasteful = tokens >= FEW_TOKENS and padded > max_padding * (tokens + lengths[row])
+        if not batch or len(batch) == size or wasteful:
             batches.append([])
             tokens = 0
         batches[-1].append(row)

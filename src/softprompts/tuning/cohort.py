@@ -1,6 +1,7 @@
-"""Cohort: many runs on one frozen backbone. A single run is a cohort of one; each gets the result it would have had alone."""
+"""Cohort: many runs on one frozen backbone, each with the same result as when run alone. A single
+run is a cohort of one.
+"""
 
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -9,25 +10,26 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..errors import UserError
-from ..files import write_text
+from ..artifacts.run_folder import RunFolder
+from ..backbone.hardware import peak_memory
+from ..errors import UserError, setting
 from .checkpoint import save_checkpoint
 from .evaluate import answer_all
-from .lesson import Room, learn
+from .microbatch import TokenBudget, backward
 from .optim import step_all
-from .run import Run, look_all
+from .run import Run, check_losses
 from .watch import Watcher
 
-MANY = 500
-"""Steps to come, of all runs, from which compiling is worth its time."""
+COMPILE_FROM = 500
+"""Steps left, of all runs together, from which compiling is worth its time."""
+CPU_TOKENS = 4096
+"""Tokens of a pass on a CPU; more would not fit into its cache."""
 
-
-CACHED = 4096
-"""Tokens of a pass on a CPU; what a larger one computes would not stay in its cache."""
+Member = tuple[Run, RunFolder | None]
 
 
 class Cohort:
-    """Runs side by side, each with its own folder for checkpoints (or none)."""
+    """Runs side by side, each with its own folder for checkpoints, or none."""
 
     def __init__(
         self, runs: Sequence[Run], folders: Sequence[Path | None], watcher: Watcher | None = None
@@ -38,113 +40,109 @@ class Cohort:
             raise UserError(
                 "The runs of a cohort share one frozen model; tune whole models one at a time."
             )
-        self.members = list(zip(runs, folders, strict=True))
+        self.members: list[Member] = [
+            (run, None if folder is None else RunFolder(folder))
+            for run, folder in zip(runs, folders, strict=True)
+        ]
         self.watcher = watcher or Watcher()
         on_cpu = bool(runs) and runs[0].backbone.device.type == "cpu"
-        self.room, self.together = Room(CACHED if on_cpu else math.inf), 256 if on_cpu else 1024
+        self.budget = TokenBudget(CPU_TOKENS if on_cpu else math.inf)
+        self.evaluation_rows = 256 if on_cpu else 1024
+        """Rows of an evaluation batch; lowered when memory runs out."""
         for run in runs:
-            run.backbone.expect(max(map(len, run.inputs)) + run.config.prompt.length)
-        if sum(run.steps - run.step for run in runs) >= MANY:
-            runs[0].backbone.hurry()
+            run.backbone.reserve(max(map(len, run.inputs)) + run.config.prompt.length)
+        if sum(run.steps - run.step for run in runs) >= COMPILE_FROM:
+            runs[0].backbone.compile()
 
     def train(self) -> None:
-        """Until every run has taken its last step or has stopped; one that stops leaves the others alone."""
-        begun, learning = (
-            time.monotonic(),
-            {run: run.step for run, _ in self.members if not run.finished},
-        )
-        before = next(iter(learning)).backbone.effort() if learning else {}
-        self._after_step(
-            [member for member in self.members if member[0].steps == 0]
-        )  # nothing to learn: judged as they are
+        """Train until every run has finished or stopped; one that stops leaves the others alone."""
+        start = time.monotonic()
+        first_steps = {run: run.step for run, _ in self.members if not run.finished}
+        counts = next(iter(first_steps)).backbone.compile_counts() if first_steps else {}
+        self._after_step([member for member in self.members if member[0].steps == 0])
         while active := [member for member in self.members if not member[0].finished]:
             self.step()
             for run, _ in active:
-                self.watcher.stepped(run)
+                self.watcher.on_step(run)
             self._after_step(active)
-        for run, step in learning.items():
-            peak, seconds = run.backbone.peak(), time.monotonic() - begun
+        seconds = time.monotonic() - start
+        for run, step in first_steps.items():
+            peak = peak_memory(run.backbone.device)
+            compiled = run.backbone.compile_counts()
             run.cost = {
-                "runs": len(learning),
+                "runs": len(first_steps),
                 "seconds": round(seconds, 1),
                 "peak_gib": None if peak is None else round(peak, 2),
-            }
-            run.cost["from_step"] = step
-            run.cost |= {
-                name: number - before[name] for name, number in run.backbone.effort().items()
+                "from_step": step,
+                **{name: count - counts[name] for name, count in compiled.items()},
             }
 
     def step(self) -> None:
-        """One optimiser step of every run that is not at its end, by one forward and backward pass over the rows of all."""
-        plans = {run: run.lessons() for run, _ in self.members if not run.finished}
-        losses: dict[Run, list[Tensor]] = {run: [] for run in plans}
-        for part in range(max(map(len, plans.values()), default=0)):
-            now = [plan[part] for plan in plans.values() if part < len(plan)]
-            for lesson, loss in zip(now, learn(now, self.room), strict=True):
-                losses[lesson.run].append(loss)
-        for run, found in losses.items():
-            run.take(found)
-        step_all(run.optimizer for run in plans)
-        for run in plans:
-            run.stepped()
-        look_all([run for run in plans if run.looks])
+        """One optimiser step of every active run; the rows of all share passes."""
+        batches = {run: run.micro_batches() for run, _ in self.members if not run.finished}
+        losses: dict[Run, list[Tensor]] = {run: [] for run in batches}
+        for part in range(max(map(len, batches.values()), default=0)):
+            parts = [own[part] for own in batches.values() if part < len(own)]
+            for batch, loss in zip(parts, backward(parts, self.budget), strict=True):
+                losses[batch.run].append(loss)
+        for run in batches:
+            run.before_step(losses[run])
+        step_all(run.optimizer for run in batches)
+        for run in batches:
+            run.after_step()
+        check_losses([run for run in batches if run.check_due])
 
-    def _after_step(self, members: Sequence[tuple[Run, Path | None]]) -> None:
-        due = [
-            run
-            for run, _ in members
-            if run.stopped is None and run.due(run.config.tuning.evaluate_every)
-        ]
-        self._evaluate(due)
+    def _after_step(self, members: Sequence[Member]) -> None:
+        """Evaluate the runs that are due, and save checkpoints."""
+        runs = [run for run, _ in members if run.stopped is None]
+        self._evaluate([run for run in runs if run.due(run.config.tuning.evaluate_every)])
         for run, folder in members:
-            if (
-                folder is not None
-                and run.team.writes
-                and (run.due(run.config.tuning.checkpoint_every) or run.stopped is not None)
-            ):
-                self.save(run, folder)
+            due = run.stopped is not None or run.due(run.config.tuning.checkpoint_every)
+            if folder is not None and run.team.is_main and due:
+                save(run, folder)
 
-    def _evaluate(self, due: Sequence[Run]) -> None:
-        """The rows of all that are due share batches; several processes share out each run's own."""
-        if due and due[0].team.size == 1:
-            answers = self._answers(due)
+    def _evaluate(self, runs: Sequence[Run]) -> None:
+        """In one process, the rows of all runs share batches; several share each run's rows."""
+        if runs and runs[0].team.size == 1:
+            predictions = self._predictions(runs)
         else:
-            answers = [
-                run.answers(lambda rows, run=run: self.watcher.evaluating(run, rows)) for run in due
-            ]  # type: ignore[misc]
-        for run, told in zip(due, answers, strict=True):
-            run.judge(told)
-            self.watcher.evaluated(run)
+            predictions = [
+                run.predictions(lambda rows, run=run: self.watcher.on_rows_answered(run, rows))  # type: ignore[misc]
+                for run in runs
+            ]
+        for run, answers in zip(runs, predictions, strict=True):
+            run.record(answers)
+            self.watcher.on_evaluation(run)
 
-    def _answers(self, due: Sequence[Run]) -> list[list[str]]:
-        jobs = [(run.predictor(), run.held_out) for run in due]
+    def _predictions(self, runs: Sequence[Run]) -> list[list[str]]:
+        jobs = [(run.predictor(), run.held_out) for run in runs]
         left: dict[Run, int] = {}
 
-        def tick(rows: int) -> None:
-            """Rows come in any order; the runs are told of them one after another."""
-            for run in due:
-                own = min(rows, left[run])
-                if own:
-                    left[run] -= own
-                    rows -= own
-                    self.watcher.evaluating(run, own)
+        def on_rows(rows: int) -> None:
+            """Rows come in any order; they are reported run by run."""
+            for run in runs:
+                part = min(rows, left[run])
+                if part:
+                    left[run] -= part
+                    rows -= part
+                    self.watcher.on_rows_answered(run, part)
 
         while True:
-            left |= {run: len(run.held_out) for run in due}
+            left |= {run: len(run.held_out) for run in runs}
             try:
-                return answer_all(jobs, tick, self.together)
+                return answer_all(jobs, on_rows, self.evaluation_rows)
             except torch.OutOfMemoryError:
-                if self.together == 1:
+                if self.evaluation_rows == 1:
                     raise UserError(
-                        "One row alone does not fit into memory; lower --max-length."
+                        "A single row does not fit into memory; "
+                        f"lower {setting('tuning.max_length')}."
                     ) from None
-            self.together //= 2
-            due[0].backbone.forget()
+            self.evaluation_rows //= 2
+            runs[0].backbone.free_memory()
 
-    def save(self, run: Run, folder: Path) -> None:
-        """The checkpoint last: metrics without it are written again on resume."""
-        write_text(
-            folder / "metrics.jsonl", "".join(json.dumps(entry) + "\n" for entry in run.history)
-        )
-        if not run.failed and run.step:  # ruined numbers are worse than what is on disk
-            save_checkpoint(run, folder)
+
+def save(run: Run, folder: RunFolder) -> None:
+    """The checkpoint comes last: metrics without it are written again when the run resumes."""
+    folder.write_metrics(run.history)
+    if not run.failed and run.step:  # a failed run's state is worse than the last checkpoint
+        save_checkpoint(run, folder)

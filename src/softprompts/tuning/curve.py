@@ -1,4 +1,4 @@
-"""Pictures of results. They need matplotlib (`pip install 'softprompts[plots]'`); without it, results simply come without pictures."""
+"""Learning curves. They need matplotlib (`pip install 'softprompts[plots]'`)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,10 @@ from ..files import write_atomically
 def learning_curve(
     history: Sequence[Mapping[str, Any]], metric: str, majority: float, title: str, path: Path
 ) -> bool:
-    """Validation score (with the majority class as a dotted line) and training loss over steps. False where there is no matplotlib."""
+    """Draw validation score, training loss and the majority class's score over steps.
+
+    False, and no picture, without matplotlib.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -37,5 +40,5 @@ def learning_curve(
     figure.legend(
         handles=[score, line, loss], loc="outside lower center", ncols=3, fontsize="small"
     )
-    write_atomically(path, lambda place: figure.savefig(place, format="png", dpi=150))
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=150))
     return True

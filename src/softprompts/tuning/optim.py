@@ -1,23 +1,32 @@
-"""Optimisers and schedules. Adafactor is written here because no library's does what T5X does with the prompt-tuning settings, AdamW
-because no library's steps for many runs at once.
+"""Optimisers and schedules.
+
+Adafactor is written here because no library's does what T5X does with the prompt-tuning settings,
+AdamW because no library's steps for many runs at once.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..config.run import TuningConfig
+from ..config.kinds import optimizers
+from ..config.schema import Settings, option
+from ..config.tuning import TuningConfig
 
 
 class Adafactor(torch.optim.Optimizer):
-    """T5X's Adafactor with prompt tuning's settings: no parameter scaling, no momentum, update RMS clipped to 1, weight decay not times lr.
+    """T5X's Adafactor with prompt tuning's settings: no parameter scaling, no momentum, update RMS
+    clipped to 1, weight decay not multiplied by the learning rate.
 
-    transformers' version factors every matrix and multiplies weight decay by lr; torch's cannot switch parameter scaling off.
-    The second moment is factored only where two sides reach `factor_from`, as T5X does whatever the prompt-tuning gin asks for: a prompt of
-    100 x 768 is not, one of 150 x 768 is, a mixture's table never. `start_step` counts beta2 = 1 - t^-0.8 on from a checkpoint's step.
+    transformers' version factors every matrix and multiplies weight decay by the learning rate;
+    torch's cannot switch parameter scaling off. The second moment is factored only where two sides
+    reach `factor_from`, as T5X does whatever the prompt-tuning gin asks for: a prompt of 100 x 768
+    is not, one of 150 x 768 is, a mixture's table never. `start_step` continues beta2 = 1 - t^-0.8
+    from a checkpoint's step.
     """
 
     def __init__(
@@ -52,7 +61,8 @@ class Adafactor(torch.optim.Optimizer):
         if not state:
             state["step"] = torch.tensor(float(group["start_step"]))
         state["step"] += 1
-        # In float32 on purpose, as T5X: at step 1,100,000 the rounding of beta2 moves the mixing rate by 0.1 %.
+        # In float32 on purpose, as T5X: at step 1,100,000 rounding beta2 moves the mixing rate by
+        # 0.1 %.
         beta2 = 1.0 - state["step"] ** -group["decay"]
         mixing = float(1.0 - beta2)
         squared = gradient.square() + group["epsilon"]
@@ -69,14 +79,13 @@ def _scaled(
     mixing: float,
     factor_from: int,
 ) -> Tensor:
-    """Update the second moment and divide the gradient by its root; one factor at a time, since both together can overflow."""
+    """Update the second moment and divide the gradient by its root; one factor at a time, since
+    both together can overflow."""
     sides = sorted(
         (side for side in range(squared.dim()) if squared.shape[side] > 1),
         key=lambda side: squared.shape[side],
     )
-    if (
-        len(sides) != 2 or squared.shape[sides[0]] < factor_from
-    ):  # T5X leaves what is no matrix whole
+    if len(sides) != 2 or squared.shape[sides[0]] < factor_from:  # T5X factors only matrices
         return gradient * _average(state, "v", squared, beta2, mixing).rsqrt()
     rows, columns = sides
     row = _average(state, "v_row", squared.mean(columns, keepdim=True), beta2, mixing)
@@ -165,20 +174,66 @@ def _adamw(
     torch._foreach_addcdiv_(parameters, means, scale, sizes)
 
 
+Groups = list[dict[str, Any]]
+"""Parameters with their learning rates."""
+
+
+@dataclass(frozen=True)
+class OptimizerKind(Settings):
+    """Base of all optimisers; what they share (rates, weight decay) is in `TuningConfig`."""
+
+    @abstractmethod
+    def build(self, groups: Groups, config: TuningConfig) -> torch.optim.Optimizer: ...
+
+
+@optimizers.register("adamw")
+@dataclass(frozen=True)
+class AdamWKind(OptimizerKind):
+    """AdamW; weight decay is multiplied by the learning rate."""
+
+    beta1: float = option(0.9, minimum=0, exclusiveMaximum=1)
+    beta2: float = option(0.999, minimum=0, exclusiveMaximum=1)
+    epsilon: float = option(1e-8, exclusiveMinimum=0)
+
+    def build(self, groups: Groups, config: TuningConfig) -> torch.optim.Optimizer:
+        betas = (self.beta1, self.beta2)
+        return AdamW(groups, betas=betas, eps=self.epsilon, weight_decay=config.weight_decay)
+
+
+@optimizers.register("adafactor")
+@dataclass(frozen=True)
+class AdafactorKind(OptimizerKind):
+    """Adafactor as T5X runs it for prompt tuning; weight decay is not multiplied by the learning
+    rate."""
+
+    decay: float = option(0.8, exclusiveMinimum=0)
+    clip: float = option(1.0, exclusiveMinimum=0)
+    factor_from: int = option(128, minimum=1)
+
+    def build(self, groups: Groups, config: TuningConfig) -> torch.optim.Optimizer:
+        return Adafactor(
+            groups,
+            weight_decay=config.weight_decay,
+            start_step=config.start_step,
+            decay=self.decay,
+            clip=self.clip,
+            factor_from=self.factor_from,
+        )
+
+
 def make_optimizer(
     parts: Mapping[str, Sequence[torch.nn.Parameter]], config: TuningConfig
 ) -> torch.optim.Optimizer:
-    """One optimiser per run, one group per choice with its own learning rate (kept as `base_lr` for the schedule)."""
-    own = {"shape": config.shape_lr, "route": config.route_lr, "head": config.head_lr}
-    rates = {name: own.get(name) or config.lr for name in parts}
+    """One optimiser per run, one group per choice with its own learning rate (kept as `base_lr` for
+    the schedule)."""
+    specific = {"shape": config.shape_lr, "route": config.route_lr, "head": config.head_lr}
+    rates = {name: specific.get(name) or config.lr for name in parts}
     groups = [
         {"params": list(params), "lr": rates[name], "base_lr": rates[name]}
         for name, params in parts.items()
         if params
     ]
-    if config.optimizer == "adafactor":
-        return Adafactor(groups, weight_decay=config.weight_decay, start_step=config.start_step)
-    return AdamW(groups, weight_decay=config.weight_decay)
+    return optimizers.make(config.optimizer).build(groups, config)
 
 
 def learning_rate(config: TuningConfig, step: int, steps: int) -> float:

@@ -1,186 +1,159 @@
-"""Run: one prompt, one task, one schedule. All is its own but the backbone: prompt, optimiser, data order, randomness, best prompt."""
+"""Run: one prompt, one task, one schedule.
+
+All but the backbone is its own: prompt, optimiser, data order, randomness, best prompt.
+"""
 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..artifacts.prompt_file import check_backbone, load_prompt
+from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone
 from ..config.choice import Choice
 from ..config.run import RunConfig
-from ..errors import UserError
-from ..prompt import Material, Source, build
-from ..prompt.prompt import blank
-from ..tasks import Task
-from ..tasks.sentinel import opened
-from . import tokens
+from ..config.tuning import TuningConfig
+from ..errors import UserError, setting
+from ..prompt import Material, Prompt, Source
+from ..prompt.prompt import build_prompt, empty_prompt
+from ..tasks import Example, Task
+from ..tasks.sentinel import prepend_sentinel
 from .batches import Batches
-from .evaluate import Predictor
-from .lesson import Lesson
+from .evaluate import (
+    Predictor,
+    check_answerable,
+    label_ids,
+    label_spellings,
+    max_answer_length,
+)
+from .microbatch import MicroBatch
 from .optim import learning_rate, make_optimizer
 from .team import Team
+from .tokens import cached_ids
 
 CHECK_EVERY = 10
-"""Steps between looks at the loss: looking makes a GPU wait."""
+"""Steps between checks of the loss; reading it makes the CPU wait for the GPU."""
 
 
-class RunFailedError(Exception):
-    """A run that went wrong before there was anything to keep; told in one sentence that says what to lower."""
+class RunFailedError(UserError):
+    """A run that failed before there was a prompt to keep; says what to change."""
 
 
 class Run:
-    """A run at some step. `Cohort` drives it; alone or among others it computes the same."""
+    """A run at some step, driven by `Cohort`. It computes the same alone and among others."""
 
     def __init__(
         self,
         config: RunConfig,
         task: Task,
         backbone: Backbone,
-        fresh: bool = True,
+        resumed: bool = False,
         team: Team | None = None,
     ) -> None:
-        """A run at step 0; or, not `fresh`, one that a checkpoint is about to fill, which needs no source prompt any more."""
+        """A run at step 0. One that is `resumed` is filled by a checkpoint and reads no sources."""
         self.team = team or Team()
-        whole_model = config.tuning.trains == "model"
-        if config.tuning.trains != "nothing" and (config.prompt.length == 0) != whole_model:
-            raise UserError(
-                "A prompt of length 0 has nothing to train, and --trains model leaves no prompt: the preset model-tuning sets both."
-            )
-        if whole_model and (backbone.dtype != "fp32" or self.team.sharded):
-            raise UserError(
-                "Tuning the whole model needs it whole and in fp32; set --dtype fp32, and launch without FSDP."
-            )
+        _check(config, task, backbone, self.team)
         self.config = config = resolved(config, task, backbone)
-        self.task = task
-        if not task.labels and not backbone.generates:
-            raise UserError(
-                f"{task.name} asks for free text, which {backbone.name} cannot write; take a model that generates."
-            )
-        material = Material(
-            backbone,
-            task.start_words,
-            lambda name: fetch_source(name, backbone),
-            backbone.features,
-            len(task.labels),
-        )
-        head = (len(task.labels), backbone.features)
-        prompt = (
-            build(config.prompt, material, config.seed, backbone.unit)
-            if fresh
-            else blank(config.prompt, backbone.hidden, backbone.unit, head=head)
-        )
-        self.prompt = prompt.to(backbone.device)
-        self.backbone, self.speaker = backbone, backbone.answering(self.prompt.head, task.labels)
+        self.task, self.backbone = task, backbone
+        self.prompt = (_empty(self) if resumed else _start(self)).to(backbone.device)
+        self.backbone_with_head = backbone.with_head(self.prompt.head, task.labels)
         self.trained: dict[str, torch.nn.Module] = {"prompt": self.prompt}
-        if whole_model:
-            _ = self.origin  # what the run stands on, read before it changes
-            backbone.thaw()
+        if config.tuning.trains == "model":
+            _ = self.origin  # computed before the model changes
+            backbone.unfreeze()
             self.trained["model"] = backbone.model
-        self.optimizer = make_optimizer(self._parts(), config.tuning)
+        self.optimizer = make_optimizer(self._parameter_groups(), config.tuning)
         self.rng = torch.Generator().manual_seed(config.seed)
-
-        budget = self.predictor().budget
-        for part in task.mixed:
-            if part.form.before and len(self.speaker.whole([part.form.before])[0]) >= budget:
-                raise UserError(
-                    "The instruction and its examples leave no room for the text; shorten them, or raise --max-length."
-                )
-        whole = [
-            row
-            for part in task.mixed
-            for row in tokens.whole(self.speaker, [e.input for e in part.train])
-        ]
-        self.cut = sum(len(row) > budget for row in whole)
-        self.inputs = [self.speaker.cut(row, budget) for row in whole]
-        words = list(dict.fromkeys(e.target for e in task.train))
-        answers = opened(
-            self.speaker.tokenise_targets(words),
-            backbone.tokenizer,
-            backbone.name,
-            task.form.sentinel,
-        )
-        spelled = dict(zip(words, answers, strict=True))
-        self.targets = [spelled[e.target] for e in task.train]
-        held = [
-            row
-            for part in task.mixed
-            for row in tokens.whole(self.speaker, [e.input for e in part.validation])
-        ]
-        self.held_out = [self.speaker.cut(row, budget) for row in held]
+        self._tokenise(_text_budget(self))
         self.batches = Batches(
             [len(ids) for ids in self.inputs],
             config.tuning.batch_size,
             config.seed,
-            task.parts,
-            task.limit,
+            task.member_sizes,
+            task.mixture_limit,
         )
-
-        per_epoch = self.batches.per_epoch / config.tuning.accumulate
-        epochs = config.tuning.epochs
-        self.steps = config.tuning.steps if epochs is None else math.ceil(epochs * per_epoch - 1e-9)
-        if config.tuning.trains == "nothing":
-            self.steps = 0
+        self.steps = count_steps(config.tuning, self.batches.per_epoch)
         self.step = 0
         self.history: list[dict[str, Any]] = []
         """One entry per evaluation: step, mean loss since the last, learning rate, metrics."""
         self.pending: list[float] = []
         """Losses since the last evaluation."""
         self.first: float | None = None
-        """The mean loss of the first steps, which an explosion is measured against."""
-        self._unseen: list[Tensor] = []
+        """The mean loss of the first steps; a loss far above it has exploded."""
+        self._unchecked: list[Tensor] = []
+        """Losses since the last check, still on their device."""
         self.best: dict[str, Tensor] | None = None
         self.embedding: tuple[int, Tensor] | None = None
-        """The task embedding: the step that `embed_at` names, once it was taken, and its folded prompt [K, P, H]."""
+        """The task embedding: its step, and the folded prompt [K, P, H] at it."""
         self.stopped: str | None = None
         """Why the run ended before its last step, if it did."""
         self.failed = False
         self.cost: dict[str, Any] | None = None
-        """Seconds and memory of the training that led here, shared with the runs beside it; None where there was none."""
+        """Seconds and memory of the training, shared with the other runs of the cohort; None
+        without training."""
+
+    def _tokenise(self, budget: int) -> None:
+        """The inputs and targets of the training rows, and the inputs of the validation rows."""
+        task, backbone = self.task, self.backbone_with_head
+
+        def ids(examples: Sequence[Example]) -> list[list[int]]:
+            return cached_ids(backbone, [example.input for example in examples])
+
+        inputs = [row for member in task.members for row in ids(member.train)]
+        held_out = [row for member in task.members for row in ids(member.validation)]
+        self.inputs = [backbone.truncate(row, budget) for row in inputs]
+        self.held_out = [backbone.truncate(row, budget) for row in held_out]
+        self.cut_texts = sum(len(row) > budget for row in inputs)
+        words = list(dict.fromkeys(example.target for example in task.train))
+        answers = prepend_sentinel(
+            backbone.tokenise_targets(words),
+            backbone.tokenizer,
+            backbone.name,
+            task.form.sentinel,
+        )
+        targets = dict(zip(words, answers, strict=True))
+        self.targets = [targets[example.target] for example in task.train]
 
     @cached_property
     def origin(self) -> dict[str, str]:
-        """What the run stands on, so that a checkpoint on other data or another model is noticed."""
+        """Hashes of data and model; a checkpoint with others does not fit."""
         return {"data": self.task.digest, "backbone": self.backbone.fingerprint}
 
-    def _parts(self) -> dict[str, list[torch.nn.Parameter]]:
-        """What learns, by the choice it belongs to."""
+    def _parameter_groups(self) -> dict[str, list[torch.nn.Parameter]]:
+        """What is trained, by the choice it belongs to."""
         if "model" not in self.trained:
             return self.prompt.groups()
-        return {
-            "model": list(self.trained["model"].parameters()),
-            "head": self.prompt.groups()["head"],
-        }
+        model = list(self.trained["model"].parameters())
+        return {"model": model, "head": self.prompt.groups()["head"]}
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        return [parameter for part in self._parts().values() for parameter in part]
+        return [parameter for group in self._parameter_groups().values() for parameter in group]
 
     def state(self) -> dict[str, Tensor]:
-        """All that was learned, by name; tied weights once."""
-        found = {f"prompt/{name}": value for name, value in self.prompt.state_dict().items()}
+        """All trained tensors by name; tied weights once."""
+        state = {f"prompt/{name}": value for name, value in self.prompt.state_dict().items()}
         if "model" in self.trained:
-            found |= {
-                f"model/{name}": value.detach()
-                for name, value in self.trained["model"].named_parameters()
-            }
-        return found
+            parameters = self.trained["model"].named_parameters()
+            state |= {f"model/{name}": value.detach() for name, value in parameters}
+        return state
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Back to what `state` told."""
+        """Copy tensors that `state` returned."""
         own = self.state()
         if own.keys() != state.keys():
-            raise ValueError("it holds other parts than the run has")
+            raise ValueError("its parts are not those of the run")
         for name, value in own.items():
             if value.shape != state[name].shape:
-                raise ValueError(f"{name} is of another shape")
+                raise ValueError(f"{name} has another shape")
             value.copy_(state[name])
 
-    # -- learning ------------------------------------------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------------------
 
     @property
     def finished(self) -> bool:
@@ -188,46 +161,46 @@ class Run:
 
     @cached_property
     def longest_target(self) -> int:
-        """Tokens of the longest target among its rows."""
+        """Tokens of the longest target."""
         return max(map(len, self.targets))
 
-    def lessons(self) -> list[Lesson]:
-        """What the next optimiser step learns from: one for each of its forward passes."""
+    def micro_batches(self) -> list[MicroBatch]:
+        """The rows of the next optimiser step, one micro-batch for each of its forward passes."""
         self.prompt.train()
-        share = learning_rate(self.config.tuning, self.step, self.steps)
+        factor = learning_rate(self.config.tuning, self.step, self.steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = share * group["base_lr"]
-        many = self.config.tuning.accumulate
-        batches = [self.batches[self.step * many + part] for part in range(many)]
-        count = sum(len(self.targets[row]) for batch in batches for row in batch)
+            group["lr"] = factor * group["base_lr"]
+        count = self.config.tuning.accumulate
+        batches = [self.batches[self.step * count + part] for part in range(count)]
+        tokens = sum(len(self.targets[row]) for batch in batches for row in batch)
         return [
-            Lesson(
+            MicroBatch(
                 self,
                 [self.inputs[row] for row in batch],
                 [self.targets[row] for row in batch],
-                count,
+                tokens,
             )
             for batch in batches
         ]
 
-    def take(self, losses: Sequence[Tensor]) -> None:
-        """What comes before the optimiser's step, when the lessons' gradients are there."""
+    def before_step(self, losses: Sequence[Tensor]) -> None:
+        """Sum and clip the gradients of all micro-batches."""
         loss = losses[0] if len(losses) == 1 else torch.stack(list(losses)).sum()
         self.team.sum([loss, *(p.grad for p in self.parameters() if p.grad is not None)])
         if self.config.tuning.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters(), self.config.tuning.clip)
-        self._unseen.append(loss)
+        self._unchecked.append(loss)
 
-    def stepped(self) -> None:
-        """What comes after it."""
+    def after_step(self) -> None:
+        """Count the step, and take the task embedding if it is due."""
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         if self.step == self.config.tuning.embed_at:
-            self.embedding = self._embedded(self.step)
+            self.embedding = self._embed(self.step)
 
     @property
-    def looks(self) -> bool:
-        """Whether it is time to look at the losses."""
+    def check_due(self) -> bool:
+        """Whether the losses are to be checked at this step."""
         tuning = self.config.tuning
         return (
             self.step % CHECK_EVERY == 0
@@ -238,47 +211,48 @@ class Run:
     def due(self, every: int) -> bool:
         return self.step % every == 0 or self.step >= self.steps
 
-    def look(self) -> None:
-        look_all([self])
-
-    def _seen(self, fresh: list[float], finite: bool) -> None:
-        """Take in the losses since the last look; stop the run if they are not finite or have exploded."""
-        self.pending += fresh
-        self._unseen = []
-        mean = sum(fresh) / len(fresh)
+    def _check(self, losses: list[float], finite: bool) -> None:
+        """Record the losses since the last check; fail if they are not finite or have exploded."""
+        self.pending += losses
+        self._unchecked = []
+        mean = sum(losses) / len(losses)
         self.first = mean if self.first is None else self.first
-        advice = f"lower --lr (now {self.config.tuning.lr:g}) or set --clip 1"
+        advice = f"lower lr (now {self.config.tuning.lr:g}) or set clip to 1"
         if not math.isfinite(mean) or not finite:
             self.fail(f"the loss was not finite at step {self.step}; {advice}")
-        elif mean > 3 * max(self.first, math.log(self.backbone.vocabulary)):
+        elif mean > 3 * max(self.first, math.log(self.backbone.vocab_size)):
             self.fail(f"the loss exploded to {mean:.1f} by step {self.step}; {advice}")
 
     def fail(self, why: str) -> None:
-        """End the run: its numbers are ruined, what was best before stands."""
+        """End the run, whose parameters are unusable; the best prompt so far stays."""
         self.stopped, self.failed = why, True
 
-    # -- judging -------------------------------------------------------------------------------------------------------------
+    # -- evaluation --------------------------------------------------------------------------------
 
     def predictor(self) -> Predictor:
         tuning = self.config.tuning
         assert tuning.max_length is not None  # resolved
         return Predictor(
-            self.backbone, self.prompt.eval(), self.task.labels, tuning.scoring, tuning.max_length, answer_length=self.task.answer_length,
+            self.backbone,
+            self.prompt.eval(),
+            self.task.labels,
+            tuning.scoring,
+            tuning.max_length,
+            answer_length=self.task.answer_length,
             sentinel=self.task.form.sentinel,
-        )  # fmt: skip
-
-    def answers(self, tick: Callable[[int], object] = lambda rows: None) -> list[str]:
-        """The prompt's answers to the held-out rows."""
-        predictor, team = self.predictor(), self.team
-        if team.sharded:  # all must call the model in step, so all read the same rows
-            own = predictor.answers(self.held_out, tick)
-            return team.first(lambda: own)  # one process's word, or they could come to differ
-        return team.together(
-            predictor.answers(team.share(self.held_out), lambda rows: tick(rows * team.size))
         )
 
-    def judge(self, predictions: Sequence[str]) -> None:
-        """Score the answers, note it, and keep the prompt if it is the best so far."""
+    def predictions(self, on_rows: Callable[[int], object] = lambda rows: None) -> list[str]:
+        """The prompt's answers to the validation rows, which all processes share."""
+        predictor, team = self.predictor(), self.team
+        if team.sharded:  # all must call the model in step, so all read the same rows
+            answers = predictor.answers(self.held_out, on_rows)
+            return team.on_main(lambda: answers)  # rounding must not let the processes diverge
+        own = team.share(self.held_out)
+        return team.gather(predictor.answers(own, lambda rows: on_rows(rows * team.size)))
+
+    def record(self, predictions: Sequence[str]) -> None:
+        """Score the predictions, and keep the prompt if it is the best so far."""
         metrics = self.task.score(predictions)
         labels = set(self.task.labels)
         entry = {
@@ -288,16 +262,13 @@ class Run:
             **metrics,
             "invalid": sum(p not in labels for p in predictions) if labels else 0,
         }
-        if not self.history or metrics[self.metric] > max(e[self.metric] for e in self.history):
+        if not self.history or metrics[self.metric] > self.best_entry[self.metric]:
             self.best = {name: value.detach().cpu().clone() for name, value in self.state().items()}
         self.history.append(entry)
         self.pending = []
         patience = self.config.tuning.patience
-        if (
-            patience is not None
-            and not self.finished
-            and len(self.history) - 1 - self.history.index(self.best_entry) >= patience
-        ):
+        waited = len(self.history) - 1 - self.history.index(self.best_entry)
+        if patience is not None and not self.finished and waited >= patience:
             self.stopped = f"no better {self.metric} in {patience} evaluations"
 
     @property
@@ -309,67 +280,139 @@ class Run:
         """The first entry of the highest score."""
         return max(self.history, key=lambda entry: entry[self.metric])
 
-    def _embedded(self, step: int) -> tuple[int, Tensor] | None:
-        """The prompt as it is now, to stand for the task; None where it has no tokens."""
-        return (
-            (step, self.prompt.fold().table.detach().cpu().clone())
-            if self.config.prompt.length
-            else None
-        )
+    def _embed(self, step: int) -> tuple[int, Tensor] | None:
+        """The prompt as it is now, as a task embedding; None if it has no tokens."""
+        if self.config.prompt.length == 0:
+            return None
+        return step, self.prompt.fold().table.detach().cpu().clone()
 
     def restore_best(self) -> None:
-        """The prompt as it scored best. A run that ended before `embed_at` is embedded by its last step, a ruined one by its best."""
+        """Return to the best prompt.
+
+        A run that ended before `embed_at` is embedded by its last step, a failed one by its best.
+        """
         if self.best is None:
-            raise RunFailedError(f"Nothing was learned that could be kept: {self.stopped}.")
+            raise RunFailedError(f"The run left no prompt: {self.stopped}.")
         if self.embedding is None and not self.failed:
-            self.embedding = self._embedded(self.step)
+            self.embedding = self._embed(self.step)
         self.load_state(self.best)
         self.prompt.eval()
         if self.embedding is None or not bool(self.embedding[1].isfinite().all()):
-            self.embedding = self._embedded(self.best_entry["step"])
+            self.embedding = self._embed(self.best_entry["step"])
         if "model" in self.trained:
-            self.backbone.settle()
+            self.backbone.refreeze()
 
 
 @torch.no_grad()
-def look_all(runs: Sequence[Run]) -> None:
-    """Every run takes in its losses since the last look; one wait for the GPU serves them all."""
-    runs = [run for run in runs if run._unseen]
+def check_losses(runs: Sequence[Run]) -> None:
+    """Check the losses of all runs since their last check, and whether their parameters are finite.
+
+    One synchronisation with the GPU serves them all.
+    """
+    runs = [run for run in runs if run._unchecked]
     if not runs:
         return
-    parameters = [
-        [parameter for parameter in run.parameters() if parameter.numel()] for run in runs
-    ]
-    largest = torch._foreach_norm([p for own in parameters for p in own], torch.inf)
-    told = torch.stack(
-        [*(loss for run in runs for loss in run._unseen), *(norm.float() for norm in largest)]
-    ).tolist()
-    losses, norms = told[: -len(largest)], told[-len(largest) :]
-    for run, own in zip(runs, parameters, strict=True):
-        many = len(run._unseen)
-        fresh, losses = losses[:many], losses[many:]
-        finite, norms = all(map(math.isfinite, norms[: len(own)])), norms[len(own) :]
-        run._seen(fresh, finite)
+    parameters = [[p for p in run.parameters() if p.numel()] for run in runs]
+    largest = torch._foreach_norm([p for group in parameters for p in group], torch.inf)
+    losses = [loss for run in runs for loss in run._unchecked]
+    values = iter(torch.stack([*losses, *(norm.float() for norm in largest)]).tolist())
+    losses_of = [[next(values) for _ in run._unchecked] for run in runs]
+    norms_of = [[next(values) for _ in group] for group in parameters]
+    for run, run_losses, norms in zip(runs, losses_of, norms_of, strict=True):
+        run._check(run_losses, all(map(math.isfinite, norms)))
+
+
+# -- creation --------------------------------------------------------------------------------------
+
+
+def _check(config: RunConfig, task: Task, backbone: Backbone, team: Team) -> None:
+    """Refuse settings that do not fit together, or not the backbone."""
+    whole_model = config.tuning.trains == "model"
+    if config.tuning.trains != "nothing" and (config.prompt.length == 0) != whole_model:
+        raise UserError(
+            "A prompt of length 0 has nothing to train, and "
+            f"{setting('tuning.trains', 'model')} leaves no prompt; "
+            f"{setting('preset', 'model-tuning')} sets both."
+        )
+    if whole_model and (backbone.dtype != "fp32" or team.sharded):
+        raise UserError(
+            "Tuning the whole model needs fp32 weights that are not sharded; "
+            f"set {setting('dtype', 'fp32')}, and launch without FSDP."
+        )
+    if not task.labels and not backbone.generates:
+        raise UserError(
+            f"The answers of {task.name} are free text, which {backbone.name} cannot generate; "
+            f"choose another {setting('model')}."
+        )
 
 
 def resolved(config: RunConfig, task: Task, backbone: Backbone) -> RunConfig:
-    """The config with what it leaves to the backbone filled in, so that it reproduces the run."""
+    """The config with the backbone's defaults filled in, so that it reproduces the run."""
     prompt, tuning = config.prompt, config.tuning
     if prompt.head.kind == "auto":
-        prompt = dataclasses.replace(prompt, head=Choice(backbone.best_head(task.labels)))
+        prompt = dataclasses.replace(prompt, head=Choice(backbone.default_head(task.labels)))
     if tuning.scoring == "auto":
-        tuning = dataclasses.replace(tuning, scoring=backbone.best_scoring)  # type: ignore[arg-type]
+        tuning = dataclasses.replace(tuning, scoring=backbone.default_scoring)  # type: ignore[arg-type]
     if tuning.max_length is None:
-        tuning = dataclasses.replace(tuning, max_length=backbone.room)
+        tuning = dataclasses.replace(tuning, max_length=backbone.default_max_length)
     return dataclasses.replace(config, dtype=backbone.dtype, prompt=prompt, tuning=tuning)
 
 
-def fetch_source(name: str, backbone: Backbone) -> Source:
+def _start(run: Run) -> Prompt:
+    """The prompt at step 0."""
+    backbone, labels = run.backbone, run.task.labels
+    material = Material(
+        backbone,
+        run.task.start_words,
+        lambda name: load_source(name, backbone),
+        backbone.feature_size,
+        len(labels),
+    )
+    return build_prompt(run.config.prompt, material, run.config.seed, backbone.unit)
+
+
+def _empty(run: Run) -> Prompt:
+    """The prompt that a checkpoint is loaded into."""
+    backbone = run.backbone
+    head = (len(run.task.labels), backbone.feature_size)
+    return empty_prompt(run.config.prompt, backbone.hidden, backbone.unit, head=head)
+
+
+def load_source(name: str, backbone: Backbone) -> Source:
     """A trained prompt of this backbone by its folder."""
-    prompt, card = load_prompt(name)
+    prompt, card = RunFolder(Path(name)).load()
     if prompt.config.length == 0:
         raise UserError(
-            f"{name} has no prompt vectors to start from: its model was tuned, or nothing was; name a run that tuned a prompt."
+            f"{name} has no prompt vectors to start from: its run tuned the whole model, or "
+            "nothing; name a run that tuned a prompt."
         )
-    check_backbone(name, card, backbone)
+    card.check_backbone(backbone, name)
     return prompt.source()
+
+
+def _text_budget(run: Run) -> int:
+    """The tokens that are left for a text, if the task can be answered at all."""
+    tuning, task, backbone = run.config.tuning, run.task, run.backbone_with_head
+    labels, sentinel = task.labels, task.form.sentinel
+    assert tuning.max_length is not None  # resolved
+    check_answerable(backbone, run.config.prompt.place, labels, tuning.scoring)
+    label_spellings(backbone, labels, label_ids(backbone, labels, sentinel))
+    answer_length = max_answer_length(backbone, labels, task.answer_length, sentinel)
+    length = run.config.prompt.length
+    budget = backbone.text_budget(length, tuning.max_length, answer_length)
+    for member in task.members:
+        before = member.form.before
+        if before and len(backbone.token_ids([before])[0]) >= budget:
+            raise UserError(
+                "The instruction and its examples leave no tokens for the text; "
+                f"shorten them, or raise {setting('tuning.max_length')}."
+            )
+    return budget
+
+
+def count_steps(tuning: TuningConfig, batches_per_epoch: int) -> int:
+    if tuning.trains == "nothing":
+        return 0
+    if tuning.epochs is None:
+        return tuning.steps
+    return math.ceil(tuning.epochs * batches_per_epoch / tuning.accumulate - 1e-9)

@@ -1,39 +1,42 @@
-"""What a cohort came to: a record of each run for machines, means over seeds, a table for people, a CSV file beside the runs."""
+"""The results of a cohort: a record per run, means over seeds, a table in a CSV file."""
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..config.products import Member, said
-from . import RunFailedError
-
-if TYPE_CHECKING:
-    from .api import Tuned
+from ..artifacts.run_folder import CohortFolder
+from ..config.products import Member, spell
+from .run import RunFailedError
+from .tuned import Tuned
 
 SEED = "seed"
 Record = dict[str, Any]
+"""A run for machines: its settings, its folder and its card."""
 
 
 def records(
-    members: Sequence[Member], results: "Sequence[Tuned | RunFailedError]", folder: Path
+    members: Sequence[Member], results: Sequence[Tuned | RunFailedError], folder: Path
 ) -> list[Record]:
-    """Each run's settings, folder and card; of a run that left no prompt, why."""
-    found = []
-    for member, result in zip(members, results, strict=True):
-        card = (
-            {"failed": True, "stopped": str(result)}
-            if isinstance(result, RunFailedError)
-            else {**result.card, "cost": result.cost}
-        )
-        found.append({"settings": member.apart, "folder": str(folder / member.name), **card})
-    return found
+    """Each run's settings, folder and card; for a run that left no prompt, why."""
+    return [
+        {
+            "settings": member.varied,
+            "folder": str(folder / member.name),
+            **(
+                {"failed": True, "stopped": str(result)}
+                if isinstance(result, RunFailedError)
+                else {**result.card.plain(), "cost": result.cost}
+            ),
+        }
+        for member, result in zip(members, results, strict=True)
+    ]
 
 
 def over_seeds(runs: Sequence[Record]) -> list[Record]:
-    """Mean and standard deviation of the metrics over the runs that differ in nothing but the seed."""
+    """Mean and standard deviation of the metrics over runs that differ only in their seed."""
     groups: list[tuple[Record, list[Record]]] = []
     for run in runs:
         others = {name: value for name, value in run["settings"].items() if name != SEED}
@@ -47,9 +50,8 @@ def over_seeds(runs: Sequence[Record]) -> list[Record]:
 
 def _spread(group: Sequence[Record]) -> Record:
     scored = [run["metrics"] for run in group if not run["failed"]]
-    columns = {
-        name: [metrics[name] for metrics in scored] for name in (scored[0] if scored else ())
-    }
+    names = scored[0] if scored else ()
+    columns = {name: [metrics[name] for metrics in scored] for name in names}
     return {
         "runs": len(group),
         "failed": sum(run["failed"] for run in group),
@@ -61,22 +63,22 @@ def _spread(group: Sequence[Record]) -> Record:
     }
 
 
+def write_table(
+    members: Sequence[Member], results: Sequence[Tuned | RunFailedError], folder: Path
+) -> None:
+    """Write the table of a cohort's runs beside their folders."""
+    CohortFolder(folder).write_table(as_csv(records(members, results, folder)))
+
+
 def as_csv(runs: Sequence[Record]) -> str:
-    """A row per run: settings, metrics (of whichever task has them), best step, why it ended early, folder."""
+    """A row per run: settings, the metrics of all tasks, best step, why it ended early, folder."""
     metrics = list(dict.fromkeys(name for run in runs for name in run.get("metrics", ())))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*runs[0]["settings"], *metrics, "best_step", "stopped", "folder"])
     for run in runs:
-        scores: Mapping[str, float] = run.get("metrics", {})
-        told = [scores.get(name) for name in metrics]
-        writer.writerow(
-            [
-                *map(said, run["settings"].values()),
-                *told,
-                run.get("best_step"),
-                run["stopped"],
-                Path(run["folder"]).name,
-            ]
-        )
+        settings = map(spell, run["settings"].values())
+        scores = [run.get("metrics", {}).get(name) for name in metrics]
+        ending = [run.get("best_step"), run["stopped"], Path(run["folder"]).name]
+        writer.writerow([*settings, *scores, *ending])
     return text.getvalue()

@@ -1,7 +1,8 @@
-"""Team: the processes that work on one run. `accelerate launch` starts them; rows are shared out, only prompt gradients are summed.
+"""Team: the processes that work on one run, as `accelerate launch` starts them.
 
-Every process holds the whole prompt, the optimiser's state and the data order, and takes the same steps; one of them writes. With
-`accelerate launch --use_fsdp` the frozen model's layers are sharded among them too.
+Every process holds the prompt, the optimiser's state and the data order, and takes the same steps.
+Rows are shared out, and only gradients of the prompt are summed. One process writes. With
+`accelerate launch --use_fsdp`, the frozen model's layers are sharded, too.
 """
 
 import os
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..backbone import Backbone, EncoderDecoder, load_backbone
+from ..backbone import Backbone, load_backbone
 from ..backbone.load import default_dtype
 from ..errors import UserError
 from ..files.lock import exclusive
@@ -22,51 +23,51 @@ T = TypeVar("T")
 
 
 class Team:
-    """One process by itself; what more than one do differently is in `Parallel`."""
+    """A single process. `Parallel` is what several do differently."""
 
     rank, size = 0, 1
     sharded = False
-    """Whether the frozen model is spread over the processes, so that they must call it in step with each other."""
+    """Whether the frozen model is sharded, so that the processes must call it in step."""
 
     @property
-    def writes(self) -> bool:
-        """Whether this process is the one that writes files and speaks to people."""
+    def is_main(self) -> bool:
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
     def load(self, model: str, dtype: str, device: str, trust_remote_code: bool) -> Backbone:
-        """The frozen model, where this process needs it."""
+        """The frozen model, on this process's device."""
         return load_backbone(model, dtype, device, trust_remote_code)
 
     def share(self, rows: Sequence[T]) -> list[T]:
-        """This process's rows of those that all work on."""
+        """This process's share of the rows."""
         return list(rows[self.rank :: self.size])
 
+    def gather(self, results: Sequence[T]) -> list[T]:
+        """The results of all processes for their shares, in the order of the rows."""
+        return list(results)
+
     def sum(self, tensors: Iterable[Tensor]) -> None:
-        """Every tensor summed over all processes, in place."""
+        """Sum every tensor over all processes, in place."""
 
-    def together(self, mine: Sequence[T]) -> list[T]:
-        """What every process's rows came to, in the order of `share`."""
-        return list(mine)
-
-    def first(self, work: Callable[[], T]) -> T:
-        """What the process that writes makes of `work`, told to all; so is a sentence for the user."""
+    def on_main(self, work: Callable[[], T]) -> T:
+        """The result of `work` in the main process, for all; its `UserError` is raised in all."""
         return work()
 
-    def all(self, work: Callable[[], T]) -> T:
-        """Done by every process; where one of them has a sentence for the user, all stop with it."""
+    def on_all(self, work: Callable[[], T]) -> T:
+        """The result of `work` in each process; a `UserError` in one is raised in all."""
         return work()
 
     @contextmanager
     def exclusive(self, folder: Path | None) -> Iterator[None]:
-        """Keep other commands out of a folder; the process that writes holds the lock."""
+        """Keep other commands out of a folder; the main process holds the lock."""
         with ExitStack() as stack:
             if folder is not None:
-                self.first(lambda: stack.enter_context(exclusive(folder)))
+                self.on_main(lambda: stack.enter_context(exclusive(folder)))
             yield
 
 
 class Parallel(Team):
-    """The processes that `accelerate launch` (or torchrun) started."""
+    """The processes that `accelerate launch` or torchrun started."""
 
     def __init__(self, cpu: bool) -> None:
         from accelerate import PartialState
@@ -76,85 +77,81 @@ class Parallel(Team):
         self.sharded = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1")
 
     def load(self, model: str, dtype: str, device: str, trust_remote_code: bool) -> Backbone:
-        """On this process's own device; the layers sharded, where that was asked for: embeddings and output stay whole on each."""
-        place = self.state.device
+        """The frozen model; if it is sharded, each process has all of the embeddings and output."""
+        own = self.state.device
         if dtype == "auto":
-            dtype = default_dtype(place)
+            dtype = default_dtype(own)
         if not self.sharded:
-            return load_backbone(model, dtype, str(place), trust_remote_code)
+            return load_backbone(model, dtype, str(own), trust_remote_code)
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = (
-            "false"  # transformers would give all but one process empty weights
-        )
+        # transformers would load empty weights in all processes but one
+        os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
         backbone = load_backbone(model, dtype, "cpu", trust_remote_code)
-        _ = backbone.fingerprint, backbone.unit  # read while the weights are whole
-        mesh = init_device_mesh(place.type, (self.size,))
+        _ = backbone.fingerprint, backbone.unit  # computed before the weights are sharded
+        mesh = init_device_mesh(own.type, (self.size,))
         for block in backbone.blocks():
             fully_shard(block, mesh=mesh)
-        backbone.model.to(place)
-        if isinstance(backbone, EncoderDecoder):
-            backbone.packed = None  # its layers are called by the model alone, which gathers them
+        backbone.model.to(own)
+        backbone.disable_packing()  # the model itself must call its layers, to gather them
         return backbone
 
     def sum(self, tensors: Iterable[Tensor]) -> None:
-        """As one message."""
+        """All in one message."""
         tensors = list(tensors)
         flat = torch.cat([tensor.detach().float().flatten() for tensor in tensors])
         torch.distributed.all_reduce(flat)
-        begin = 0
+        start = 0
         for tensor in tensors:
-            tensor.detach().copy_(flat[begin : begin + tensor.numel()].view_as(tensor))
-            begin += tensor.numel()
+            tensor.detach().copy_(flat[start : start + tensor.numel()].view_as(tensor))
+            start += tensor.numel()
 
-    def together(self, mine: Sequence[T]) -> list[T]:
-        gathered: list[Any] = [None] * self.size
-        torch.distributed.all_gather_object(gathered, list(mine))
-        whole: list[Any] = [None] * sum(map(len, gathered))
-        for rank, part in enumerate(gathered):
-            whole[rank :: self.size] = part
-        return whole
+    def gather(self, results: Sequence[T]) -> list[T]:
+        shares: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(shares, list(results))
+        rows: list[Any] = [None] * sum(map(len, shares))
+        for rank, share in enumerate(shares):
+            rows[rank :: self.size] = share
+        return rows
 
-    def first(self, work: Callable[[], T]) -> T:
-        told: list[Any] = [None, None]
-        if self.writes:
+    def on_main(self, work: Callable[[], T]) -> T:
+        outcome: list[Any] = [None, None]
+        if self.is_main:
             try:
-                told = [work(), None]
+                outcome = [work(), None]
             except UserError as error:
-                told = [None, str(error)]
-        torch.distributed.broadcast_object_list(told, device=self.state.device)
-        if told[1] is not None:
-            raise UserError(told[1])
-        done: T = told[0]
-        return done
+                outcome = [None, error.message]
+        torch.distributed.broadcast_object_list(outcome, device=self.state.device)
+        result, message = outcome
+        if message is not None:
+            raise UserError(message)
+        return result  # type: ignore[no-any-return]
 
-    def all(self, work: Callable[[], T]) -> T:
-        done, wrong = None, ""
+    def on_all(self, work: Callable[[], T]) -> T:
+        result, message = None, ""
         try:
-            done = work()
+            result = work()
         except UserError as error:
-            wrong = str(error)
-        told: list[str] = [""] * self.size
-        torch.distributed.all_gather_object(told, wrong)
-        rank = next((rank for rank, sentence in enumerate(told) if sentence), None)
-        if rank is not None:
-            raise UserError(told[rank] if rank == 0 else f"Process {rank}: {told[rank]}")
-        return done  # type: ignore[return-value]
+            message = error.message
+        messages: list[str] = [""] * self.size
+        torch.distributed.all_gather_object(messages, message)
+        failed = next((rank for rank, message in enumerate(messages) if message), None)
+        if failed is not None:
+            before = "" if failed == 0 else f"Process {failed}: "
+            raise UserError(before + messages[failed])
+        return result  # type: ignore[return-value]
 
 
 def make_team(device: str = "auto") -> Team:
-    """The team this process was started in: by itself, unless a launcher says otherwise."""
-    sizes = [
-        os.environ.get(name, "1")
-        for name in ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-    ]
-    if all(size == "1" for size in sizes):
+    """The team of this process: alone, unless a launcher started it."""
+    variables = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+    if all(os.environ.get(name, "1") == "1" for name in variables):
         return Team()
     return Parallel(cpu=device == "cpu")
 
 
 def leave_team() -> None:
-    """Part in peace, where there is a team."""
+    """Leave the other processes, if there are any."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

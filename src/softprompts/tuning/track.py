@@ -1,4 +1,6 @@
-"""Trackers by name, through accelerate: tensorboard, wandb, mlflow, trackio. They are told what metrics.jsonl is, and losses between."""
+"""Experiment trackers, through accelerate: tensorboard, wandb, mlflow, trackio. They log every
+evaluation, and the loss in between.
+"""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -7,32 +9,30 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ..artifacts.run_folder import RunFolder
 from ..errors import UserError
 from .run import CHECK_EVERY, Run
 from .watch import Watcher
-
-TRACKS = "trackers"
-"""Where in a run's folder TensorBoard's files go."""
 
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """A sentence for a tracker that is unknown or not installed, before anything is loaded."""
+    """Refuse a tracker that is unknown or not installed, before anything is loaded."""
     if not names:
         return
     from accelerate.tracking import get_available_trackers
 
-    there = {str(tracker.value) for tracker in get_available_trackers()}
+    available = {str(tracker.value) for tracker in get_available_trackers()}
     for name in names:
         if name not in TRACKERS:
-            raise UserError(f"There is no tracker {name!r}; choose among {', '.join(TRACKERS)}.")
-        if name not in there:
-            raise UserError(f"The tracker {name} is not installed; get it with pip install {name}.")
+            raise UserError(f"There is no tracker {name!r}; choose one of {', '.join(TRACKERS)}.")
+        if name not in available:
+            raise UserError(f"The tracker {name} is not installed; run pip install {name}.")
 
 
-class Tracking:
-    """A watcher that passes on to another and tells every run's own trackers; with no names it tells nobody."""
+class Tracking(Watcher):
+    """Logs every run to its own trackers, and passes all on to another watcher."""
 
     def __init__(
         self,
@@ -47,48 +47,45 @@ class Tracking:
         """By the run's id."""
 
     def __enter__(self) -> "Tracking":
-        if self.names:
-            from accelerate import PartialState
+        if not self.names:
+            return self
+        from accelerate import PartialState
 
-            PartialState(cpu=self.members[0][0].backbone.device.type == "cpu")
-            with redirect_stdout(sys.stderr):  # they talk, and standard output is for results
-                for number, (run, folder) in enumerate(self.members, 1):
-                    if not (
-                        run.finished and run.history
-                    ):  # of one that was finished before there is nothing to tell
-                        home = folder or (
-                            Path("runs") if self._alone else Path("runs") / f"run-{number}"
-                        )
-                        self.trackers[id(run)] = []
-                        self._start(run, home)
+        PartialState(cpu=self.members[0][0].backbone.device.type == "cpu")
+        with redirect_stdout(sys.stderr):  # trackers print, and standard output is for results
+            for number, (run, folder) in enumerate(self.members, 1):
+                if run.finished and run.history:  # finished by an earlier command
+                    continue
+                default = Path("runs") if self._single else Path("runs") / f"run-{number}"
+                self.trackers[id(run)] = []
+                self._start(run, folder or default)
         return self
 
-    def _start(self, run: Run, home: Path) -> None:
+    def _start(self, run: Run, folder: Path) -> None:
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-        name, settings = home.resolve().name, _flat(run.config.plain())
-        own: dict[str, dict[str, Any]] = {
-            "tensorboard": {"logging_dir": str(home / TRACKS), "purge_step": run.step + 1},
-            "wandb": {"name": name, "dir": str(home)},
+        name, settings = folder.resolve().name, _flat(run.config.plain())
+        logs = str(RunFolder(folder).trackers)
+        options: dict[str, dict[str, Any]] = {
+            "tensorboard": {"logging_dir": logs, "purge_step": run.step + 1},
+            "wandb": {"name": name, "dir": str(folder)},
             "mlflow": {"run_name": name},
             "trackio": {"name": name},
         }
-        if not self._alone:  # where there are several, "the current run" of a tracker is no one's
-            own["wandb"] |= {"config": settings, "reinit": "create_new"}
-            own["trackio"] |= {"config": settings}
+        if not self._single:  # a tracker's "current run" would be the last one only
+            options["wandb"] |= {"config": settings, "reinit": "create_new"}
+            options["trackio"] |= {"config": settings}
         for key in self.names:
-            tracker = LOGGER_TYPE_TO_CLASS[key]("softprompts", **own[key])
+            tracker = LOGGER_TYPE_TO_CLASS[key]("softprompts", **options[key])
             tracker.start()
             self.trackers[id(run)].append(tracker)
-            if "config" not in own[key]:
+            if "config" not in options[key]:
                 tracker.store_init_configuration(settings)
-            if (
-                key == "mlflow" and not self._alone
-            ):  # it takes more of a run that is no longer the current one
+            if key == "mlflow" and not self._single:  # logs to a run by its id, current or not
                 tracker.finish()
 
     @property
-    def _alone(self) -> bool:
+    def _single(self) -> bool:
         return len(self.members) == 1
 
     def __exit__(
@@ -99,39 +96,36 @@ class Tracking:
     ) -> None:
         with redirect_stdout(sys.stderr):
             for tracker in (tracker for trackers in self.trackers.values() for tracker in trackers):
-                if tracker.name != "mlflow" or self._alone:
+                if tracker.name != "mlflow" or self._single:
                     tracker.finish()
 
-    def tell(self, run: Run, values: Mapping[str, float]) -> None:
+    def log(self, run: Run, values: Mapping[str, float]) -> None:
         for tracker in self.trackers.get(id(run), ()):
-            whose = (
-                {"run_id": tracker.tracker.info.run_id}
-                if tracker.name == "mlflow" and not self._alone
-                else {}
-            )
-            tracker.log(dict(values), step=run.step, **whose)
+            options = {}
+            if tracker.name == "mlflow" and not self._single:
+                options["run_id"] = tracker.tracker.info.run_id
+            tracker.log(dict(values), step=run.step, **options)
 
-    def stepped(self, run: Run) -> None:
+    def on_step(self, run: Run) -> None:
         if self.trackers and run.step % CHECK_EVERY == 0 and run.pending:
-            self.tell(
-                run,
-                {"train/loss": run.pending[-1], "train/lr": run.optimizer.param_groups[0]["lr"]},
-            )
-        self.watcher.stepped(run)
+            rate = run.optimizer.param_groups[0]["lr"]
+            self.log(run, {"train/loss": run.pending[-1], "train/lr": rate})
+        self.watcher.on_step(run)
 
-    def evaluating(self, run: Run, rows: int) -> None:
-        self.watcher.evaluating(run, rows)
+    def on_rows_answered(self, run: Run, rows: int) -> None:
+        self.watcher.on_rows_answered(run, rows)
 
-    def evaluated(self, run: Run) -> None:
+    def on_evaluation(self, run: Run) -> None:
         if self.trackers:
             entry = run.history[-1]
-            told = {f"validation/{name}": entry[name] for name in (*run.task.metrics, "invalid")}
-            self.tell(run, {**told, "train/mean_loss": entry["loss"]})
-        self.watcher.evaluated(run)
+            names = (*run.task.metrics, "invalid")
+            scores = {f"validation/{name}": entry[name] for name in names}
+            self.log(run, {**scores, "train/mean_loss": entry["loss"]})
+        self.watcher.on_evaluation(run)
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names, as trackers want them."""
+    """Nested settings under dotted names, as trackers expect them."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Watchers: who hears how runs get on, such as a progress bar or a tracker."""
+"""Watchers follow runs, for example to show a progress bar."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -8,7 +8,7 @@ from .run import Run
 
 
 class Watcher:
-    """A no-op; subclasses override what they want to hear of."""
+    """Does nothing; subclasses override what they need."""
 
     def __enter__(self) -> Self:
         return self
@@ -21,14 +21,14 @@ class Watcher:
     ) -> None:
         pass
 
-    def began(self, runs: Sequence[Run]) -> None:
+    def on_start(self, runs: Sequence[Run]) -> None:
         """Before the first step."""
 
-    def stepped(self, run: Run) -> None:
+    def on_step(self, run: Run) -> None:
         """After each step of a run."""
 
-    def evaluating(self, run: Run, rows: int) -> None:
-        """`rows` more rows were answered in an evaluation."""
+    def on_rows_answered(self, run: Run, rows: int) -> None:
+        """After `rows` more rows of an evaluation."""
 
-    def evaluated(self, run: Run) -> None:
+    def on_evaluation(self, run: Run) -> None:
         """After an evaluation."""

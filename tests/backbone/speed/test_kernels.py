@@ -1,6 +1,7 @@
-"""The GPU's attention, against plain mathematics: on a GPU where there is one, and by Triton's interpreter where Triton is installed.
+"""The GPU's attention against a plain reference: on a GPU if there is one, and in Triton's
+interpreter if Triton is installed.
 
-Run as a program, this file is what the interpreter's test runs in a process of its own.
+Run as a program, this file is what the interpreter's test runs in its row process.
 """
 
 import importlib
@@ -14,16 +15,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from softprompts.backbone.speed import kernels
+from softprompts.backbone.speed import kernels, triton_attention
 
 LENGTHS = [1, 5, 63, 64, 65, 215, 356]
 gpu = pytest.mark.skipif(
-    not torch.cuda.is_available() or kernels.triton is None, reason="needs a GPU and Triton"
+    not torch.cuda.is_available() or not kernels.AVAILABLE, reason="needs a GPU and Triton"
 )
 
 
 class Case:
-    """Rows with queries, keys, values and a gradient of what they see, and `tail` places of no row after them."""
+    """Packed queries, keys, values and an output gradient; `tail` empty positions at the end."""
 
     def __init__(
         self,
@@ -38,108 +39,110 @@ class Case:
     ) -> None:
         draw = torch.Generator().manual_seed(seed)
         self.lengths, self.scale = lengths, 0.3
-        self.places = sum(lengths) + tail
+        self.positions = sum(lengths) + tail
         self.parts = [
-            torch.randn(1, self.places, heads * size, generator=draw).to(device, dtype)
+            torch.randn(1, self.positions, heads * size, generator=draw).to(device, dtype)
             for _ in range(3)
         ]
-        self.gradient = torch.randn(1, self.places, heads, size, generator=draw).to(device, dtype)
+        self.gradient = torch.randn(1, self.positions, heads, size, generator=draw).to(
+            device, dtype
+        )
         self.heads, self.size = heads, size
         self.narrow = torch.randn(heads, 2 * 128 + 1, generator=draw).to(device, biased).float()
-        self.table = kernels.widen(self.narrow, max(lengths)).to(biased)
-        room = kernels.room(self.places, len(lengths))
-        self.tiles = torch.from_numpy(kernels.tiles(np.array(lengths), kernels.TILE, room)).to(
-            device
-        )
+        self.table = kernels.extend_table(self.narrow, max(lengths)).to(biased)
+        count = kernels.max_tiles(self.positions, len(lengths))
+        tiles = kernels.tiles(np.array(lengths), kernels.TILE, count)
+        self.tiles = torch.from_numpy(tiles).to(device)
 
-    def seen(self, attend=kernels.ragged_attention) -> list[Tensor]:
-        """The output [N, heads * D], and the gradients by query, key and value."""
+    def computed(self, attend=kernels.ragged_attention) -> list[Tensor]:
+        """The output [N, heads * D], and the gradients of query, key and value."""
         leaves = [part.detach().requires_grad_() for part in self.parts]
         split = [
-            leaf.view(1, self.places, self.heads, self.size).transpose(1, 2) for leaf in leaves
+            leaf.view(1, self.positions, self.heads, self.size).transpose(1, 2) for leaf in leaves
         ]
         out = attend(*split, self.table, self.tiles, self.scale)
         return [
-            part.detach()[0].reshape(self.places, -1)
+            part.detach()[0].reshape(self.positions, -1)
             for part in (out, *torch.autograd.grad(out, leaves, self.gradient))
         ]
 
-    def plain(self) -> list[Tensor]:
+    def expected(self) -> list[Tensor]:
         """The same in float64, row by row."""
         leaves = [part.detach().double().requires_grad_() for part in self.parts]
         query, key, value = (
-            leaf.view(self.places, self.heads, self.size).transpose(0, 1) for leaf in leaves
+            leaf.view(self.positions, self.heads, self.size).transpose(0, 1) for leaf in leaves
         )
-        found, begin = [], 0
+        outputs, begin = [], 0
         for length in self.lengths:
-            own = slice(begin, begin + length)
+            row = slice(begin, begin + length)
             at = torch.arange(length, device=self.narrow.device)
             bias = self.narrow.double()[:, (at[None] - at[:, None]).clamp(-128, 128) + 128]
-            weights = (query[:, own] @ key[:, own].transpose(1, 2) * self.scale + bias).softmax(-1)
-            found.append((weights @ value[:, own]).transpose(0, 1))
+            weights = (query[:, row] @ key[:, row].transpose(1, 2) * self.scale + bias).softmax(-1)
+            outputs.append((weights @ value[:, row]).transpose(0, 1))
             begin += length
         out = torch.cat(
-            [*found, torch.zeros(self.places - begin, self.heads, self.size).to(found[0])]
+            [*outputs, torch.zeros(self.positions - begin, self.heads, self.size).to(outputs[0])]
         )
         gradients = torch.autograd.grad(out, leaves, self.gradient[0].double())
         return [out.detach().flatten(1), *(gradient[0] for gradient in gradients)]
 
     def check(self, attend=kernels.ragged_attention) -> None:
-        within = 5e-5 if self.gradient.dtype == torch.float32 else 0.02
-        for got, wanted in zip(self.seen(attend), self.plain(), strict=True):
-            assert not got[sum(self.lengths) :].any(), "places of no row are not 0"
+        tolerance = 5e-5 if self.gradient.dtype == torch.float32 else 0.02
+        for actual, expected in zip(self.computed(attend), self.expected(), strict=True):
+            assert not actual[sum(self.lengths) :].any(), "empty positions are 0"
             begin = 0
             for length in self.lengths:
-                own = slice(begin, begin + length)
-                off = (
-                    (got[own] - wanted[own]).norm()
-                    / wanted[own].norm().clamp(min=0.1 * self.size**0.5)
+                row = slice(begin, begin + length)
+                error = (
+                    (actual[row] - expected[row]).norm()
+                    / expected[row].norm().clamp(min=0.1 * self.size**0.5)
                 ).item()
-                assert off < within, f"a row of {length} is off by {off}"
+                assert error < tolerance, f"a row of {length} is error by {error}"
                 begin += length
 
 
 def check_nan(device: str, dtype: torch.dtype) -> None:
-    """A row of nothing but NaN, and NaN in the tail, change nothing else."""
+    """A row of NaNs, and NaNs in the tail, change nothing else."""
     lengths = [70, 5, 129, 64, 3]
-    clean, ruined = (Case(lengths, 2, 32, dtype, device, seed=3) for _ in range(2))
-    for part in (*ruined.parts, ruined.gradient):
+    clean, with_nan = (Case(lengths, 2, 32, dtype, device, seed=3) for _ in range(2))
+    for part in (*with_nan.parts, with_nan.gradient):
         part[:, 75:204] = torch.nan
         part[:, sum(lengths) :] = torch.nan
-    for got, wanted in zip(ruined.seen(), clean.seen(), strict=True):
-        assert got[75:204].isnan().all()
-        got[75:204] = wanted[75:204]
-        assert torch.equal(got, wanted)
+    for actual, expected in zip(with_nan.computed(), clean.computed(), strict=True):
+        assert actual[75:204].isnan().all()
+        actual[75:204] = expected[75:204]
+        assert torch.equal(actual, expected)
 
 
-def mend() -> None:
-    """Triton 3.6's interpreter multiplies bfloat16 as if they were integers, and counts up to an array of one number, unlike NumPy 2.4."""
+def patch_interpreter() -> None:
+    """Patch Triton 3.6's interpreter, which multiplies bfloat16 as if they were integers, and uses
+    arrays of one number as indices, which NumPy 2.4 rejects."""
     interpreter = importlib.import_module("triton.runtime.interpreter")
     patch, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
 
-    def patch_mended(tensor, *scope) -> None:
+    def patch_with_index(tensor, *scope) -> None:
         patch(tensor, *scope)
         tensor.__index__ = lambda self: self.handle.data.item()
 
     def wide(handle):
-        if handle.dtype.scalar != kernels.tl.bfloat16:
+        if handle.dtype.scalar != triton_attention.tl.bfloat16:
             return handle
         return interpreter.TensorHandle(
-            (handle.data.astype(np.uint32) << 16).view(np.float32), kernels.tl.float32
+            (handle.data.astype(np.uint32) << 16).view(np.float32), triton_attention.tl.float32
         )
 
-    def dot_mended(self, left, right, *more):
+    def dot_in_float32(self, left, right, *more):
         return dot(self, wide(left), wide(right), *more)
 
     interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot = (
-        patch_mended,
-        dot_mended,
+        patch_with_index,
+        dot_in_float32,
     )
 
 
 def interpret() -> None:
-    """What the interpreter is asked: it is slow, so sizes are few."""
-    mend()
+    """The cases for the interpreter: few, because it is slow."""
+    patch_interpreter()
     for dtype in (torch.float32, torch.bfloat16):
         Case(LENGTHS, 1, 64, dtype, "cpu").check()
         Case(
@@ -156,9 +159,9 @@ def interpret() -> None:
 
 
 def test_tiles():
-    found = kernels.tiles(np.array([5, 0, 300, 128]), 128, 8)
-    assert found.dtype == np.int32
-    assert found.tolist() == [
+    tiles = kernels.tiles(np.array([5, 0, 300, 128]), 128, 8)
+    assert tiles.dtype == np.int32
+    assert tiles.tolist() == [
         [5, 300, 0],
         [5, 300, 128],
         [5, 300, 256],
@@ -173,22 +176,21 @@ def test_tiles():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_tiles_and_tail_fit_in_the_room(seed):
-    """Every place is in exactly one tile, whatever the rows."""
+def test_every_position_is_in_exactly_one_tile(seed):
     draw = np.random.default_rng(seed)
     lengths = draw.integers(1, 300, draw.integers(1, 60))
-    places = int(lengths.sum() + draw.integers(0, 400))
-    room = kernels.room(places, len(lengths))
-    count = np.zeros(places + room * 128, int)
-    for start, length, offset in kernels.tiles(lengths, 128, room):
+    positions = int(lengths.sum() + draw.integers(0, 400))
+    tiles = kernels.tiles(lengths, 128, kernels.max_tiles(positions, len(lengths)))
+    count = np.zeros(positions + len(tiles) * 128, int)
+    for start, length, offset in tiles:
         end = min(offset + 128, length) if length else 128
         count[start + offset : start + end] += 1
-    assert (count[:places] == 1).all()
+    assert (count[:positions] == 1).all()
 
 
-def test_widen():
+def test_the_bias_is_constant_beyond_the_table():
     narrow = torch.arange(7.0)[None]
-    wide = kernels.widen(narrow, 100)
+    wide = kernels.extend_table(narrow, 100)
     assert wide.shape == (1, 257)
     assert wide[0, 124:133].tolist() == [0, 0, 1, 2, 3, 4, 5, 6, 6]
     assert (wide[0, :125] == 0).all()
@@ -197,7 +199,7 @@ def test_widen():
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
-def test_interpreted():
+def test_in_the_interpreter():
     paths = os.pathsep.join(path for path in sys.path if path)
     environment = os.environ | {
         "TRITON_INTERPRET": "1",
@@ -210,7 +212,7 @@ def test_interpreted():
 @gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize(("heads", "size"), [(12, 64), (3, 32), (5, 128), (1, 64)])
-def test_like_plain_mathematics(heads, size, dtype):
+def test_against_the_reference(heads, size, dtype):
     Case(LENGTHS, heads, size, dtype, "cuda").check()
     Case(
         [512, 3, 200, 1],
@@ -230,9 +232,9 @@ def test_nan_stays_in_its_row(dtype):
 
 
 @gpu
-def test_the_same_every_time():
+def test_results_are_deterministic():
     case = Case(LENGTHS * 8, 12, 64, torch.bfloat16, "cuda")
-    once, twice = case.seen(), case.seen()
+    once, twice = case.computed(), case.computed()
     assert all(torch.equal(*pair) for pair in zip(once, twice, strict=True))
 
 
@@ -248,23 +250,23 @@ def test_compiled():
 
 @gpu
 def test_recorded():
-    """A graph recorded for some rows serves others in as many places."""
+    """A graph recorded for some rows works for others with as many positions."""
     first = Case([100, 356, 44], 4, 64, torch.bfloat16, "cuda", tail=55)
     second = Case([5, 250, 300], 4, 64, torch.bfloat16, "cuda", tail=0, seed=1)
-    beside = torch.cuda.Stream()
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
-        first.seen()
-    torch.cuda.current_stream().wait_stream(beside)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        first.computed()
+    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        made = first.seen()
+        made = first.computed()
     held, new = ([*case.parts, case.gradient, case.tiles, case.table] for case in (first, second))
     for old, other in zip(held, new, strict=True):
         old.copy_(other)
     graph.replay()
-    for got, wanted in zip(made, second.seen(), strict=True):
-        assert torch.equal(got, wanted)
+    for actual, expected in zip(made, second.computed(), strict=True):
+        assert torch.equal(actual, expected)
 
 
 if __name__ == "__main__":

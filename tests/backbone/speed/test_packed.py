@@ -1,4 +1,4 @@
-"""T5 over rows laid end to end: the same losses and gradients as transformers' own forward over a padded batch."""
+"""T5 on packed rows: the losses and gradients of transformers' own forward on a padded batch."""
 
 from typing import Any
 
@@ -6,11 +6,21 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from transformers.activations import NewGELUActivation
 
 from softprompts.backbone import Backbone, EncoderDecoder, Text
-from softprompts.backbone.speed import kernels, recorded
-from softprompts.backbone.speed.layout import FEW, WASTE, bucket, group, lay, lay_wide, rounded
-from softprompts.backbone.speed.packed import Packed, _read, _write
+from softprompts.backbone.speed import graphs, kernels
+from softprompts.backbone.speed.layout import (
+    FEW_BUCKETS,
+    MAX_WASTE,
+    bucket,
+    bucketed_layout,
+    group_by_length,
+    grouped_layout,
+    round_up,
+)
+from softprompts.backbone.speed.packed import PackedT5, _decoder_layer, _encoder_layer
 
 from ...models import random_model, random_t5
 
@@ -29,7 +39,7 @@ def padded(
     targets: list[list[int]],
     *weights: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The plain way, which every other family goes."""
+    """The padded way, which every other family takes."""
     return Backbone.gradients(backbone, vectors, text, targets, *weights)
 
 
@@ -38,17 +48,16 @@ def check(backbone: EncoderDecoder, vectors: Tensor, text: Text, targets: list[l
     ours = backbone.gradients(vectors, text, targets, weight, z)
     plain = padded(backbone, vectors, text, targets, weight, z)
     torch.testing.assert_close(ours[0], plain[0], rtol=1e-5, atol=1e-5)
-    assert (
-        float((ours[1] - plain[1]).norm() / plain[1].norm()) < 1e-3
-    )  # by length: numbers near zero are rounding
+    # by norm, because numbers near zero are rounding errors
+    assert float((ours[1] - plain[1]).norm() / plain[1].norm()) < 1e-3
 
 
 @pytest.fixture(params=["t5", "mt5"])
 def backbone(request: pytest.FixtureRequest) -> EncoderDecoder:
-    made = random_model(request.param)
-    assert isinstance(made, EncoderDecoder)
-    assert made.packs
-    return made
+    model = random_model(request.param)
+    assert isinstance(model, EncoderDecoder)
+    assert model.packs_rows
+    return model
 
 
 @pytest.mark.parametrize("place", ["prefix", "suffix"])
@@ -66,17 +75,20 @@ def test_losses_and_gradients_are_those_of_a_padded_batch(
     )
     check(backbone, vectors, text, targets)
     check(
-        backbone, vectors, text._replace(given=torch.tensor([1, 20, 5, 0, 20, 7, 19, 3])), targets
+        backbone,
+        vectors,
+        text._replace(prompt_lengths=torch.tensor([1, 20, 5, 0, 20, 7, 19, 3])),
+        targets,
     )
 
 
-def test_distances_beyond_the_table_are_told_apart_no_more(tiny: EncoderDecoder) -> None:
+def test_the_bias_is_constant_beyond_the_table(tiny: EncoderDecoder) -> None:
     """The table ends at T5's own maximum; rows here are several times as long."""
     text = tiny.embed_rows(rows(tiny, [400, 150, 3]))
     check(tiny, torch.randn(3, 100, tiny.hidden), text, [[7, 1], [8, 9, 1], [7, 1]])
 
 
-def test_a_row_that_is_no_number_touches_no_other(backbone: EncoderDecoder) -> None:
+def test_a_diverged_row_does_not_affect_others(backbone: EncoderDecoder) -> None:
     text, targets = backbone.embed_rows(rows(backbone)), [[5, 1]] * len(SIZES)
     weight, z = torch.ones(len(SIZES)), torch.zeros(len(SIZES))
     good = torch.randn(len(SIZES), 6, backbone.hidden)
@@ -92,14 +104,14 @@ def test_a_row_that_is_no_number_touches_no_other(backbone: EncoderDecoder) -> N
 
 
 def test_the_registered_attention_is_the_models_own(backbone: EncoderDecoder) -> None:
-    """One layer of the encoder by itself, each row alone through transformers against all rows end to end through ours."""
+    """One layer of the encoder: each row alone by transformers, all rows packed by ours."""
     packed = backbone.packed
     assert packed is not None
     text, block = backbone.embed_rows(rows(backbone)), packed.encoder.block[0]
-    layout = lay(text, 0)
-    joined = text.embeds.flatten(0, 1)[layout.order][None]
-    with torch.no_grad(), packed._apart():
-        ours = _read(block, joined, packed._sight(layout, joined))[0]
+    layout = grouped_layout(text, 0)
+    joined = text.embeds.flatten(0, 1)[layout.source][None]
+    with torch.no_grad(), packed._packed_attention():
+        ours = _encoder_layer(block, joined, packed._bias(layout, joined))[0]
     begin = 0
     for row in layout.rows.tolist():
         size = SIZES[row] + 1
@@ -111,42 +123,57 @@ def test_the_registered_attention_is_the_models_own(backbone: EncoderDecoder) ->
 
 @pytest.mark.parametrize("place", ["prefix", "suffix"])
 @pytest.mark.parametrize(
-    "given", [None, [1, 20, 5, 0, 20, 7, 19, 3]], ids=["one length", "lengths"]
+    "prompt_lengths", [None, [1, 20, 5, 0, 20, 7, 19, 3]], ids=["one length", "lengths"]
 )
 @pytest.mark.parametrize("empty", [0, 3])
-def test_the_layout_of_recorded_steps_puts_every_row_in_order(
-    tiny: EncoderDecoder, place: Any, given: list[int] | None, empty: int
+def test_the_layout_of_recorded_steps(
+    tiny: EncoderDecoder, place: Any, prompt_lengths: list[int] | None, empty: int
 ) -> None:
-    """What stands at each place, by going through the rows one by one; empty ones come after them and stand nowhere."""
+    """Against a loop over the rows; empty rows come after them and have no positions."""
     text = tiny.embed_rows(rows(tiny), place)._replace(
-        given=None if given is None else torch.tensor(given)
+        prompt_lengths=None if prompt_lengths is None else torch.tensor(prompt_lengths)
     )
-    room, width, batch = 192, text.mask.shape[1], len(SIZES)
-    layout = lay_wide(text, 20, room, batch + empty)
-    order, back, columns = [], [], []
+    columns_of_step, width, batch = 192, text.mask.shape[1], len(SIZES)
+    layout = bucketed_layout(text, 20, columns_of_step, batch + empty)
+    source, positions, columns = [], [], []
     for row, size in enumerate(SIZES):
-        own, at = 20 if given is None else given[row], 0 if text.at is None else int(text.at[row])
-        words = [batch * 20 + row * width + column for column in range(size + 1)]
-        begin = len(order)
-        order += [*words[:at], *(row * 20 + vector for vector in range(own)), *words[at:]]
-        back.append([begin + at + vector if vector < own else begin for vector in range(20)])
-        columns.append([min(begin + column, len(order) - 1) for column in range(room)])
-        assert layout.masks[0][row].sum() == len(order) - begin
-        assert layout.inverse[begin : len(order)].tolist() == [
-            row * room + column for column in range(len(order) - begin)
+        length, insert_at = (
+            20 if prompt_lengths is None else prompt_lengths[row],
+            0 if text.insert_at is None else int(text.insert_at[row]),
+        )
+        tokens = [batch * 20 + row * width + column for column in range(size + 1)]
+        begin = len(source)
+        source += [
+            *tokens[:insert_at],
+            *(row * 20 + vector for vector in range(length)),
+            *tokens[insert_at:],
         ]
-    assert layout.order.tolist() == order + [0] * (bucket(len(order), FEW) - len(order))
-    assert (layout.back.tolist(), layout.padded.view(-1, room)[:batch].tolist()) == (back, columns)
+        positions.append(
+            [begin + insert_at + vector if vector < length else begin for vector in range(20)]
+        )
+        columns.append([min(begin + column, len(source) - 1) for column in range(columns_of_step)])
+        assert layout.masks[0][row].sum() == len(source) - begin
+        assert layout.inverse[begin : len(source)].tolist() == [
+            row * columns_of_step + column for column in range(len(source) - begin)
+        ]
+    assert layout.source.tolist() == source + [0] * (bucket(len(source), FEW_BUCKETS) - len(source))
+    assert (
+        layout.prompt_positions.tolist(),
+        layout.padded.view(-1, columns_of_step)[:batch].tolist(),
+    ) == (
+        positions,
+        columns,
+    )
     assert layout.rows.tolist() == list(range(batch + empty))
     assert not layout.masks[0][batch:].any()
-    assert 0 <= int(layout.padded.min()) <= int(layout.padded.max()) < len(order)
+    assert 0 <= int(layout.padded.min()) <= int(layout.padded.max()) < len(source)
 
 
 def by_tiles(
     query: Tensor, key: Tensor, value: Tensor, table: Tensor, tiles: Tensor, scale: float
 ) -> Tensor:
     """What the GPU's kernel computes, row by row."""
-    found, middle = torch.zeros_like(query), table.shape[1] // 2
+    output, middle = torch.zeros_like(query), table.shape[1] // 2
     for start, length, inside in tiles.tolist():
         if length and not inside:
             own, at = slice(start, start + length), torch.arange(length)
@@ -154,48 +181,49 @@ def by_tiles(
                 query[0, :, own] @ key[0, :, own].transpose(1, 2) * scale
                 + table[:, at[None] - at[:, None] + middle]
             )
-            found = found.index_copy(2, start + at, (scores.softmax(-1) @ value[0, :, own])[None])
-    return found.transpose(1, 2)
+            output = output.index_copy(2, start + at, (scores.softmax(-1) @ value[0, :, own])[None])
+    return output.transpose(1, 2)
 
 
-@pytest.mark.parametrize("many", [8, 19])
-def test_rows_and_columns_that_fill_a_recorded_step_change_nothing(
-    backbone: EncoderDecoder, many: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("count", [8, 19])
+def test_padding_to_a_bucket_changes_nothing(
+    backbone: EncoderDecoder, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The way of a GPU, but neither compiled nor recorded; 19 rows come to 20, and targets of 5 tokens to 6."""
+    """The GPU's path, but neither compiled nor recorded; 19 rows become 20, 5 target tokens 6."""
     packed = backbone.packed
     assert packed is not None
-    sizes = [*SIZES, *SIZES, 30, 4, 60][:many]
+    sizes = [*SIZES, *SIZES, 30, 4, 60][:count]
     text, vectors = (
         backbone.embed_rows(rows(backbone, sizes)),
-        torch.randn(many, 20, backbone.hidden),
+        torch.randn(count, 20, backbone.hidden),
     )
-    targets = [[5, 6, 7, 8, 1], [9, 1]] + [[5, 1]] * (many - 2)
-    asked = (vectors, text, targets, torch.rand(many), torch.rand(many) * 0.01)
-    plain = backbone.gradients(*asked)
+    targets = [[5, 6, 7, 8, 1], [9, 1]] + [[5, 1]] * (count - 2)
+    arguments = (vectors, text, targets, torch.rand(count), torch.rand(count) * 0.01)
+    plain = backbone.gradients(*arguments)
     shapes: list[list[int]] = []
 
-    def run(layout: Any, *given: Tensor) -> tuple[Tensor, Tensor]:
-        shapes.append([*given[0].shape[:2], *given[1].shape])
-        return packed._run(layout, *given)
+    def run(layout: Any, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        shapes.append([*inputs[0].shape[:2], *inputs[1].shape])
+        return packed._run(layout, *inputs)
 
     monkeypatch.setattr(kernels, "ragged_attention", by_tiles)
-    monkeypatch.setattr(Packed, "_layers", (_read, _write))
-    monkeypatch.setattr(packed, "_replayed", run)
-    monkeypatch.setattr(packed, "fast", True)
-    filled = backbone.gradients(*asked)
-    count = sum(sizes) + 21 * many
-    assert shapes == [[1, bucket(count, FEW), {8: 8, 19: 20}[many], 6]]
-    torch.testing.assert_close(filled[0], plain[0], rtol=1e-5, atol=1e-5)
+    monkeypatch.setattr(PackedT5, "_layers", (_encoder_layer, _decoder_layer))
+    monkeypatch.setattr(packed, "_replay", run)
+    monkeypatch.setattr(packed, "compiled", True)
+    padded_to_bucket = backbone.gradients(*arguments)
+    tokens = sum(sizes) + 21 * count
+    assert shapes == [[1, bucket(tokens, FEW_BUCKETS), {8: 8, 19: 20}[count], 6]]
+    torch.testing.assert_close(padded_to_bucket[0], plain[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(
-        filled[1], plain[1], rtol=1e-3, atol=1e-4 * float(plain[1].abs().max())
+        padded_to_bucket[1], plain[1], rtol=1e-3, atol=1e-4 * float(plain[1].abs().max())
     )
 
 
 def test_layers_of_the_decoder_are_compiled_once_for_all_sizes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Once, again when rows outgrow their room, and once for targets so long that the encoder's keys are made."""
+    """Once, again when rows need more columns, and once for targets so long that the encoder's keys
+    are computed."""
     backbone = random_t5(d_kv=32)
     packed, compiled = backbone.packed, []
     assert packed is not None
@@ -206,12 +234,14 @@ def test_layers_of_the_decoder_are_compiled_once_for_all_sizes(
 
     torch._dynamo.reset()
     monkeypatch.setattr(kernels, "ragged_attention", lambda query, *rest: query.transpose(1, 2))
-    monkeypatch.setattr(Packed, "_layers", (_read, torch.compile(_write, backend=compiler)))
-    monkeypatch.setattr(packed, "_replayed", packed._run)
-    monkeypatch.setattr(packed, "fast", True)
-    before = backbone.effort()["compiled"]
-    found = []
-    many = [
+    monkeypatch.setattr(
+        PackedT5, "_layers", (_encoder_layer, torch.compile(_decoder_layer, backend=compiler))
+    )
+    monkeypatch.setattr(packed, "_replay", packed._run)
+    monkeypatch.setattr(packed, "compiled", True)
+    before = backbone.compile_counts()["compiled"]
+    counts = []
+    batches = [
         (SIZES, 2),
         ([5] * 3, 1),
         ([70, 3], 6),
@@ -221,7 +251,7 @@ def test_layers_of_the_decoder_are_compiled_once_for_all_sizes(
         ([30] * 9, 40),
         ([9], 20),
     ]
-    for sizes, columns in many:
+    for sizes, columns in batches:
         text, targets = backbone.embed_rows(rows(backbone, sizes)), [[5] * columns] * len(sizes)
         backbone.gradients(
             torch.randn(len(sizes), 20, backbone.hidden),
@@ -230,35 +260,35 @@ def test_layers_of_the_decoder_are_compiled_once_for_all_sizes(
             torch.ones(len(sizes)),
             torch.zeros(len(sizes)),
         )
-        found.append(len(compiled))
-    assert found == [1, 1, 1, 1, 2, 3, 3, 3]
-    assert backbone.effort()["compiled"] == before + 3, "as the cost of training tells"
+        counts.append(len(compiled))
+    assert counts == [1, 1, 1, 1, 2, 3, 3, 3]
+    assert backbone.compile_counts()["compiled"] == before + 3, "as the cost of training records"
 
 
-def test_the_last_steps_that_were_used_stay_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_graph_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     class Fake:
         graph = type("Graph", (), {"pool": staticmethod(lambda: None)})
 
-        def __init__(self, step: Any, given: Any, *rest: Any) -> None:
+        def __init__(self, step: Any, inputs: Any, *rest: Any) -> None:
             self.step = step
 
-        def __call__(self, given: Any) -> Any:
-            return self.step(*given)
+        def __call__(self, inputs: Any) -> Any:
+            return self.step(*inputs)
 
-    monkeypatch.setattr(recorded, "_Graph", Fake)
-    monkeypatch.setattr(recorded, "GRAPHS", 3)
-    steps, sizes = recorded.Recorded(), []
+    monkeypatch.setattr(graphs, "_Graph", Fake)
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 3)
+    steps, sizes = graphs.TrainingGraphs(), []
     for size in (1, 2, 3, 1, 4, 1, 2, 4):
-        made = steps(lambda held: (held, held + 1), [torch.zeros(size)])
-        assert made[1].shape == (size,)
+        outputs = steps(lambda tensor: (tensor, tensor + 1), [torch.zeros(size)])
+        assert outputs[1].shape == (size,)
         sizes.append([key[0] for key in steps.graphs])
     assert sizes[3:] == [[2, 3, 1], [3, 1, 4], [3, 4, 1], [4, 1, 2], [1, 2, 4]]
-    assert steps.made == 5, "1, 2, 3, 4, and 2 again"
-    steps.forget()
+    assert steps.recorded == 5, "1, 2, 3, 4, and 2 again"
+    steps.clear()
     assert not steps.graphs
 
 
-def test_nothing_of_the_model_stays_changed(backbone: EncoderDecoder) -> None:
+def test_the_model_is_left_unchanged(backbone: EncoderDecoder) -> None:
     text = backbone.embed_rows(rows(backbone))
     before = backbone.losses(
         torch.zeros(len(SIZES), 2, backbone.hidden), text, [[5, 1]] * len(SIZES)
@@ -279,40 +309,23 @@ def test_nothing_of_the_model_stays_changed(backbone: EncoderDecoder) -> None:
 
 def test_groups_and_buckets_waste_little() -> None:
     lengths = sorted(np.random.default_rng(0).integers(5, 300, 500).tolist(), reverse=True)
-    groups = group(lengths)
-    assert sum(many for many, _ in groups) == 500
-    assert sum(many * columns for many, columns in groups) < WASTE * sum(lengths)
+    groups = group_by_length(lengths)
+    assert sum(rows for rows, _ in groups) == 500
+    assert sum(rows * columns for rows, columns in groups) < MAX_WASTE * sum(lengths)
     assert len(groups) < 40
-    for many, waste in ((16, 1.0625), (8, 1.125)):
-        assert len({bucket(tokens, many) for tokens in range(4096, 8192)}) <= many + 1
+    for count, waste in ((16, 1.0625), (8, 1.125)):
+        assert len({bucket(tokens, count) for tokens in range(4096, 8192)}) <= count + 1
         assert all(
-            tokens <= bucket(tokens, many) <= tokens * waste + 128
+            tokens <= bucket(tokens, count) <= tokens * waste + 128
             for tokens in range(1, 70_000, 37)
         )
-    assert [rounded(columns, 2) for columns in range(1, 18)] == [
-        1,
-        2,
-        3,
-        4,
-        6,
-        6,
-        8,
-        8,
-        12,
-        12,
-        12,
-        12,
-        16,
-        16,
-        16,
-        16,
-        24,
+    assert [round_up(columns, 2) for columns in range(1, 18)] == [
+        *(1, 2, 3, 4, 6, 6, 8, 8),
+        *(12, 12, 12, 12, 16, 16, 16, 16, 24),
     ]
 
 
-def test_the_tanh_form_of_gelu_is_one_operation(backbone: EncoderDecoder) -> None:
-    from transformers.activations import NewGELUActivation
-
+def test_tanh_gelus_are_fused(backbone: EncoderDecoder) -> None:
     states = torch.linspace(-6, 6, 1001)
     torch.testing.assert_close(
         nn.GELU(approximate="tanh")(states), NewGELUActivation()(states), rtol=1e-5, atol=1e-6
@@ -320,18 +333,16 @@ def test_the_tanh_form_of_gelu_is_one_operation(backbone: EncoderDecoder) -> Non
     assert not any(isinstance(part, NewGELUActivation) for part in backbone.model.modules())
 
 
-@pytest.mark.filterwarnings("ignore")  # a GPU's compiler warns of much
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns a lot on a GPU
 @pytest.mark.skipif(
     not torch.cuda.is_available(), reason="compiled layers and recorded steps need a GPU"
 )
-def test_compiled_and_recorded_steps_give_the_same() -> None:
+def test_compiled_and_recorded_steps_give_the_same_results() -> None:
     backbone = random_t5(d_kv=32)
     assert isinstance(backbone, EncoderDecoder)
     backbone.model.to("cuda")
     packed = backbone.packed
-    assert isinstance(packed, Packed)
-    from torch._dynamo.utils import counters
-
+    assert isinstance(packed, PackedT5)
     counters.clear()
     for seed, (sizes, columns) in enumerate(
         [(SIZES, 2), ([5] * 3, 3), ([70, 3, 3, 9], 6), (SIZES[::-1], 2), ([200] * 40, 4)]
@@ -345,21 +356,19 @@ def test_compiled_and_recorded_steps_give_the_same() -> None:
             generator=torch.Generator("cuda").manual_seed(seed),
         )
         targets = [[*[5] * (columns - 1), 1]] * len(sizes)
-        asked = (
+        arguments = (
             vectors,
             text,
             targets,
             torch.ones(len(sizes), device="cuda"),
             torch.zeros(len(sizes), device="cuda"),
         )
-        backbone.hurry(False)
-        plain = backbone.gradients(*asked)
-        backbone.hurry()
-        assert packed.fast
+        backbone.compile(False)
+        plain = backbone.gradients(*arguments)
+        backbone.compile()
+        assert packed.compiled
         for _ in range(2):
-            fast = backbone.gradients(*asked)
+            fast = backbone.gradients(*arguments)
             torch.testing.assert_close(fast[0], plain[0], rtol=1e-3, atol=1e-3)
             assert float((fast[1] - plain[1]).norm() / plain[1].norm()) < 1e-2
-    assert counters["stats"]["unique_graphs"] <= 6, (
-        "sizes that come and go are not compiled one by one"
-    )
+    assert counters["stats"]["unique_graphs"] <= 6, "layers are not compiled for every size"

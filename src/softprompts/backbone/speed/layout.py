@@ -1,175 +1,213 @@
-"""Where rows stand when they are laid end to end, so that there are no pads; from there to columns, and back.
+"""Layouts of packed rows: rows laid end to end without pads, and the way to columns and back.
 
-Shape letters: N tokens of all rows, L the longest row, G rows of a group; the others as in `backbone.py`.
+Shape letters: N packed positions, L the longest row, G rows of a group; the others as in
+`backbone.py`.
 """
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..device import sent
-from ..rows import Text
+from ..batch import Text
+from ..device import to_device
 from . import kernels
 
-WASTE = 1.15
-"""The most that padding may add to a group of rows in the CPU's attention."""
-SMALL = 2**25
-"""Tokens times width, up to which a step costs less than recording one of another size."""
-FEW, MANY = 8, 16
-"""Sizes between a number and its double that steps are recorded for, up to `SMALL` and beyond."""
+Numbers = npt.NDArray[np.int64]
+
+MAX_WASTE = 1.15
+"""How much larger padding may make a group of rows in the CPU's attention."""
+SMALL_STEP = 2**25
+"""Up to so many tokens times width, computing more pads costs less than recording more sizes."""
+FEW_BUCKETS, MANY_BUCKETS = 8, 16
+"""Bucket sizes between a number and its double, for steps up to `SMALL_STEP` and beyond."""
 
 
 class Layout(NamedTuple):
-    """Where the rows of a batch stand when they are laid end to end."""
+    """Where the rows of a batch are when they are packed end to end."""
 
-    order: Tensor
-    """What stands at each place, counted through all prompts' vectors and then all texts' tokens: [N]."""
-    back: Tensor
-    """The place of each prompt vector: [B, P]; its row's first where it is not the row's own."""
-    own: Tensor
-    """Which prompt vectors are a row's own: [B, P]."""
+    source: Tensor
+    """What is at each position, as an index into all prompt vectors followed by all text tokens:
+    [N]."""
+    prompt_positions: Tensor
+    """The position of each prompt vector [B, P]; its row's first if the row does not use it."""
+    prompt_mask: Tensor
+    """Which prompt vectors a row uses: [B, P]."""
     rows: Tensor
-    """The batch's rows in their order, longest first where groups are made: [B]."""
+    """The batch's rows in packed order, longest first where there are groups: [B]."""
     padded: Tensor
-    """The place of each column of each group's rows, one group after another; beyond its end a row repeats its last token."""
+    """The position of each column of each group's rows, group by group; beyond its end, a row
+    repeats its last token."""
     inverse: Tensor
-    """The other way round: [N]."""
+    """The column of each position: [N]."""
     groups: list[tuple[int, int]]
     """Rows and columns of each group."""
     masks: list[Tensor]
-    """Which columns are a row's own: [G, L] each."""
+    """Which columns a row uses, by group: [G, L]."""
     tiles: Tensor
     """The parts of rows that the GPU's attention works on: see `kernels.tiles`."""
 
 
-def lay(text: Text, length: int) -> Layout:
-    """The layout of a batch with `length` prompt vectors a row."""
-    assert text.sizes is not None
+def grouped_layout(text: Text, length: int) -> Layout:
+    """The layout of a batch with `length` prompt vectors per row, in groups of similar length."""
+    assert text.lengths is not None
     device, (batch, width) = text.mask.device, text.mask.shape
-    sizes = text.sizes.numpy().astype(np.int64)
-    given = np.full(batch, length) if text.given is None else text.given.numpy()
-    at = np.zeros(batch, np.int64) if text.at is None else text.at.cpu().numpy()
-    total = sizes + given
+    text_lengths = text.lengths.numpy().astype(np.int64)
+    prompt_lengths, insert_at = np.full(batch, length), np.zeros(batch, np.int64)
+    if text.prompt_lengths is not None:
+        prompt_lengths = text.prompt_lengths.numpy()
+    if text.insert_at is not None:
+        insert_at = text.insert_at.cpu().numpy()
+    total = text_lengths + prompt_lengths
     rows = np.argsort(-total, kind="stable")
-    ends = total[rows].cumsum()
-    starts, count = ends - total[rows], int(ends[-1])
-    document = np.repeat(np.arange(batch), total[rows])
-    place = np.arange(count) - starts[document]
-    row = rows[document]
-    inside = place - at[row]
-    from_text = batch * length + row * width + np.where(inside < 0, place, place - given[row])
-    order = np.where((inside >= 0) & (inside < given[row]), row * length + inside, from_text)
+    lengths = total[rows]
+    ends = lengths.cumsum()
+    starts, count = ends - lengths, int(ends[-1])
+    packed_row = np.repeat(np.arange(batch), lengths)  # of each position
+    offset = np.arange(count) - starts[packed_row]
+    row = rows[packed_row]
+    in_prompt = offset - insert_at[row]
+    text_column = np.where(in_prompt < 0, offset, offset - prompt_lengths[row])
+    source = np.where(
+        (in_prompt >= 0) & (in_prompt < prompt_lengths[row]),
+        row * length + in_prompt,
+        batch * length + row * width + text_column,
+    )
 
     first = np.empty(batch, np.int64)
     first[rows] = starts
-    own = np.arange(length) < given[:, None]
-    back = np.where(own, (first + at)[:, None] + np.arange(length), first[:, None])
+    prompt_mask = np.arange(length) < prompt_lengths[:, None]
+    prompt_start = (first + insert_at)[:, None]
+    prompt_positions = np.where(prompt_mask, prompt_start + np.arange(length), first[:, None])
 
-    groups = group(total[rows])
-    padded, inverse, masks, begin, base = [], [], [], 0, 0
-    for many, columns in groups:
-        own_rows, across = slice(begin, begin + many), np.arange(columns)
-        masks.append(across < total[rows][own_rows, None])
-        padded.append(
-            (starts[own_rows, None] + np.minimum(across, total[rows][own_rows, None] - 1)).reshape(
-                -1
-            )
-        )
-        inside_group = (document >= begin) & (document < begin + many)
-        inverse.append(base + (document[inside_group] - begin) * columns + place[inside_group])
-        begin, base = begin + many, base + many * columns
-    tensors = [
-        rows,
-        order,
-        back,
-        own,
-        np.concatenate(padded),
-        np.concatenate(inverse),
-        np.zeros((0, 3), np.int32),
-        *masks,
-    ]
-    moved = [sent(torch.from_numpy(np.ascontiguousarray(array)), device) for array in tensors]
-    rows_, order_, back_, own_, padded_, inverse_, tiles_, *masks_ = moved
-    return Layout(order_, back_, own_, rows_, padded_, inverse_, groups, masks_, tiles_)
-
-
-def lay_wide(text: Text, length: int, room: int, rows: int | None = None) -> Layout:
-    """The same of one group with `room` columns, in a bucket's number of places; worked out on the device, from the lengths alone.
-
-    To the batch's rows come empty ones, up to `rows`.
-    """
-    assert text.sizes is not None
-    device, (batch, width) = text.mask.device, text.mask.shape
-    given = torch.full((batch,), length) if text.given is None else text.given
-    lengths = text.sizes + given
-    count = int(lengths.sum())
-    places = bucket(count, FEW if count * text.embeds.shape[2] <= SMALL else MANY)
-    at = torch.zeros(batch, dtype=torch.long) if text.at is None else text.at.cpu()
-    told = nn.functional.pad(
-        torch.stack([lengths, given, at]), (0, 0 if rows is None else rows - batch)
+    groups = group_by_length(lengths)
+    padded, inverse, masks = _columns(groups, starts, lengths, packed_row, offset)
+    arrays = (source, prompt_positions, prompt_mask, rows, padded, inverse, *masks)
+    source_, positions_, prompt_mask_, rows_, padded_, inverse_, *masks_ = (
+        to_device(torch.from_numpy(np.ascontiguousarray(array)), device) for array in arrays
     )
-    tiles = kernels.tiles(told[0].numpy(), kernels.TILE, kernels.room(places, told.shape[1]))
-    total, given, at = sent(told, device)
+    no_tiles = torch.zeros(0, 3, dtype=torch.int32, device=device)
+    return Layout(
+        source_,
+        positions_,
+        prompt_mask_,
+        rows_,
+        padded_,
+        inverse_,
+        groups,
+        masks_,
+        no_tiles,
+    )
+
+
+def _columns(
+    groups: Sequence[tuple[int, int]],
+    starts: Numbers,
+    lengths: Numbers,
+    packed_row: Numbers,
+    offset: Numbers,
+) -> tuple[Numbers, Numbers, list[npt.NDArray[np.bool_]]]:
+    """`padded`, `inverse` and `masks` of a `Layout`, from the starts and lengths of packed rows,
+    and each position's packed row and offset in it."""
+    padded, inverse, masks, begin, base = [], [], [], 0, 0
+    for size, columns in groups:
+        members, column = slice(begin, begin + size), np.arange(columns)
+        masks.append(column < lengths[members, None])
+        last = lengths[members, None] - 1
+        padded.append((starts[members, None] + np.minimum(column, last)).reshape(-1))
+        in_group = (packed_row >= begin) & (packed_row < begin + size)
+        inverse.append(base + (packed_row[in_group] - begin) * columns + offset[in_group])
+        begin, base = begin + size, base + size * columns
+    return np.concatenate(padded), np.concatenate(inverse), masks
+
+
+def bucketed_layout(text: Text, length: int, columns: int, rows: int | None = None) -> Layout:
+    """A layout of one group with `columns` columns, and a bucket's number of positions.
+
+    It is computed on the device, from the lengths alone. Empty rows are added up to `rows`.
+    """
+    assert text.lengths is not None
+    device, (batch, width) = text.mask.device, text.mask.shape
+    prompt_lengths = text.prompt_lengths
+    if prompt_lengths is None:
+        prompt_lengths = torch.full((batch,), length)
+    lengths = text.lengths + prompt_lengths
+    count = int(lengths.sum())
+    small = count * text.embeds.shape[2] <= SMALL_STEP
+    positions = bucket(count, FEW_BUCKETS if small else MANY_BUCKETS)
+    insert_at = torch.zeros(batch, dtype=torch.long)
+    if text.insert_at is not None:
+        insert_at = text.insert_at.cpu()
+    empty_rows = 0 if rows is None else rows - batch
+    by_row = nn.functional.pad(torch.stack([lengths, prompt_lengths, insert_at]), (0, empty_rows))
+    max_tiles = kernels.max_tiles(positions, by_row.shape[1])
+    tiles = kernels.tiles(by_row[0].numpy(), kernels.TILE, max_tiles)
+    total, prompt_lengths, insert_at = to_device(by_row, device)
 
     ends = total.cumsum(0)
-    starts, at_place = ends - total, torch.arange(places, device=device)
-    used = at_place < count
-    row = torch.searchsorted(ends, at_place, right=True).clamp_(max=len(total) - 1)
-    place = at_place - starts[row]
-    inside, ours = place - at[row], given[row]
-    from_text = batch * length + row * width + torch.where(inside < 0, place, place - ours)
-    order = torch.where((inside >= 0) & (inside < ours), row * length + inside, from_text)
-
-    own = torch.arange(length, device=device) < given[:batch, None]
-    back = torch.where(
-        own, (starts + at)[:batch, None] + torch.arange(length, device=device), starts[:batch, None]
+    starts, position = ends - total, torch.arange(positions, device=device)
+    used = position < count
+    row = torch.searchsorted(ends, position, right=True).clamp_(max=len(total) - 1)
+    offset = position - starts[row]
+    in_prompt, prompt_length = offset - insert_at[row], prompt_lengths[row]
+    text_column = torch.where(in_prompt < 0, offset, offset - prompt_length)
+    source = torch.where(
+        (in_prompt >= 0) & (in_prompt < prompt_length),
+        row * length + in_prompt,
+        batch * length + row * width + text_column,
     )
-    across = torch.arange(room, device=device)
-    padded = (starts[:, None] + torch.minimum(across, total[:, None] - 1)).view(-1)
-    mask = across < total[:, None]
-    moved, every = sent(torch.from_numpy(tiles), device), torch.arange(len(total), device=device)
+
+    vector = torch.arange(length, device=device)
+    prompt_mask = vector < prompt_lengths[:batch, None]
+    prompt_start = (starts + insert_at)[:batch, None]
+    prompt_positions = torch.where(prompt_mask, prompt_start + vector, starts[:batch, None])
+    column = torch.arange(columns, device=device)
+    padded = (starts[:, None] + torch.minimum(column, total[:, None] - 1)).view(-1)
     return Layout(
-        order * used,
-        back,
-        own,
-        every,
+        source * used,
+        prompt_positions,
+        prompt_mask,
+        torch.arange(len(total), device=device),
         padded,
-        (row * room + place) * used,
-        [(len(total), room)],
-        [mask],
-        moved,
+        (row * columns + offset) * used,
+        [(len(total), columns)],
+        [column < total[:, None]],
+        to_device(torch.from_numpy(tiles), device),
     )
 
 
-def rounded(number: int, many: int) -> int:
-    """Up to one of at most `many` sizes (2, 4, 8, ...) between a number and its double."""
-    step = 1 << max(0, number.bit_length() - many.bit_length())
+def round_up(number: int, sizes: int) -> int:
+    """Up to one of at most `sizes` (2, 4, 8, ...) sizes between a number and its double."""
+    step = 1 << max(0, number.bit_length() - sizes.bit_length())
     return -(-number // step) * step
 
 
-def bucket(tokens: int, many: int) -> int:
-    """The number of places for so many tokens: whole tiles."""
-    return -(-rounded(tokens, many) // kernels.TILE) * kernels.TILE
+def bucket(tokens: int, sizes: int) -> int:
+    """The number of positions for so many tokens: whole tiles."""
+    return -(-round_up(tokens, sizes) // kernels.TILE) * kernels.TILE
 
 
-def group(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Rows, longest first, in groups that padding makes little larger: the number and the columns of each."""
+def group_by_length(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Rows, longest first, in groups that padding enlarges little: rows and columns of each."""
     groups: list[tuple[int, int]] = []
     begin = 0
     tokens = 0
     for row, length in enumerate(lengths):
-        if row > begin and (row + 1 - begin) * lengths[begin] > WASTE * (tokens + length):
+        if row > begin and (row + 1 - begin) * lengths[begin] > MAX_WASTE * (tokens + length):
             groups.append((row - begin, int(lengths[begin])))
             begin, tokens = row, 0
         tokens += int(length)
     return [*groups, (len(lengths) - begin, int(lengths[begin]))]
 
 
-class _Spread(torch.autograd.Function):
-    """From places to columns: [N, ...] -> [G * L, ...]. Columns beyond a row's end are seen by nobody, so they give nothing back."""
+class _ToColumns(torch.autograd.Function):
+    """From positions to columns: [N, ...] -> [G * L, ...].
+
+    Nothing attends to columns beyond a row's end, so they have no gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, padded: Tensor, inverse: Tensor) -> Tensor:
@@ -182,8 +220,8 @@ class _Spread(torch.autograd.Function):
         return gradient[0][inverse], None, None
 
 
-class _Gather(torch.autograd.Function):
-    """From columns to places."""
+class _ToPositions(torch.autograd.Function):
+    """From columns to positions."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, inverse: Tensor) -> Tensor:
@@ -194,26 +232,22 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, None]:
         (inverse,) = ctx.saved_tensors
-        return gradient[0].new_zeros(ctx.columns, *gradient[0].shape[1:]).index_copy_(
-            0, inverse, gradient[0]
-        ), None
+        by_column = gradient[0].new_zeros(ctx.columns, *gradient[0].shape[1:])
+        return by_column.index_copy_(0, inverse, gradient[0]), None
 
 
-def spread(states: Tensor, layout: Layout) -> list[Tensor]:
-    """Rows laid end to end as rows of columns, group by group: [N, ...] -> [G, L, ...] each."""
-    columns: Tensor = _Spread.apply(states, layout.padded, layout.inverse)  # type: ignore[no-untyped-call]
+def unpack(states: Tensor, layout: Layout) -> list[Tensor]:
+    """Packed rows as padded ones, by group: [N, ...] -> [G, L, ...] each."""
+    columns: Tensor = _ToColumns.apply(states, layout.padded, layout.inverse)  # type: ignore[no-untyped-call]
     parts = torch.split(columns, [rows * width for rows, width in layout.groups])
     return [
         part.view(*shape, *part.shape[1:]) for part, shape in zip(parts, layout.groups, strict=True)
     ]
 
 
-def gathered(groups: Sequence[Tensor], layout: Layout) -> Tensor:
-    """The other way round: [G, L, ...] each -> [N, ...]."""
-    columns = (
-        torch.cat([part.flatten(0, 1) for part in groups])
-        if len(groups) > 1
-        else groups[0].flatten(0, 1)
-    )
-    places: Tensor = _Gather.apply(columns, layout.inverse)  # type: ignore[no-untyped-call]
-    return places
+def pack(groups: Sequence[Tensor], layout: Layout) -> Tensor:
+    """The reverse: [G, L, ...] each -> [N, ...]."""
+    flat = [part.flatten(0, 1) for part in groups]
+    columns = torch.cat(flat) if len(flat) > 1 else flat[0]
+    positions: Tensor = _ToPositions.apply(columns, layout.inverse)  # type: ignore[no-untyped-call]
+    return positions

@@ -1,4 +1,7 @@
-"""The embedded starter tasks: customer messages to a helpdesk, each labelled six ways. `helpdesk/README.md` says how they were made."""
+"""Starter tasks that come with the package: customer messages to a helpdesk, with six labels each.
+
+`helpdesk/README.md` says how they were made.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,18 +24,25 @@ _CLASSES = {
 STARTERS: dict[str, dict[str, Any]] = {
     f"helpdesk/{label}": {**_FILES, "text": "text", "label": label} for label in _CLASSES
 }
-"""Task name to the settings it stands for."""
+"""The settings that each task name stands for."""
 
 
 def _define(label: str, classes: tuple[str, ...]) -> Definition:
-    def make(row: Row, split: str) -> Iterator[Example]:
+    def preprocess(row: Row, split: str) -> Iterator[Example]:
         yield Example(text_of(row, "text").strip(), label_of(row, label, classes))
 
     metrics = ("accuracy", "macro_f1")
     return Definition(
-        f"helpdesk/{label}", "", make, metrics, classes, word="", columns=("text",), files=_FILES
+        f"helpdesk/{label}",
+        "",
+        preprocess,
+        metrics,
+        classes,
+        word="",
+        columns=("text",),
+        files=_FILES,
     )
 
 
 DEFINITIONS = [_define(*entry) for entry in _CLASSES.items()]
-"""The same tasks as named ones, to look at and to be judged by; a text has no task's word before it."""
+"""The same tasks as definitions, to show and to evaluate on. They have no task word."""

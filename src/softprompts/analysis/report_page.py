@@ -1,0 +1,239 @@
+"""The page of a transfer study's report: what it found, and its tables as Markdown."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from .heatmaps import WEAK
+from .transfer import SIGNIFICANCE
+
+Summary = dict[str, Any]
+TableRow = dict[str, Any]
+
+
+def verdicts(summary: Summary) -> list[str]:
+    """What the study says about the paper's claims, for the targets that are not too weak."""
+    targets = summary["targets"]
+    strong = [row["target"] for row in targets if not row["weak"]]
+    weak = [row["target"] for row in targets if row["weak"] and row["baseline"] is not None]
+    unfinished = [row["target"] for row in targets if row["baseline"] is None]
+    left_out = f" Too weak, and left out: {', '.join(weak)}." if weak else ""
+    if unfinished:
+        left_out += f" Without a baseline yet, and left out: {', '.join(unfinished)}."
+    if not strong:
+        return [
+            "No target's baseline beats the majority class by more than two standard errors, so "
+            f"there is no verdict.{left_out}"
+        ]
+    sentences = [f"Verdicts are based on {len(strong)} of {len(targets)} targets.{left_out}"]
+    cells = [
+        row
+        for row in summary["transfer"]
+        if not row["weak"]
+        and row["relative_error_reduction"] is not None
+        and row["source"] != row["target"]
+    ]
+    if cells:
+        sentences.append(_transfer_verdict(cells))
+    sentences += [
+        _correlation_verdict(name, rows) for name, rows in summary["correlations"].items()
+    ]
+    return sentences + _retrieval_verdicts(summary)
+
+
+def _transfer_verdict(cells: Sequence[TableRow]) -> str:
+    better = [row for row in cells if row["relative_error_reduction"] > 0]
+    worse = [row for row in cells if row["relative_error_reduction"] < 0]
+    by_chance = SIGNIFICANCE / 2 * sum(row["p"] is not None for row in cells)
+    best: dict[str, float] = {}
+    for row in cells:
+        reduction = row["relative_error_reduction"]
+        best[row["target"]] = max(reduction, best.get(row["target"], -math.inf))
+    return (
+        f"Starting from another task's prompt raised the mean score in {len(better)} of "
+        f"{len(cells)} cells, in {sum(row['clear'] for row in better)} of them at "
+        f"p < {SIGNIFICANCE} (Welch's t), and lowered it at this level in "
+        f"{sum(row['clear'] for row in worse)}; chance alone gives at most about {by_chance:.1f} "
+        "each way. Each target's best source, chosen by these scores, cut its errors by "
+        f"{fmean(best.values()):.1f} % on average."
+    )
+
+
+def _correlation_verdict(name: str, rows: Sequence[TableRow]) -> str:
+    known = [row for row in rows if not row["weak"] and row["pearson"] is not None]
+    significant = [row for row in known if _significant(row["pearson_p"])]
+    positive = [row["target"] for row in significant if row["pearson"] > 0]
+    negative = [row["target"] for row in significant if row["pearson"] <= 0]
+    over_sources = sum(_significant(row["pearson_of_sources_p"]) for row in known)
+    return (
+        f"{name}: similarity and error reduction correlate at p < {SIGNIFICANCE} on "
+        f"{len(significant)} of {len(known)} targets (positively: {', '.join(positive) or 'none'}; "
+        f"negatively: {', '.join(negative) or 'none'}), and over the sources' means on "
+        f"{over_sources}."
+    )
+
+
+def _significant(p: float | None) -> bool:
+    return p is not None and p < SIGNIFICANCE
+
+
+def _retrieval_verdicts(summary: Summary) -> list[str]:
+    changes = {
+        (row["method"], row["similarity"], row["k"]): row["change"] for row in summary["retrieval"]
+    }
+    by_chance = changes.get(("best of k at random", None, 1))
+    oracle = changes["oracle", None, None]
+    sentences = []
+    for name in summary["similarities"]:
+        nearest = changes.get(("best of top-k", name, 1))
+        if nearest is not None and by_chance is not None and oracle is not None:
+            sentences.append(
+                f"{name}: the most similar source prompt changes the mean score by "
+                f"{nearest:+z.1f}, a random one by {by_chance:+z.1f}, the best one by "
+                f"{oracle:+z.1f}."
+            )
+    return sentences
+
+
+def page(summary: Summary) -> str:
+    """The report as Markdown."""
+    missing, expected = sum(summary["missing"].values()), summary["expected"]
+    progress = f"{expected - missing} of {expected} baselines and cells are finished"
+    parts = [
+        "# Transfer between tasks",
+        progress + (f"; {missing} are missing and left empty." if missing else "."),
+        *summary["verdicts"],
+    ]
+    if any(row["score"] is not None for row in summary["sources"]):
+        parts += ["## Sources", _tasks_table(summary["sources"], "source", "score")]
+    parts += [
+        "## Targets",
+        _tasks_table(summary["targets"], "target", "baseline"),
+        "Too weak: not above the majority class by two standard errors, over seeds and over "
+        "validation rows.",
+    ]
+    if summary["transfer"]:
+        parts += [
+            "## Relative error reduction (%)",
+            "![sources x targets](transfer.png)",
+            _transfer_table(summary),
+        ]
+    for name, similarity in summary["similarities"].items():
+        if len(similarity["tasks"]) > 1:
+            title = f"## Task embeddings: {name.replace('_', ' ')}"
+            parts += [title, f"![clusters](clusters-{name}.png)"]
+    for name, rows in summary["correlations"].items():
+        parts += [
+            f"## Similarity against transfer: {name.replace('_', ' ')}",
+            f"![scatter](correlation-{name}.png)",
+            _correlations_table(rows),
+            "Prompts of one source are not independent, so p over prompts is too small; the means "
+            "have one point for each source.",
+        ]
+    return "\n\n".join([*parts, *_retrieval_section(summary)]) + "\n"
+
+
+def _retrieval_section(summary: Summary) -> list[str]:
+    weak = [row["weak"] for row in summary["targets"]]
+    parts = []
+    if not all(weak):
+        which = ", targets that are not too weak" if any(weak) else ""
+        parts += [f"## Retrieval{which}", _retrieval_table(summary["retrieval"])]
+    if any(weak):
+        table = _retrieval_table(summary["retrieval_of_all_targets"])
+        parts += ["## Retrieval, all targets", table]
+    return [
+        *parts,
+        "Means over targets ± standard deviation over seeds. Every score, including the "
+        "baselines, is that of a run's best evaluation on the validation rows. The best of k, the "
+        "best single source and the oracle are chosen and scored on the same rows, so they rise "
+        "with the number of tries by chance alone: compare the best of top-k with the expected "
+        "best of k at random.",
+    ]
+
+
+def _tasks_table(rows: Sequence[TableRow], kind: str, score: str) -> str:
+    """Sources or targets, and which of them are too weak."""
+    cells = [
+        [
+            row[kind],
+            _plus_minus(row, score),
+            row["metric"] or "",
+            _number(row["majority"], 1),
+            str(row["rows"] or ""),
+            _number(row["standard_error"], 1),
+            "not finished" if row[score] is None else "too weak" if row["weak"] else "",
+        ]
+        for row in rows
+    ]
+    return _table([kind, score, "metric", "majority class", "rows", "standard error", ""], cells)
+
+
+def _transfer_table(summary: Summary) -> str:
+    reductions = {
+        (row["source"], row["target"]): row["relative_error_reduction"]
+        for row in summary["transfer"]
+    }
+    targets = [row["target"] for row in summary["targets"]]
+    sources = [row["source"] for row in summary["sources"]]
+    rows = [
+        [source, *(_number(reductions[source, target], 1) for target in targets)]
+        for source in sources
+    ]
+    return _table(["source", *targets], rows)
+
+
+def _correlations_table(rows: Sequence[TableRow]) -> str:
+    columns = [
+        ("Pearson r", "pearson", 2),
+        ("p", "pearson_p", 4),
+        ("Spearman rho", "spearman", 2),
+        ("p", "spearman_p", 4),
+        ("sources", "sources", 0),
+        ("Pearson r of their means", "pearson_of_sources", 2),
+        ("p", "pearson_of_sources_p", 4),
+    ]
+    cells = [
+        [
+            row["target"] + (WEAK if row["weak"] else ""),
+            str(row["points"]),
+            *(_number(row[name], digits) for _, name, digits in columns),
+        ]
+        for row in rows
+    ]
+    return _table(["target", "source prompts", *(title for title, _, _ in columns)], cells)
+
+
+def _retrieval_table(rows: Sequence[TableRow]) -> str:
+    spreads = {
+        "score": "score",
+        "change": "change",
+        "relative error reduction (%)": "relative_error_reduction",
+    }
+    cells = [
+        [
+            row["method"] + (f" ({row['source']})" if row["source"] else ""),
+            (row["similarity"] or "").replace("_", " "),
+            str(row["k"] or ""),
+            *(_plus_minus(row, name) for name in spreads.values()),
+            str(row["targets"]),
+            str(row["missing"] or ""),
+        ]
+        for row in rows
+    ]
+    return _table(["method", "similarity", "k", *spreads, "targets", "missing cells"], cells)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:z.{digits}f}"
+
+
+def _plus_minus(row: TableRow, name: str) -> str:
+    std = row[f"{name}_std"]
+    return _number(row[name], 1) + ("" if std is None else f" ± {_number(std, 1)}")

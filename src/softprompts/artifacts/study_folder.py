@@ -1,0 +1,200 @@
+"""A study's folder: which files it and its cells hold, and how they are read, checked and written.
+
+study.yaml              the study file as it was last run
+cells/NAME/             one folder per cell: the folder of its run, and beside the run's files
+    cell.json           what the cell was planned as
+    result.json         its result, written once
+    .claim-N            leases: which worker runs the cell; the highest N counts
+workers/WORKER.json     a worker's heartbeat
+"""
+
+import dataclasses
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from ..errors import UserError
+from ..files import read_json, remove_stale, write_json, write_once
+from .run_folder import RunFolder
+
+STUDY_FILE, CELLS, WORKERS = "study.yaml", "cells", "workers"
+PLAN, RESULT, LEASE = "cell.json", "result.json", ".claim-"
+
+
+@dataclass(frozen=True)
+class ChosenSource:
+    """A source prompt that a cell starts from, or whose task it mixes in."""
+
+    cell: str
+    similarity: float | None = None
+    weight: float | None = None
+    """In a weighted average."""
+
+    def plain(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """The result of a cell, as `result.json` holds it.
+
+    Of a failed run only the fields before `score`, `failed` and `config` are known. Results of
+    older versions lack some others.
+    """
+
+    cell: str
+    stage: str | None = None
+    backbone: str | None = None
+    variant: str | None = None
+    source: str | None = None
+    target: str | None = None
+    seed: int | None = None
+    k: int | None = None
+    similarity: str | None = None
+    chosen: list[ChosenSource] = field(default_factory=list)
+    """Nearest first."""
+    worker: str | None = None
+    begun: float = 0.0
+    beside: list[str] = field(default_factory=list)
+    """The cells of its cohort, itself among them."""
+    resumed: list[str] = field(default_factory=list)
+    """Those of them that resumed from a checkpoint."""
+    finished: float = 0.0
+    score: float | None = None
+    """The first metric on the validation rows; None where the run failed."""
+    metric: str | None = None
+    metrics: dict[str, float] | None = None
+    majority: float | None = None
+    data: dict[str, str] | None = None
+    """Digests of the task's rows, by split."""
+    rows: int | None = None
+    """Validation rows."""
+    best_step: int | None = None
+    steps: int | None = None
+    seconds: float | None = None
+    """Its share of the cohort's training time."""
+    cohort: int | None = None
+    """How many runs were trained together."""
+    failed: str | None = None
+    fingerprint: str | None = None
+    parameters: int | None = None
+    machine: dict[str, Any] | None = None
+    config: dict[str, Any] | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        values = read_json(path)
+        try:
+            known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
+            known["chosen"] = [ChosenSource(**source) for source in known.get("chosen", [])]
+            return cls(**known)
+        except TypeError:
+            raise UserError(
+                f"{path} is corrupted, or not the result of a cell; "
+                "remove it to run the cell again."
+            ) from None
+
+    def plain(self) -> dict[str, Any]:
+        values = dataclasses.asdict(self) | {"chosen": [source.plain() for source in self.chosen]}
+        if self.score is not None:
+            return values
+        return {name: value for name, value in values.items() if name not in MEASURED}
+
+
+MEASURED = (
+    *("metric", "metrics", "majority", "data", "rows", "best_step", "steps", "seconds"),
+    *("cohort", "fingerprint", "parameters", "machine"),
+)
+"""Fields that only the result of a run that did not fail has."""
+
+
+@dataclass(frozen=True)
+class CellFolder(RunFolder):
+    """The folder of one cell, which is that of its run."""
+
+    @property
+    def is_done(self) -> bool:
+        return (self.path / RESULT).exists()
+
+    def result(self) -> CellResult | None:
+        path = self.path / RESULT
+        return CellResult.read(path) if path.exists() else None
+
+    def write_result(self, result: CellResult) -> bool:
+        """False where there is a result already, which stays."""
+        return write_once(self.path / RESULT, result.plain())
+
+    def plan(self) -> Mapping[str, Any] | None:
+        path = self.path / PLAN
+        return dict(read_json(path)) if path.exists() else None
+
+    def write_plan(self, plan: Mapping[str, Any]) -> None:
+        remove_stale(self.path, [PLAN])
+        write_json(self.path / PLAN, plan)
+
+    # -- leases ------------------------------------------------------------------------------------
+
+    def lease(self) -> Path | None:
+        """The lease that counts."""
+        return max(self.path.glob(f"{LEASE}*"), key=_number, default=None)
+
+    def write_lease(self, worker: str, after: Path | None) -> Path | None:
+        """The worker's lease, following `after`; None where another worker was faster."""
+        path = self.path / f"{LEASE}{0 if after is None else _number(after) + 1}"
+        return path if write_once(path, {"worker": worker}) else None
+
+    def remove_leases(self) -> None:
+        for lease in self.path.glob(f"{LEASE}*"):
+            lease.unlink(missing_ok=True)
+
+
+def _number(lease: Path) -> int:
+    return int(lease.name.removeprefix(LEASE))
+
+
+def lease_owner(lease: Path) -> str | None:
+    """The worker that wrote a lease; None where it is gone or corrupted."""
+    try:
+        return str(json.loads(lease.read_text(encoding="utf-8"))["worker"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """The folder of a study."""
+
+    path: Path
+
+    @property
+    def study_file(self) -> Path:
+        return self.path / STUDY_FILE
+
+    @property
+    def cells(self) -> Path:
+        return self.path / CELLS
+
+    def cell(self, name: str) -> CellFolder:
+        return CellFolder(self.cells / name)
+
+    def heartbeat(self, worker: str) -> Path:
+        return self.path / WORKERS / f"{worker}.json"
+
+    def heartbeats(self) -> list[Path]:
+        return list((self.path / WORKERS).glob("[!.]*.json"))
+
+    def now(self) -> float:
+        """The time on the clock of the folder's file system, which dates heartbeats.
+
+        Where nothing can be written, the time on this machine.
+        """
+        try:
+            with tempfile.NamedTemporaryFile(dir=self.path / WORKERS, prefix=".clock.") as file:
+                return os.stat(file.name).st_mtime
+        except OSError:
+            return time.time()

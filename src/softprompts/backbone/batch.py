@@ -1,0 +1,117 @@
+"""A backbone's inputs and losses: embedded texts that take a prompt, candidates, losses.
+
+Shape letters as in `backbone.py`; V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from .device import to_device
+
+Place = Literal["prefix", "after-bos", "suffix"]
+"""Where a prompt is inserted: before everything; after the tokenizer's opening special tokens;
+after the text, before its closing special tokens."""
+
+
+class Text(NamedTuple):
+    """Embedded texts as rows [text; pad], and where a prompt is inserted into each.
+
+    `insert_at`, `prompt_lengths` and `lengths` stay on the device they were made on, so that
+    reading them does not wait for the GPU.
+    """
+
+    embeds: Tensor
+    """[B, T, H]."""
+    mask: Tensor
+    """[B, T]."""
+    insert_at: Tensor | None = None
+    """The column that each row's prompt starts at [B]; None: before the text."""
+    ids: Tensor | None = None
+    """[B, T]."""
+    prompt_lengths: Tensor | None = None
+    """How many of the P prompt vectors each row uses [B], if lengths differ; None: all of them."""
+    lengths: Tensor | None = None
+    """The number of tokens of each row [B]."""
+
+    def rows(self, indices: Sequence[int] | slice) -> "Text":
+        """A selection of rows."""
+        if isinstance(indices, slice):
+            parts: list[Any] = [part if part is None else part[indices] for part in self]
+            return Text(*parts)
+        on_cpu = torch.tensor(list(indices))
+        on_device = to_device(on_cpu, self.mask.device)
+        parts = [
+            part if part is None else part[on_device if part.device == on_device.device else on_cpu]
+            for part in self
+        ]
+        return Text(*parts)
+
+    def with_prompt(self, prompt: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows with the prompt [B, P, H] inserted, pads last: [B, P + T, H] and their mask."""
+        embeds = torch.cat([prompt.to(self.embeds), self.embeds], dim=1)
+        prompt_mask = self.mask.new_ones(prompt.shape[:2])
+        if self.prompt_lengths is not None:
+            columns = torch.arange(prompt.shape[1]).to(self.prompt_lengths)
+            used = columns < self.prompt_lengths[:, None]
+            prompt_mask = to_device(used, self.mask.device).to(self.mask)
+        mask = torch.cat([prompt_mask, self.mask], dim=1)
+        if self.insert_at is None and self.prompt_lengths is None:
+            return embeds, mask
+        order = self.joined_columns(prompt.shape[1]).argsort(dim=1)
+        return embeds.gather(1, order.unsqueeze(-1).expand_as(embeds)), mask.gather(1, order)
+
+    def joined_columns(self, length: int) -> Tensor:
+        """The columns of `length` prompt vectors and of the text after joining: [B, P + T].
+
+        Vectors that a row does not use come last.
+        """
+        batch, width = self.mask.shape
+        text_columns, prompt_columns = (
+            torch.arange(size, device=self.mask.device).expand(batch, -1)
+            for size in (width, length)
+        )
+        if self.insert_at is None:
+            start = self.mask.new_zeros(batch, 1)
+        else:
+            start = to_device(self.insert_at, self.mask.device)[:, None]
+        if self.prompt_lengths is None:
+            used = self.mask.new_full((batch, 1), length)
+        else:
+            used = to_device(self.prompt_lengths, self.mask.device)[:, None]
+        return torch.cat(
+            [
+                torch.where(prompt_columns < used, prompt_columns + start, prompt_columns + width),
+                torch.where(text_columns < start, text_columns, text_columns + used),
+            ],
+            dim=1,
+        )
+
+
+Candidates = Sequence[Sequence[int]] | Sequence[Sequence[Sequence[int]]]
+"""The ids of each candidate: one list for all rows, or one list per row."""
+
+
+def candidates_per_row(candidates: Candidates, rows: int) -> Sequence[Sequence[Sequence[int]]]:
+    """A list of candidates for each row."""
+    shared = isinstance(candidates[0][0], int)
+    return cast("Sequence[Sequence[Sequence[int]]]", [candidates] * rows if shared else candidates)
+
+
+class Losses(NamedTuple):
+    """Per row [B]: the target's summed negative log-likelihood, the summed squared log-normaliser
+    (for z-loss), and the number of target tokens."""
+
+    nll: Tensor
+    z: Tensor
+    tokens: Tensor
+
+    @classmethod
+    def from_logits(cls, logits: Tensor, ids: Tensor, mask: Tensor) -> "Losses":
+        """From the logits [B, N, V] that predict `ids` [B, N], where `mask` [B, N] is 1."""
+        logits = logits.float()
+        normaliser = logits.logsumexp(-1)
+        nll = normaliser - logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+        return cls((nll * mask).sum(1), (normaliser.square() * mask).sum(1), mask.sum(1))

@@ -1,0 +1,95 @@
+"""Training steps recorded as CUDA graphs, so that kernels are not launched one by one.
+
+A step is recorded once for the sizes of its inputs and replayed.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MAX_GRAPHS = 64
+"""Recorded steps that are kept; they share their memory."""
+
+Step = Callable[..., tuple[Tensor, Tensor]]
+"""From tensors to each row's loss and the gradient."""
+
+
+class TrainingGraphs:
+    """The recorded training steps of a model, by the sizes of their inputs."""
+
+    def __init__(self) -> None:
+        self.graphs: OrderedDict[tuple[int, ...], _Graph] = OrderedDict()
+        self.buffers = _Buffers()
+        self.recorded = 0
+        """Steps recorded so far, discarded ones included."""
+
+    def __call__(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """`step(*inputs)`, by the graph for these sizes, which is recorded if there is none."""
+        key = tuple(size for tensor in inputs for size in tensor.shape)
+        if key not in self.graphs:
+            pool = next(iter(self.graphs.values())).graph.pool() if self.graphs else None
+            self.graphs[key] = _Graph(step, inputs, self.buffers, pool)
+            self.recorded += 1
+        self.graphs.move_to_end(key)
+        if len(self.graphs) > MAX_GRAPHS:
+            self.graphs.popitem(last=False)
+        return self.graphs[key](inputs)
+
+    def clear(self) -> None:
+        """Discard all graphs, and the memory they share."""
+        self.graphs.clear()
+        self.buffers.tensors.clear()
+
+
+class _Buffers:
+    """Inputs and outputs in memory that all graphs share: only one is replayed at a time."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[tuple[str, int], Tensor] = {}
+
+    @cached_property
+    def stream(self) -> Any:
+        """The stream for recording: one for all graphs, because cuBLAS keeps memory for each."""
+        return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def like(self, purpose: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Buffers of the same shapes; their sizes grow to the next power of two."""
+        return [
+            self._buffer((purpose, index), tensor)[: tensor.numel()].view(tensor.shape)
+            for index, tensor in enumerate(tensors)
+        ]
+
+    def _buffer(self, key: tuple[str, int], tensor: Tensor) -> Tensor:
+        if key not in self.tensors or len(self.tensors[key]) < tensor.numel():
+            self.tensors[key] = tensor.new_empty(1 << (tensor.numel() - 1).bit_length())
+        return self.tensors[key]
+
+
+class _Graph:
+    """One recorded step; inputs are copied in before its replay, outputs are copied out after."""
+
+    def __init__(self, step: Step, inputs: Sequence[Tensor], buffers: _Buffers, pool: Any) -> None:
+        self.inputs = buffers.like("inputs", inputs)
+        torch._foreach_copy_(self.inputs, list(inputs))
+        stream = buffers.stream
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2 if pool is None else 1):
+                outputs = step(*self.inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.outputs = buffers.like("outputs", outputs)
+        del outputs
+        torch.cuda.empty_cache()  # of the warm-up; the graph has a pool of its own
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=pool, stream=stream):
+            torch._foreach_copy_(self.outputs, list(step(*self.inputs)))
+
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        torch._foreach_copy_(self.inputs, list(inputs))
+        self.graph.replay()
+        nll, gradient = (tensor.clone() for tensor in self.outputs)
+        return nll, gradient

@@ -1,0 +1,51 @@
+"""Progress bars of `softprompts pretrain`, one stage at a time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from ..pretraining.watch import Stage, Watcher
+
+COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    TaskProgressColumn(),
+    TextColumn("{task.fields[note]}"),
+    TimeElapsedColumn(),
+    TextColumn("left"),
+    TimeRemainingColumn(),
+)
+
+
+class StageBar(Stage):
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self.progress, self.task = progress, task
+
+    def update(self, completed: int, note: str = "") -> None:
+        fields = {"note": note} if note else {}
+        self.progress.update(self.task, completed=completed, **fields)  # type: ignore[arg-type]
+
+
+class PretrainProgress(Watcher):
+    """Bars on a terminal; nothing where there is none."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.console = Console(stderr=True)
+        self.shown = self.console.is_terminal and not quiet
+
+    @contextmanager
+    def stage(self, name: str, total: float | None, completed: int = 0) -> Iterator[Stage]:
+        with Progress(*COLUMNS, console=self.console, disable=not self.shown) as progress:
+            yield StageBar(
+                progress, progress.add_task(name, total=total, completed=completed, note="")
+            )

@@ -1,0 +1,285 @@
+"""Settings that are described once: by the types, limits and docstrings of a dataclass's fields.
+
+That description is a JSON Schema. Checks, flags, lists of runs, editors' completion and shells'
+completion all read it, so that a setting is written down in one place.
+"""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import math
+import os
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+from ..errors import UserError, setting
+from .choice import Choice
+
+Schema = dict[str, Any]
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    *,
+    factory: Callable[[], Any] | None = None,
+    **keywords: Any,
+) -> Any:
+    """A field with limits, as JSON Schema names them: `option(16, minimum=1)`.
+
+    `below="high"` is ours: the value must be below that of another field.
+    """
+    if factory is not None:
+        return dataclasses.field(default_factory=factory, metadata=keywords)
+    return dataclasses.field(default=default, metadata=keywords)
+
+
+class Settings:
+    """Base of frozen dataclasses whose fields are checked, and made of their types, when created."""
+
+    section: ClassVar[str] = ""
+    """Path of these settings in a configuration, such as `tuning`."""
+
+    def __post_init__(self) -> None:
+        for name, schema in schema_of(type(self))["properties"].items():
+            value = coerce(self.path(name), getattr(self, name), schema)
+            object.__setattr__(self, name, value)
+        check_order(self.section, vars(self), schema_of(type(self))["properties"])
+
+    @classmethod
+    def path(cls, name: str) -> str:
+        return f"{cls.section}.{name}" if cls.section else name
+
+    @classmethod
+    def of(cls, settings: Any) -> Self:
+        """From a mapping of its fields; an unknown field is an error."""
+        if not isinstance(settings, Mapping):
+            name = setting(cls.section) if cls.section else "The configuration"
+            raise UserError(f"{name} is {settings!r}; it must be a mapping of settings.")
+        known = schema_of(cls)["properties"]
+        unknown = [name for name in settings if name not in known]
+        if unknown:
+            raise UserError(
+                f"There is no setting {setting(cls.path(str(unknown[0])))}; "
+                f"the settings are {', '.join(known)}."
+            )
+        return cls(**settings)
+
+    def plain(self) -> dict[str, Any]:
+        """As YAML and JSON hold it."""
+        schemas = schema_of(type(self))["properties"]
+        return {name: _plain(getattr(self, name), schema) for name, schema in schemas.items()}
+
+
+def _plain(value: Any, schema: Schema) -> Any:
+    if isinstance(value, Choice):
+        return value.kind if schema.get("brief") and not value.options else value.plain()
+    return value.plain() if isinstance(value, Settings) else value
+
+
+# -- describing ------------------------------------------------------------------------------------
+
+
+@functools.cache
+def schema_of(kind: type) -> Schema:
+    """The JSON Schema of a dataclass. Choices and nested settings are left as references."""
+    hints, docs = typing.get_type_hints(kind), attribute_docs(kind)
+    properties, required = {}, []
+    for field in dataclasses.fields(kind):
+        schema = {**schema_of_hint(hints[field.name]), **field.metadata}
+        if field.name in docs:
+            schema["description"] = docs[field.name]
+        if field.default is not dataclasses.MISSING:
+            schema["default"] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            schema["default"] = field.default_factory()
+        else:
+            required.append(field.name)
+        properties[field.name] = schema
+    return {"type": "object", "properties": properties, "required": required}
+
+
+_TYPES: dict[Any, str] = {int: "integer", float: "number", bool: "boolean", str: "string"}
+
+
+def schema_of_hint(hint: Any) -> Schema:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint in _TYPES:
+        return {"type": _TYPES[hint]}
+    if hint is Choice:
+        return {"type": "choice"}
+    if isinstance(hint, type) and issubclass(hint, Settings):
+        return {"type": "settings", "settings": hint}
+    if origin is typing.Literal:
+        return {"enum": list(arguments)}
+    if origin in (types.UnionType, typing.Union):
+        inner = next(argument for argument in arguments if argument is not types.NoneType)
+        return {**schema_of_hint(inner), "nullable": True}
+    if origin is list:
+        return {"type": "array", "items": schema_of_hint(arguments[0])}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": schema_of_hint(arguments[1])}
+    return {}
+
+
+@functools.cache
+def attribute_docs(kind: type) -> dict[str, str]:
+    """The docstring under each attribute of a class and of its bases."""
+    docs = {}
+    for part in reversed(kind.__mro__[:-1]):
+        if not dataclasses.is_dataclass(part):
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
+        assert isinstance(tree, ast.ClassDef)
+        for here, after in zip(tree.body, tree.body[1:], strict=False):
+            if isinstance(here, ast.AnnAssign) and isinstance(after, ast.Expr):
+                assert isinstance(here.target, ast.Name)
+                docs[here.target.id] = " ".join(str(ast.literal_eval(after.value)).split())
+    return docs
+
+
+# -- checking --------------------------------------------------------------------------------------
+
+
+def coerce(path: str, value: Any, schema: Schema) -> Any:
+    """`value`, from YAML, a flag or Python, as its schema asks; an error that says what to give."""
+    kind = schema.get("type")
+    if value is None and (schema.get("nullable") or not schema):
+        return None
+    if schema.get("nullable") and value == "none" and kind != "string":
+        return None
+    if "enum" in schema:
+        if value in schema["enum"]:
+            return value
+        values = ", ".join(map(str, schema["enum"]))
+        raise UserError(f"{setting(path)} is {value!r}; choose one of {values}.")
+    if kind is None:
+        return value
+    if kind == "choice":
+        return schema["table"].check(Choice.of(value, path))
+    if kind == "settings":
+        settings = schema["settings"]
+        return value if isinstance(value, settings) else settings.of(value)
+    try:
+        coerced = _COERCIONS[kind](path, value, schema)
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(f"{setting(path)} is {value!r}; give {_wanted(schema)}.") from None
+    _check_limits(path, coerced, schema)
+    return coerced
+
+
+def _number(path: str, value: Any, schema: Schema) -> int | float:
+    number = float(value)
+    if isinstance(value, bool) or not math.isfinite(number):
+        raise ValueError
+    if schema["type"] == "number":
+        return number
+    if number != int(number):
+        raise ValueError
+    return int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else int(number)
+
+
+_BOOLEANS = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
+
+
+def _boolean(path: str, value: Any, schema: Schema) -> bool:
+    if str(value).lower() not in _BOOLEANS:
+        raise ValueError
+    return _BOOLEANS[str(value).lower()]
+
+
+def _string(path: str, value: Any, schema: Schema) -> str:
+    if isinstance(value, bool):
+        raise UserError(
+            f"{setting(path)} is {value}, because YAML reads some words as true or false; "
+            "put quotes around the word."
+        )
+    if not isinstance(value, (str, int, float, os.PathLike)):
+        raise TypeError
+    return str(value)
+
+
+def _array(path: str, value: Any, schema: Schema) -> list[Any]:
+    parts = value.split(",") if isinstance(value, str) else value
+    parts = [part.strip() if isinstance(part, str) else part for part in parts]
+    return [coerce(path, part, schema["items"]) for part in parts]
+
+
+def _object(path: str, value: Any, schema: Schema) -> dict[str, Any]:
+    if isinstance(value, str):
+        pairs = [part.split("=", 1) for part in value.split(",")]
+        if len(dict(pairs)) < len(pairs):
+            raise UserError(f"{setting(path)} names one value twice: {value}.")
+        value = {key: word.strip() for key, word in dict(pairs).items()}
+    inner = schema["additionalProperties"]
+    entries = dict(value).items()
+    return {_string(path, key, {}).strip(): coerce(path, entry, inner) for key, entry in entries}
+
+
+_COERCIONS: dict[str, Callable[[str, Any, Schema], Any]] = {
+    "integer": _number,
+    "number": _number,
+    "boolean": _boolean,
+    "string": _string,
+    "array": _array,
+    "object": _object,
+}
+
+
+def _wanted(schema: Schema) -> str:
+    """What a schema asks for, in words."""
+    words = {
+        "integer": "a whole number",
+        "number": "a number",
+        "boolean": "yes or no",
+        "string": "a text",
+    }
+    if schema["type"] == "array":
+        return f"a list, each part {_wanted(schema['items'])}"
+    if schema["type"] == "object":
+        pairs = {
+            "string": "VALUE=WORD pairs such as 0=negative,1=positive",
+            "number": "NAME=NUMBER pairs such as span=1,prefix=1",
+        }
+        return pairs.get(schema["additionalProperties"].get("type", ""), "names with values")
+    return words[schema["type"]]
+
+
+def _check_limits(path: str, value: Any, schema: Schema) -> None:
+    low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
+    high, below = schema.get("maximum"), schema.get("exclusiveMaximum")
+    fits = (
+        (low is None or value >= low)
+        and (above is None or value > above)
+        and (high is None or value <= high)
+        and (below is None or value < below)
+    )
+    if fits:
+        return
+    if high is None and below is None:
+        sizes = {(0, None): "not be negative", (None, 0): "be a positive number"}
+        must = sizes.get((low, above)) or (f"be at least {low}" if above is None else "")
+        must = must or f"be above {above:,}"
+    else:
+        start = f"from {low:,}" if low is not None else f"above {above:,}"
+        must = f"be {start} {f'to {high:,}' if high is not None else f'to below {below:,}'}"
+    raise UserError(f"{setting(path)} is {value:,}; it must {must}.")
+
+
+def check_order(section: str, values: Mapping[str, Any], properties: Mapping[str, Schema]) -> None:
+    """That values which must be below others are."""
+    for name, schema in properties.items():
+        if "below" in schema:
+            other = schema["below"]
+            low, high = (values.get(key, properties[key].get("default")) for key in (name, other))
+            if not low < high:
+                raise UserError(
+                    f"{setting(f'{section}.{name}')} is {low}; "
+                    f"it must be below {setting(f'{section}.{other}')}, which is {high}."
+                )

@@ -1,0 +1,91 @@
+"""How a prompt is trained, as settings."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from .choice import Choice
+from .kinds import optimizers
+from .schema import Settings, option
+
+
+@dataclass(frozen=True)
+class TuningConfig(Settings):
+    """Optimiser, schedule, batches, evaluation."""
+
+    section: ClassVar[str] = "tuning"
+
+    trains: Literal["prompt", "model", "nothing"] = "prompt"
+    """What is trained: the prompt; the whole model instead (model tuning, saved as model/ in the
+    run's folder); or nothing (hand-written prompts)."""
+
+    optimizer: Choice = option(factory=lambda: Choice("adamw"), table=optimizers, brief=True)
+    """AdamW, or Adafactor exactly as T5X runs it for prompt tuning."""
+
+    lr: float = option(0.3, exclusiveMinimum=0)
+    """Learning rate, in units of the backbone's embedding scale unless prompt.unit is set."""
+
+    shape_lr: float | None = option(0.003, exclusiveMinimum=0)
+    """Learning rate of the shape's network; none: the same as lr."""
+
+    route_lr: float | None = option(0.01, exclusiveMinimum=0)
+    """Learning rate of the router; none: the same as lr."""
+
+    head_lr: float | None = option(0.01, exclusiveMinimum=0)
+    """Learning rate of an encoder-only model's linear head; none: the same as lr."""
+
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """How the learning rate decays after warm-up: not at all, linearly or by a cosine to zero."""
+
+    warmup: float = option(0.05, minimum=0)
+    """Warm-up: a number of steps, or below 1 a fraction of all steps."""
+
+    weight_decay: float = option(1e-5, minimum=0)
+    """Weight decay; multiplied by the learning rate in AdamW, not in Adafactor."""
+
+    start_step: int = option(0, minimum=0)
+    """The step at which Adafactor's second moment starts counting; the papers' runs continue from
+    1,100,000."""
+
+    clip: float | None = option(None, exclusiveMinimum=0)
+    """Maximum gradient norm of a run; none: no clipping."""
+
+    steps: int = option(400, minimum=1)
+    """Optimiser steps."""
+
+    epochs: float | None = option(None, exclusiveMinimum=0)
+    """Passes over the training data, instead of steps."""
+
+    batch_size: int = option(16, minimum=1)
+    """Rows in one forward pass."""
+
+    accumulate: int = option(1, minimum=1)
+    """Forward passes in one optimiser step."""
+
+    dropout: float = option(0.0, minimum=0, exclusiveMaximum=1)
+    """Dropout inside the frozen model during training."""
+
+    recompute: bool = False
+    """Recompute the frozen model's activations in the backward pass: less memory, more time."""
+
+    z_loss: float = option(0.0, minimum=0)
+    """Weight of the squared log-normaliser (T5X: 1e-4)."""
+
+    max_length: int | None = option(None, minimum=1)
+    """The most tokens the model sees, prompt included; longer texts are truncated. None: 512, or
+    fewer where the model supports no more."""
+
+    evaluate_every: int = option(100, minimum=1)
+    """Steps between evaluations."""
+
+    checkpoint_every: int = option(50, minimum=1)
+    """Steps between checkpoints: the most that an interruption can cost."""
+
+    patience: int | None = option(None, minimum=1)
+    """Stop after this many evaluations without improvement."""
+
+    embed_at: int = option(10_000, minimum=1)
+    """The step whose prompt is the task embedding (SPoT: 10,000); of a shorter run, its last."""
+
+    scoring: Literal["auto", "generate", "labels"] = "auto"
+    """Evaluate by greedy generation, or by the label of highest log-probability; auto: generation
+    where the model can generate."""

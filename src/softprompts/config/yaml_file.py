@@ -1,0 +1,51 @@
+"""Configuration files in YAML."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import UserError
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The settings in a file; a key that is there twice is an error, where YAML takes the later."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        settings, duplicate = yaml.safe_load(text), _duplicate_key(text)
+    except FileNotFoundError:
+        raise UserError(f"The config file {path} does not exist.") from None
+    except PermissionError:
+        raise UserError(
+            f"This user may not read the config file {path}; ask its owner (chmod a+r)."
+        ) from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"The config file {path} cannot be read as YAML ({reason}).") from None
+    if not isinstance(settings, dict):
+        raise UserError(f"The config file {path} contains no settings; see docs/configuration.md.")
+    if duplicate is not None:
+        raise UserError(f"{path} sets {duplicate}; remove one of them.")
+    return settings
+
+
+def _duplicate_key(text: str) -> str | None:
+    """A key that a mapping of a YAML text holds twice, with its lines."""
+    nodes: list[Any] = [yaml.compose(text, yaml.SafeLoader)]
+    seen: set[int] = set()
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+        elif isinstance(node, yaml.MappingNode):
+            nodes += [value for _, value in node.value]
+            lines: dict[tuple[str, str], int] = {}
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                line = key.start_mark.line + 1
+                if (key.tag, key.value) in lines:
+                    return f"{key.value} twice (lines {lines[key.tag, key.value]} and {line})"
+                lines[key.tag, key.value] = line
+    return None

@@ -1,0 +1,121 @@
+"""What a study file says: sources, targets, seeds and settings."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..config.json_schema import file_schema, flat_run_settings
+from ..config.run import DEFAULT_MODEL, merge
+from ..config.schema import Schema, Settings, option, schema_of
+from ..config.yaml_file import read_yaml
+from ..errors import UserError, setting
+from ..library import Similarity
+
+
+@dataclass(frozen=True)
+class Retrieval(Settings):
+    """For each way to use the nearest source prompts, the values of k to try it with."""
+
+    section: ClassVar[str] = "retrieval"
+
+    best: list[int] = field(default_factory=list)
+    """Best of the top k: k runs, which the study has anyway."""
+    average: list[int] = field(default_factory=list)
+    """One run from the mean of the top k, weighted by similarity."""
+    mixture: list[int] = field(default_factory=list)
+    """A prompt tuned on the rows of the target and of the top k's tasks, and a run from it."""
+    similarity: Similarity = "per_token_average_cosine"
+    """How the sources of averages and mixtures are ranked."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("best", "average", "mixture"):
+            ks = getattr(self, name)
+            if any(k < 1 for k in ks) or len(set(ks)) < len(ks):
+                raise UserError(
+                    f"{setting(f'retrieval.{name}')} is {ks}; "
+                    "it must be different numbers of at least 1."
+                )
+
+    @property
+    def largest_k(self) -> int:
+        return max([*self.best, *self.average, *self.mixture], default=0)
+
+
+@dataclass(frozen=True)
+class Grid(Settings):
+    """Sources x targets x seeds on some backbones: a study, or one variant of it."""
+
+    backbones: list[str] = field(default_factory=lambda: [DEFAULT_MODEL])
+    sources: list[Any] = field(default_factory=list)
+    """Tasks, mixtures (a+b) or benchmarks, each learned by one prompt.
+
+    Or mappings with a name and task settings, such as those of your own data.
+    """
+    targets: list[Any] = field(default_factory=list)
+    """Tasks; a benchmark stands for each of its tasks."""
+    seeds: list[int] = field(default_factory=lambda: [0])
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of all runs, as `tune` takes them."""
+    source: dict[str, Any] = field(default_factory=dict)
+    """Settings of source runs, over those of all."""
+    target: dict[str, Any] = field(default_factory=dict)
+    """Settings of baselines and of all runs from another prompt, over those of all."""
+    own_task: bool = False
+    """Whether a source's prompt also starts a run on its own task.
+
+    Means over targets are then over the same targets for every source.
+    """
+    retrieval: Retrieval = field(default_factory=Retrieval)
+
+
+@dataclass(frozen=True)
+class StudyConfig(Grid):
+    """A study file."""
+
+    name: str = "study"
+    about: str = ""
+    data_dir: str | None = None
+    """A folder with named tasks' rows; none: SOFTPROMPTS_DATA, or the Hugging Face hub."""
+    cohort: int = option(16, minimum=1)
+    """How many runs share one forward pass, at most."""
+    variants: dict[str, Any] = field(default_factory=dict)
+    """The study again with other settings, by name; each says only what differs."""
+
+    def grids(self) -> list[tuple[str | None, Grid]]:
+        """The variants, or the study itself where there are none."""
+        common = {f.name: getattr(self, f.name) for f in dataclasses.fields(Grid)}
+        common["retrieval"] = self.retrieval.plain()
+        if not self.variants:
+            return [(None, Grid.of(common))]
+        return [(name, _variant(name, common, part)) for name, part in self.variants.items()]
+
+
+def _variant(name: str, common: Mapping[str, Any], changes: Any) -> Grid:
+    if not isinstance(changes, Mapping | None):
+        raise UserError(f"The variant {name} is {changes!r}; it must be a mapping of what differs.")
+    try:
+        return Grid.of(merge(common, changes or {}))
+    except UserError as error:
+        raise UserError(f"The variant {name} cannot be used: {error.message}") from None
+
+
+def read_study(path: Path) -> StudyConfig:
+    """A study file; a key without a value counts as left out."""
+    values = {name: value for name, value in read_yaml(path).items() if value is not None}
+    return StudyConfig.of(values)
+
+
+def study_schema() -> Schema:
+    """The JSON Schema of study files."""
+    schema = file_schema(StudyConfig, "A study of softprompts study run")
+    variant = {name: schema["properties"][name] for name in schema_of(Grid)["properties"]}
+    for properties in (schema["properties"], variant):
+        settings = {"$ref": "#/$defs/settings"}
+        properties |= dict.fromkeys(("settings", "source", "target"), settings)
+    grid = {"type": "object", "properties": variant, "additionalProperties": False}
+    schema["properties"]["variants"] = {"type": "object", "additionalProperties": grid}
+    schema["$defs"]["settings"] = flat_run_settings()
+    return schema

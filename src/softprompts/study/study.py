@@ -1,0 +1,179 @@
+"""Study: read it, run it, see where it stands."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self
+
+import yaml
+
+from ..artifacts.study_folder import STUDY_FILE, StudyFolder
+from ..errors import UserError, setting
+from ..files import make_folder, write_text
+from ..files.names import safe_name
+from .checks import check_data, check_models, check_runs, check_unchanged
+from .config import StudyConfig, read_study
+from .errors import study_errors
+from .plan import Cell, plan
+from .processes import is_child, worker_processes
+from .ray_cluster import cluster, work_on_ray
+from .state import StudyWatcher
+from .status import StudyStatus, study_status
+from .workers import Rerun, rerun, work
+
+Watch = Callable[[Sequence[Cell]], StudyWatcher]
+"""Makes a watcher of a study with these cells."""
+
+
+class Study:
+    """Sources x targets x seeds, as a study file describes them, and the folder of their runs.
+
+        study = Study.load("recipes/spot-smoke.yaml")
+        study.run(output="runs/spot")
+        study.status()
+
+    A study resumes if interrupted, and several processes may run it in one folder.
+    """
+
+    def __init__(self, config: StudyConfig, folder: str | Path | None = None) -> None:
+        self.config = config
+        self.folder = StudyFolder(Path(folder or Path("runs") / safe_name(config.name)))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The study of a file, or of the folder that `run` wrote."""
+        path = Path(path)
+        with study_errors():
+            if path.is_dir():
+                return cls.open(path)
+            return cls(read_study(path))
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Self:
+        """The study that `run` wrote to a folder."""
+        with study_errors():
+            file = StudyFolder(Path(folder)).study_file
+            if not file.exists():
+                raise UserError(
+                    f"{folder} is not the folder of a study; "
+                    "name one that `softprompts study run` wrote."
+                )
+            return cls(read_study(file), folder)
+
+    def cells(self, device: str | None = None, data_dir: str | None = None) -> list[Cell]:
+        """All runs of the study, each after those it needs."""
+        with study_errors():
+            return plan(self.config, device, data_dir)
+
+    def run(
+        self,
+        *,
+        output: str | Path | None = None,
+        cohort: int | None = None,
+        workers: int = 1,
+        only: Sequence[str] | None = None,
+        device: str | None = None,
+        data_dir: str | None = None,
+        ray: str | None = None,
+        watch: Watch = lambda cells: StudyWatcher(),
+    ) -> StudyStatus:
+        """Run all cells without a result, or those of the stages in `only`.
+
+        `workers` processes of this machine share the work, or the Ray cluster at the address `ray`.
+        """
+        if any(os.environ.get(name, "1") != "1" for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")):
+            raise UserError(
+                "A study is not started by a launcher of several processes; "
+                f"use {setting('workers')} or {setting('ray')}."
+            )
+        if ray is not None and workers > 1:
+            raise UserError(
+                "A Ray cluster has workers of its own; "
+                f"use either {setting('ray')} or {setting('workers')}."
+            )
+        if output is not None:
+            self.folder = StudyFolder(Path(output))
+        folder, cells = self.folder, self.cells(device, data_dir)
+        with study_errors():
+            stages = self._check(cells, only, local=ray is None)
+            size = cohort or self.config.cohort
+            arguments = [str(folder.path), "--cohort", str(size), "--only", ",".join(stages)]
+            for flag, value in (("--device", device), ("--data-dir", data_dir)):
+                arguments += [flag, value] if value is not None else []
+            with cluster(ray) as connected:
+                self._write()
+                with worker_processes(arguments, workers), watch(cells) as watcher:
+                    state = (
+                        work(cells, folder, size, watcher, stages)
+                        if connected is None
+                        else work_on_ray(connected, cells, folder, size, watcher, stages)
+                    )
+            return study_status(cells, folder, state)
+
+    def status(self) -> StudyStatus:
+        """What is done, running and missing."""
+        cells = self.cells()
+        with study_errors():
+            return study_status(cells, self.folder)
+
+    def rerun(self, cell: str, output: str | Path, data_dir: str | None = None) -> list[Rerun]:
+        """Run the cohort of a finished cell again, and compare scores with the recorded ones."""
+        with study_errors():
+            return rerun(self.folder, cell, Path(output), data_dir)
+
+    def _check(self, cells: Sequence[Cell], only: Sequence[str] | None, local: bool) -> list[str]:
+        """The stages to run, once all that can be checked is; nothing is written before that."""
+        folder = self.folder
+        check_unchanged(cells, folder)
+        stages = _stages(cells, folder, only)
+        _check_folder(folder)
+        if not is_child():  # otherwise the process that started this one has checked
+            chosen = [cell for cell in cells if cell.stage in stages]
+            check_models(chosen, folder, local)
+            check_runs(chosen, folder, check_data(chosen, folder))
+        return stages
+
+    def _write(self) -> None:
+        make_folder(self.folder.path)
+        text = yaml.safe_dump(self.config.plain(), sort_keys=False, allow_unicode=True)
+        write_text(self.folder.study_file, text)
+
+
+def _stages(cells: Sequence[Cell], folder: StudyFolder, only: Sequence[str] | None) -> list[str]:
+    """The stages to run; the cells that they start from must be done, or run, too."""
+    stages = list(dict.fromkeys(cell.stage for cell in cells))
+    if only is None:
+        return stages
+    unknown = [stage for stage in only if stage not in stages]
+    if unknown:
+        raise UserError(f"The study has no stage {unknown[0]!r}; choose from {', '.join(stages)}.")
+    stage_of = {cell.name: cell.stage for cell in cells}
+    for name in (name for cell in cells if cell.stage in only for name in cell.needs):
+        if stage_of[name] not in only and not folder.cell(name).is_done:
+            raise UserError(
+                f"{name} is not done, and other cells start from it; "
+                f"add {stage_of[name]} to {setting('only')}."
+            )
+    return list(only)
+
+
+def _check_folder(folder: StudyFolder) -> None:
+    """The folder must be empty, or that of a study.
+
+    Hidden files are being written: the study file of another worker, or of a killed one.
+    """
+    path = folder.path
+    files = [file for file in path.iterdir() if file.name[0] != "."] if path.is_dir() else []
+    if files and not _is_study(folder.study_file):
+        raise UserError(
+            f"{path} holds other files than a study ({STUDY_FILE}); "
+            f"choose another {setting('output')}."
+        )
+
+
+def _is_study(path: Path) -> bool:
+    try:
+        read_study(path)
+    except UserError:
+        return False
+    return True

@@ -1,0 +1,151 @@
+"""TextFormat: how a row becomes input and target texts."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..errors import UserError, setting
+from .definition import PREDICT, Definition, Example
+from .registry import definition
+from .sources import Row
+
+_FIELD = re.compile(r"\{([^{}]+)\}")
+"""A column in a template: `{premise}`."""
+
+
+class UnknownLabelError(UserError):
+    """A label value without a label word."""
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """How rows become examples: by a template and label words, or by a named task.
+
+    All of it is plain data, because a prompt's card stores it (as `form`).
+    """
+
+    template: str
+    label: str
+    words: dict[str, str] = field(default_factory=dict)
+    """The label word of each label value."""
+    task: str | None = None
+    """The named task whose preprocessor is used instead of a template."""
+    task_word: bool = True
+    before: str = ""
+    after: str = ""
+    """What surrounds every input: an instruction, demonstrations."""
+    sentinel: bool = False
+    """Whether the model generates a sentinel before every answer (`sentinel.py`)."""
+
+    @property
+    def definition(self) -> Definition | None:
+        return definition(self.task) if self.task is not None else None
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.definition.columns) if self.definition else _FIELD.findall(self.template)
+
+    @property
+    def labels(self) -> list[str]:
+        """The distinct label words, in order."""
+        return list(dict.fromkeys(self.words.values()))
+
+    def row_examples(self, row: Row, split: str) -> list[Example]:
+        """A row's examples: usually one; for some named tasks one per question or answer."""
+        if self.definition is not None:
+            return self.wrap(list(self.definition.examples(row, split, self.task_word)))
+        text = _FIELD.sub(lambda field: _cell(row, field[1]), self.template)
+        return self.wrap([Example(text, "" if split == PREDICT else self._target(row))])
+
+    def wrap(self, examples: Sequence[Example]) -> list[Example]:
+        """The examples with `before` and `after` around their inputs."""
+        if not self.before and not self.after:
+            return list(examples)
+        return [e._replace(input=f"{self.before}{e.input}{self.after}") for e in examples]
+
+    def inputs(self, row: Row) -> list[str]:
+        """The input texts of a row to predict."""
+        return [example.input for example in self.row_examples(row, PREDICT)]
+
+    def _target(self, row: Row) -> str:
+        value = _cell(row, self.label)
+        if self.words and value not in self.words:
+            raise UnknownLabelError(
+                f"{row.location}: the label {value!r} is not one of {', '.join(self.words)}."
+            )
+        return self.words.get(value, value)
+
+    def check_columns(
+        self, rows: Sequence[Row], remedies: Mapping[str, str] | None = None, labelled: bool = True
+    ) -> None:
+        """Raise if a column is missing from all rows; `remedies` says what to do about each."""
+        if self.definition is not None or not rows:
+            return
+        for column in [*self.columns, *([self.label] if labelled else [])]:
+            if not any(column in row.values for row in rows):
+                default = f"rename one to {column!r}, which the prompt reads"
+                raise UserError(
+                    f"{_source(rows[0])} has no column {column!r}; its columns are "
+                    f"{', '.join(rows[0].values)}: {(remedies or {}).get(column, default)}."
+                )
+
+    def examples(
+        self, rows: Sequence[Row], skip_bad: bool = False, split: str = "train", remedy: str = ""
+    ) -> list[Example]:
+        """The examples of all rows; a bad row is an error, or left out with `skip_bad`.
+
+        `remedy` says what else can be done about a label without a label word.
+        """
+        examples, errors = list[Example](), list[UserError]()
+        for row in rows:
+            try:
+                examples += self.row_examples(row, split)
+            except UserError as error:
+                errors.append(error)
+        if errors and not skip_bad:
+            others = len(errors) - 1
+            more = f" ({others} more such {'row' if others == 1 else 'rows'})" if others else ""
+            also = f", {remedy}" if remedy and isinstance(errors[0], UnknownLabelError) else ""
+            raise UserError(
+                f"{errors[0].message}{more} Correct it{also}, "
+                f"or leave such rows out with {setting('task.skip_bad_rows')}."
+            )
+        if not examples:
+            first = f"; the first: {errors[0].message}" if errors else "."
+            raise UserError(f"No row of {_source(rows[0])} is usable{first}")
+        return examples
+
+
+def check_template(template: str) -> str:
+    """The template, if it names columns in braces and has no other braces."""
+    if not _FIELD.search(template) or re.search(r"[{}]", _FIELD.sub("", template)):
+        raise UserError(
+            f"The template {template!r} must name columns in braces, "
+            'such as "premise: {premise} hypothesis: {hypothesis}".'
+        )
+    return template
+
+
+def _source(row: Row) -> str:
+    """A row's location without the line."""
+    return row.location.rpartition(":")[0]
+
+
+def _cell(row: Row, column: str) -> str:
+    """A cell as text, which must not be missing or empty."""
+    if column not in row.values:
+        raise UserError(
+            f"{row.location} has no column {column!r}; its columns are {', '.join(row.values)}."
+        )
+    value = row.values[column]
+    if value is None or str(value).strip().lower() in ("", "nan"):
+        raise UserError(f"{row.location}: the column {column!r} is empty.")
+    if not isinstance(value, (str, int, float)):
+        raise UserError(
+            f"{row.location}: the column {column!r} holds a {type(value).__name__}, "
+            "not a text or a number."
+        )
+    text = str(value).strip()
+    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+        raise UserError(f"{row.location}: the column {column!r} is not valid Unicode text.")
+    return text

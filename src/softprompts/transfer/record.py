@@ -1,0 +1,149 @@
+"""`choice.json`: what a transfer was asked for, what it chose and why, and what came of it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+from ..artifacts.run_folder import RunFolder
+from ..config.run import difference
+from ..errors import UserError, setting
+from ..files import read_json
+
+CHOICE, RUNS = "choice.json", "runs"
+PROBE, BASELINE, MIXTURE = "probe", "baseline", "mixture"
+"""Names of runs, in their folder `runs`; the others are named after their sources."""
+
+
+class Probe(TypedDict):
+    steps: int
+    folder: str
+
+
+class Mixture(TypedDict):
+    task: str
+    folder: str
+
+
+class RankedSource(TypedDict):
+    name: str
+    task: str
+    similarity: float | None
+    """None where the strategy does not rank."""
+    step: int | None
+    seed: int | None
+    length: int
+
+
+class LeftOut(TypedDict):
+    """A prompt that cannot be a source."""
+
+    name: str
+    why: str
+
+
+class StartedRun(TypedDict):
+    """A run of the target from sources."""
+
+    name: str
+    sources: list[str]
+    start: dict[str, Any]
+
+
+class RunResult(TypedDict):
+    name: str
+    folder: str
+    metric: str | None
+    score: float | None
+    """None where the run left no prompt."""
+    majority: float | None
+    best_step: int | None
+    failed: bool
+    stopped: str | None
+
+
+class Gain(TypedDict):
+    """Points over the baseline, and the share of its error that is gone."""
+
+    points: float
+    error_reduction: float | None
+
+
+class TransferRecord(TypedDict, total=False):
+    """All of the file: first the request, then the choice, then the results."""
+
+    request: dict[str, Any]
+    probe: Probe | None
+    ranked: list[RankedSource]
+    chosen: list[str]
+    left_out: list[LeftOut]
+    mixture: Mixture | None
+    weights: dict[str, float] | None
+    runs: list[StartedRun]
+    results: list[RunResult]
+    baseline: RunResult | None
+    kept: str
+    gain: Gain | None
+
+
+def open_record(
+    request: dict[str, Any], output: Path, overwrite: bool
+) -> tuple[TransferRecord, list[str]]:
+    """The record in a folder if it is of this request, or a new one.
+
+    And the names of runs in the folder that belong to a choice being overwritten.
+    """
+    path, new = output / CHOICE, TransferRecord(request=request)
+    if not path.exists():
+        if RunFolder(output).has_prompt or RunFolder(output).has_config:
+            raise UserError(
+                f"{output} already holds a run of another command; "
+                f"choose another {setting('output')}."
+            )
+        return new, []
+    record = _read(path)
+    complete = "runs" not in record or _is_complete(record)
+    if overwrite:
+        runs = record.get("runs", []) if complete else []
+        return new, [PROBE, MIXTURE, BASELINE, *(Path(run["name"]).name for run in runs)]
+    if change := difference(record["request"], json.loads(json.dumps(request))):
+        raise UserError(
+            f"{output} holds a transfer with other settings ({change}); "
+            f"choose another {setting('output')}, or replace it with {setting('overwrite')}."
+        )
+    if not complete:
+        raise UserError(
+            f"{path} is corrupted or of another version; "
+            f"start again with {setting('overwrite')}, or choose another {setting('output')}."
+        )
+    return record, []
+
+
+def _read(path: Path) -> TransferRecord:
+    try:
+        record: TransferRecord = read_json(path)
+    except UserError:
+        record = {}
+    if not isinstance(record, dict) or "request" not in record:
+        raise UserError(
+            f"{path} is corrupted, or not written by softprompts; "
+            f"choose another {setting('output')}."
+        )
+    return record
+
+
+def _is_complete(record: Mapping[str, Any]) -> bool:
+    """Whether a record holds a complete choice, from which a transfer can resume."""
+    try:
+        rows = {row["name"]: row for row in record["ranked"]}
+        return (
+            {"probe", "left_out", "mixture", "weights"} <= record.keys()
+            and set(record["chosen"]) <= rows.keys()
+            and all(RankedSource.__annotations__.keys() <= row.keys() for row in rows.values())
+            and len(record["runs"]) > 0
+            and all(
+                isinstance(run["name"], str) and run["start"]["sources"] for run in record["runs"]
+            )
+        )
+    except (KeyError, TypeError, AttributeError):
+        return False

@@ -1,0 +1,295 @@
+"""Many prompts on one model. Their rows share batches, each with its own prompt, of any length and
+at any place, and its own labels or answer length; each gets the same answer as when run alone.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from ..backbone import Backbone, Text
+from ..backbone.batch import Place
+from ..backbone.device import to_device
+from ..backbone.kv_cache import PromptCache
+from ..prompt import Prompt
+from .batches import by_length
+
+if TYPE_CHECKING:
+    from .evaluate import Predictor
+
+MAX_PADDING = 1.25
+"""The most tokens of a padded batch on a CPU, as a multiple of those without padding. A GPU is
+faster with few batches."""
+
+Pool = Literal["mean", "first"]
+"""The hidden states that a linear head reads."""
+
+OnRows = Callable[[int], object]
+"""Called with the number of rows that have just been answered."""
+
+Query = tuple[int, Sequence[int]]
+"""The number of a prompt in the bank, and a row of ids for it."""
+
+
+def ignore_rows(rows: int) -> None:
+    """Do nothing."""
+
+
+class BatchKind(NamedTuple):
+    """What the rows of a batch share."""
+
+    scoring: str
+    pool: Pool | None
+    """What their linear heads read; None: they have none."""
+    cached: bool
+    """Whether the model has read their prompts already."""
+
+
+@dataclass
+class RowHeads:
+    """A head for each row: [B, F] -> logits [B, C], -inf where a row has fewer labels."""
+
+    weight: Tensor
+    bias: Tensor
+    pool: Pool
+
+    def __call__(self, features: Tensor) -> Tensor:
+        return torch.einsum("bf,bcf->bc", features, self.weight) + self.bias
+
+
+class PromptBank:
+    """The prompts of several predictors on one model, stacked once."""
+
+    @torch.no_grad()
+    def __init__(self, predictors: "Sequence[Predictor]") -> None:
+        self.predictors, self.backbone = list(predictors), predictors[0].backbone
+        self.constant = [constant_vectors(predictor.prompt) for predictor in predictors]
+        """Each prompt's vectors [P, H]; None where they depend on the text."""
+        zeros = [torch.zeros_like(predictor.prompt.table[0]) for predictor in predictors]
+        filled = [
+            blank if vectors is None else vectors
+            for vectors, blank in zip(self.constant, zeros, strict=True)
+        ]
+        self.vectors = pad_sequence(filled, batch_first=True)
+        """All of them [N, P, H]; zeros where they depend on the text."""
+
+    @torch.no_grad()
+    def answers(
+        self, queries: Sequence[Query], on_rows: OnRows = ignore_rows, batch_size: int = 64
+    ) -> list[str]:
+        """An answer to each row by its own prompt."""
+        answers = [""] * len(queries)
+        scoring = [self.predictors[number].scoring for number, _ in queries]
+        for kind, batch in self._batches(queries, scoring, batch_size):
+            answer = self._choose if kind.scoring == "labels" else self._generate
+            answered = answer(kind, [queries[index] for index in batch])
+            for index, text in zip(batch, answered, strict=True):
+                answers[index] = text
+            on_rows(len(batch))
+        return answers
+
+    def probabilities(
+        self, queries: Sequence[Query], batch_size: int = 64
+    ) -> list[dict[str, float]]:
+        """The probabilities of the labels of its own prompt, which sum to 1, for each row."""
+        return [
+            {label: math.exp(value) for label, value in row.items()}
+            for row in self.log_probabilities(queries, batch_size)
+        ]
+
+    @torch.no_grad()
+    def log_probabilities(
+        self, queries: Sequence[Query], batch_size: int = 64
+    ) -> list[dict[str, float]]:
+        """The logarithms of `probabilities`."""
+        rows: list[dict[str, float]] = [{}] * len(queries)
+        for kind, batch in self._batches(queries, ["labels"] * len(queries), batch_size):
+            scores = self._scores(kind, [queries[index] for index in batch])
+            for index, values in zip(batch, scores.log_softmax(1).tolist(), strict=True):
+                labels = self.predictors[queries[index][0]].labels
+                rows[index] = dict(zip(labels, values, strict=False))
+        return rows
+
+    def tokenise(self, texts: Sequence[tuple[int, str]]) -> list[Query]:
+        """Texts for prompts as rows of ids, truncated to their prompts' budgets.
+
+        Each text is tokenised once, however many prompts it is for.
+        """
+        backbones = [self.predictors[number].backbone for number, _ in texts]
+        ids: dict[tuple[type[Backbone], str], list[int]] = {}
+        for kind, backbone in {type(backbone): backbone for backbone in backbones}.items():
+            pairs = zip(backbones, texts, strict=True)
+            unique = list(dict.fromkeys(text for own, (_, text) in pairs if type(own) is kind))
+            rows = backbone.token_ids(unique)
+            ids |= {(kind, text): row for text, row in zip(unique, rows, strict=True)}
+        return [
+            (number, own.truncate(ids[type(own), text], self.predictors[number].budget))
+            for own, (number, text) in zip(backbones, texts, strict=True)
+        ]
+
+    def _choose(self, kind: BatchKind, rows: Sequence[Query]) -> list[str]:
+        best = self._scores(kind, rows).argmax(1).tolist()
+        pairs = zip(rows, best, strict=True)
+        return [self.predictors[number].labels[label] for (number, _), label in pairs]
+
+    def _scores(self, kind: BatchKind, rows: Sequence[Query]) -> Tensor:
+        """The log-probability of each row's labels [B, C]."""
+        prompt, text = self._prompts_and_text(kind, rows)
+        candidates = [self.predictors[number].candidates for number, _ in rows]
+        return self._backbone(kind, rows).scores(prompt, text, candidates)
+
+    def _generate(self, kind: BatchKind, rows: Sequence[Query]) -> list[str]:
+        prompt, text = self._prompts_and_text(kind, rows)
+        predictors = [self.predictors[number] for number, _ in rows]
+        lengths = [predictor.answer_length for predictor in predictors]
+        texts = self.backbone.decode(self.backbone.generate(prompt, text, lengths))
+        return [
+            predictor.spellings.get(answer, answer)
+            for predictor, answer in zip(predictors, texts, strict=True)
+        ]
+
+    # -- batches -----------------------------------------------------------------------------------
+
+    def _batches(
+        self, queries: Sequence[Query], scoring: Sequence[str], size: int
+    ) -> Iterator[tuple[BatchKind, list[int]]]:
+        """All rows once: those of one kind together, and among these, those of similar length."""
+        kinds: dict[BatchKind, list[int]] = {}
+        for index, cached in enumerate(self._cached(queries)):
+            head = self.predictors[queries[index][0]].prompt.head
+            kind = BatchKind(scoring[index], None if head is None else head.pool, cached)
+            kinds.setdefault(kind, []).append(index)
+        max_padding = MAX_PADDING if self.backbone.device.type == "cpu" else math.inf
+        for kind, indices in kinds.items():
+            rows = [(self.predictors[queries[i][0]], queries[i][1]) for i in indices]
+            lengths = [predictor.prompt.config.length + len(row) for predictor, row in rows]
+            generates = kind.scoring == "generate"
+            # rows with long answers together: the others of a batch would wait for them
+            priorities = [p.answer_length.bit_length() if generates else 0 for p, _ in rows]
+            for batch in by_length(lengths, size, max_padding, priorities):
+                yield kind, [indices[row] for row in batch]
+
+    def _prompts_and_text(
+        self, kind: BatchKind, rows: Sequence[Query]
+    ) -> tuple[Tensor | PromptCache, Text]:
+        """The rows' prompts, and their embedded texts."""
+        numbers = [number for number, _ in rows]
+        index = to_device(torch.tensor(numbers), self.backbone.device)
+        if kind.cached and self.cache is not None:
+            rest = [row[len(self.openings[number] or ()) :] for number, row in rows]
+            longest = max(len(self.cached_vectors[number]) for number in numbers)
+            return self.cache.rows(index, longest), self._embed(rest, ["prefix"] * len(rows))
+        prompts = [self.predictors[number].prompt for number in numbers]
+        text = self._embed([row for _, row in rows], [prompt.config.place for prompt in prompts])
+        lengths = [prompt.config.length for prompt in prompts]
+        vectors = self.vectors[index, : max(lengths)]
+        for number in {number for number in numbers if self.constant[number] is None}:
+            own = [row for row, other in enumerate(numbers) if other == number]
+            part = text.rows(own)
+            vectors[own, : lengths[own[0]]] = self.predictors[number].prompt(part.embeds, part.mask)
+        differ = len(set(lengths)) > 1
+        return vectors, text._replace(prompt_lengths=torch.tensor(lengths) if differ else None)
+
+    def _embed(self, rows: Sequence[Sequence[int]], places: Sequence[Place]) -> Text:
+        """Each text once, however many prompts it is for, with the places of the prompts."""
+        unique = {row: number for number, row in enumerate(dict.fromkeys(map(tuple, rows)))}
+        numbers = [unique[tuple(row)] for row in rows]
+        text = self.backbone.embed_rows(list(unique))
+        if len(unique) < len(rows):
+            text = text.rows(numbers)
+        kinds = list(dict.fromkeys(places))
+        if kinds == ["prefix"]:
+            return text
+        ids, mask = self.backbone.collate(list(unique))
+        columns = [self.backbone.prompt_columns(ids, mask, place) for place in kinds]
+        first = mask.new_zeros(len(mask))
+        insert_at = torch.stack([first if column is None else column for column in columns])
+        return text._replace(insert_at=insert_at[[kinds.index(place) for place in places], numbers])
+
+    def _backbone(self, kind: BatchKind, rows: Sequence[Query]) -> Backbone:
+        """The model as it answers these rows: by its words, or by each row's own head."""
+        backbone = self.predictors[rows[0][0]].backbone
+        if kind.pool is None:
+            return backbone
+        index = to_device(torch.tensor([number for number, _ in rows]), backbone.device)
+        weight, bias = self.heads
+        return backbone.with_head(RowHeads(weight[index], bias[index], kind.pool), [])
+
+    @cached_property
+    def heads(self) -> tuple[Tensor, Tensor]:
+        """The heads' weights [N, C, F] and biases [N, C]; -inf beyond a head's own labels."""
+        heads = [predictor.prompt.head for predictor in self.predictors]
+        empty = self.vectors.new_zeros(0, self.backbone.feature_size)
+        weights = [empty if head is None else head.weight for head in heads]
+        biases = [empty[:, 0] if head is None else head.bias for head in heads]
+        return (
+            pad_sequence(weights, batch_first=True),
+            pad_sequence(biases, batch_first=True, padding_value=-torch.inf),
+        )
+
+    # -- prompts that the model has read already ---------------------------------------------------
+
+    def _cached(self, queries: Sequence[Query]) -> list[bool]:
+        """Whether each row can use the cache.
+
+        Its prompt is in it, some text is left to read, and the model sees all of it at the end of
+        the answer.
+        """
+        if not queries or self.cache is None:
+            return [False] * len(queries)
+        limit = math.inf
+        if self.cache.max_columns is not None:
+            answer = max(self.predictors[number].answer_length for number, _ in queries)
+            limit = self.cache.max_columns - max(map(len, self.cached_vectors)) - answer
+        rows = [(self.openings[number], row) for number, row in queries]
+        return [
+            ids is not None and list(row[: len(ids)]) == ids and len(ids) < len(row) < limit
+            for ids, row in rows
+        ]
+
+    @cached_property
+    def cache(self) -> PromptCache | None:
+        """The prompts that come before every text, as read by the model; None if it cannot."""
+        lengths = torch.tensor([len(v) for v in self.cached_vectors], device=self.backbone.device)
+        vectors = pad_sequence(self.cached_vectors, batch_first=True)
+        return self.backbone.cache_prompts(vectors, lengths)
+
+    @cached_property
+    def openings(self) -> list[list[int] | None]:
+        """The ids before each prompt in every text.
+
+        None where they, or the prompt, are not the same for all texts.
+        """
+        special = self.backbone.token_ids(["x"])[0][: self.backbone.special_token_counts[0]]
+        before: dict[str, list[int]] = {"prefix": [], "after-bos": special}
+        return [
+            None
+            if vectors is None or not len(vectors)
+            else before.get(predictor.prompt.config.place)
+            for vectors, predictor in zip(self.constant, self.predictors, strict=True)
+        ]
+
+    @cached_property
+    def cached_vectors(self) -> list[Tensor]:
+        """Each prompt after the ids before it [., H]; empty where it cannot be cached."""
+        prefixes = []
+        for ids, vectors in zip(self.openings, self.constant, strict=True):
+            if ids is None or vectors is None:
+                ids, vectors = [], self.vectors[0, :0]
+            opening = torch.tensor(ids, dtype=torch.long, device=self.backbone.device)
+            prefixes.append(torch.cat([self.backbone.embedding(opening), vectors]))
+        return prefixes
+
+
+def constant_vectors(prompt: Prompt) -> Tensor | None:
+    """A prompt's vectors [P, H] where they are the same for every text; None elsewhere."""
+    if prompt.reads_text:
+        return None
+    any_text = prompt.table.new_zeros(1, 1, prompt.table.shape[2])
+    vectors: Tensor = prompt(any_text, any_text[..., 0])
+    return vectors[0]

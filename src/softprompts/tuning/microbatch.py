@@ -1,0 +1,316 @@
+"""The forward and backward passes of a cohort's step.
+
+The micro-batches of many runs go through the frozen model together, each row with its own run's
+prompt. Rows never see each other, so every run gets the same loss and gradient as when run alone,
+up to the order in which numbers are added.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..backbone import Backbone, Text
+from ..backbone.device import to_device
+from ..errors import UserError, setting
+from .batches import FEW_TOKENS
+
+if TYPE_CHECKING:
+    from .run import Run
+
+MAX_PADDING = 1.25
+"""The most tokens of a padded pass, as a multiple of those without padding."""
+SHORT_TARGET = 8
+"""Tokens of a target, such as a label, that may be padded to without much waste."""
+
+
+class MicroBatch(NamedTuple):
+    """The rows of one forward pass of a run, as ids."""
+
+    run: "Run"
+    inputs: list[list[int]]
+    targets: list[list[int]]
+    step_tokens: int
+    """Target tokens of all micro-batches of the step, over which its loss is a mean."""
+
+
+@dataclass
+class TokenBudget:
+    """The most tokens of a forward pass; lowered when memory runs out."""
+
+    tokens: float = math.inf
+
+
+class _Row(NamedTuple):
+    """A row of a pass."""
+
+    run: "Run"
+    position: int
+    """In the batch of all rows."""
+    target: list[int]
+    weight: float
+    """Of each of its target tokens in the loss."""
+    seed: int
+    """Of its dropout."""
+
+
+def backward(batches: Sequence[MicroBatch], budget: TokenBudget) -> list[Tensor]:
+    """The loss of each micro-batch; its gradients are added to its run's parameters."""
+    losses: dict[int, Tensor] = {}
+    order = sorted(range(len(batches)), key=lambda index: _kind(batches[index]))
+    for _, group in groupby(order, key=lambda index: _kind(batches[index])):
+        indices = list(group)
+        of_group = _backward_together([batches[index] for index in indices], budget)
+        losses |= zip(indices, of_group, strict=True)
+    return [losses[index] for index in range(len(batches))]
+
+
+def _kind(batch: MicroBatch) -> tuple[bool, str, int]:
+    """Micro-batches of one kind share passes.
+
+    Targets of very different lengths do not: all would be padded to the longest.
+    """
+    head, longest = batch.run.prompt.head, batch.run.longest_target
+    return (
+        batch.run.config.tuning.dropout > 0,
+        "" if head is None else head.pool,
+        longest.bit_length() if longest > SHORT_TARGET else 0,
+    )
+
+
+def _backward_together(batches: Sequence[MicroBatch], budget: TokenBudget) -> list[Tensor]:
+    text = _embed(batches)
+    if text is None:
+        half = len(batches) // 2
+        return [
+            *_backward_together(batches[:half], budget),
+            *_backward_together(batches[half:], budget),
+        ]
+    prompts, spans, rows = list[Tensor](), list[slice](), list[_Row]()
+    for batch in batches:
+        start = spans[-1].stop if spans else 0
+        spans.append(slice(start, start + len(batch.inputs)))
+        prompts.append(_prompts(batch, text.rows(spans[-1])))
+        rows += _rows(batch, start)
+    text = text._replace(
+        insert_at=_prompt_positions(batches), prompt_lengths=_prompt_lengths(prompts)
+    )
+    nll, gradient = _run_passes(rows, _stack([part.detach() for part in prompts]), text, budget)
+    torch.autograd.backward(
+        prompts,
+        [gradient[span, : part.shape[1]] for span, part in zip(spans, prompts, strict=True)],
+    )
+    pairs = zip(spans, batches, strict=True)
+    return [nll[span].sum() / batch.step_tokens for span, batch in pairs]
+
+
+def _prompts(batch: MicroBatch, text: Text) -> Tensor:
+    """The prompts of all rows, in every process: the noise must not depend on their number."""
+    prompts: Tensor = batch.run.prompt(text.embeds, text.mask, batch.run.rng)
+    return prompts
+
+
+def _rows(batch: MicroBatch, start: int) -> list[_Row]:
+    """This process's rows; if it has none, one of weight 0, since others may wait for its pass."""
+    run, seed = batch.run, 0
+    if run.config.tuning.dropout > 0:
+        seed = int(torch.randint(2**31, (), generator=run.rng))
+    own = run.team.share(range(len(batch.inputs)))
+    weight = 1.0 / batch.step_tokens if own else 0.0
+    return [_Row(run, start + row, batch.targets[row], weight, seed + row) for row in own or [0]]
+
+
+def _embed(batches: Sequence[MicroBatch]) -> Text | None:
+    """The rows of all micro-batches; None if they do not fit into memory.
+
+    Nothing has been drawn from the runs' generators before.
+    """
+    first = batches[0].run
+    inputs = [row for batch in batches for row in batch.inputs]
+    for last in (False, True):
+        try:
+            return first.backbone.embed_rows(inputs)
+        except RuntimeError as error:
+            if first.team.sharded or not _is_out_of_memory(error):
+                raise
+        if last and len(batches) == 1:
+            raise UserError(
+                "The rows of one step do not fit into memory; lower "
+                f"{setting('tuning.batch_size')} or {setting('tuning.max_length')}."
+            )
+        first.backbone.free_memory()  # recorded steps hold memory, too
+    return None
+
+
+# -- prompts of several lengths and places ---------------------------------------------------------
+
+
+def _stack(prompts: Sequence[Tensor]) -> Tensor:
+    """Prompts of several lengths as one tensor [B, P, H]."""
+    longest = max(part.shape[1] for part in prompts)
+    return torch.cat([_pad(part, longest) for part in prompts])
+
+
+def _pad(prompts: Tensor, length: int) -> Tensor:
+    """[B, P, H] with zeros up to `length` vectors."""
+    missing = length - prompts.shape[1]
+    return nn.functional.pad(prompts, (0, 0, 0, missing)) if missing else prompts
+
+
+def _prompt_lengths(prompts: Sequence[Tensor]) -> Tensor | None:
+    """The length of each row's prompt [B]; None where all are of one length."""
+    if len({part.shape[1] for part in prompts}) == 1:
+        return None
+    return torch.cat([torch.full((len(part),), part.shape[1]) for part in prompts])
+
+
+def _prompt_positions(batches: Sequence[MicroBatch]) -> Tensor | None:
+    """Before which token each row's prompt goes [B]; None where all come first."""
+    if all(batch.run.config.prompt.place == "prefix" for batch in batches):
+        return None
+    positions = []
+    for batch in batches:
+        ids, mask = batch.run.backbone.collate(batch.inputs)
+        at = batch.run.backbone_with_head.prompt_columns(ids, mask, batch.run.config.prompt.place)
+        positions.append(torch.zeros_like(mask[:, 0]) if at is None else at)
+    return torch.cat(positions)
+
+
+# -- passes within the token budget ----------------------------------------------------------------
+
+
+def _run_passes(
+    batch: Sequence[_Row], prompts: Tensor, text: Text, budget: TokenBudget
+) -> tuple[Tensor, Tensor]:
+    """Each row's loss [B] and the gradient of its prompt [B, P, H].
+
+    In one pass, or in as many as the memory needs.
+    """
+    backbone, team = batch[0].run.backbone, batch[0].run.team
+    nll, gradient = torch.zeros(len(prompts), device=prompts.device), torch.zeros_like(prompts)
+    # gradients of the whole model cannot be undone, and sharded processes pass in step
+    single = not backbone.frozen or team.sharded
+    passes = [list(batch)] if single else _split(batch, prompts, text, budget)
+    while passes:
+        rows = passes.pop()
+        saved = _head_gradients(rows)
+        try:
+            losses = _pass(rows, prompts, text)
+        except RuntimeError as error:
+            if single or not _is_out_of_memory(error):
+                raise
+            losses = None
+        if losses is not None:
+            if len(rows) == len(prompts):
+                return losses
+            indices = to_device(torch.tensor([row.position for row in rows]), prompts.device)
+            nll.index_copy_(0, indices, losses[0])
+            gradient.index_copy_(0, indices, losses[1])
+            continue
+        if len(rows) == 1:
+            raise UserError(
+                f"A single row does not fit into memory; lower {setting('tuning.max_length')}, "
+                f"or store fewer activations with {setting('tuning.recompute')}."
+            )
+        for parameter, before in saved.items():
+            parameter.grad = before
+        backbone.free_memory()
+        budget.tokens = min(budget.tokens, sum(_row_lengths(rows, prompts, text)) / 2)
+        passes += [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
+    return nll, gradient
+
+
+def _head_gradients(rows: Sequence[_Row]) -> dict[nn.Parameter, Tensor | None]:
+    """The gradients of the rows' heads so far; a pass that runs out of memory may add to them."""
+    heads = {id(row.run): row.run.prompt.head for row in rows}.values()
+    return {
+        parameter: None if parameter.grad is None else parameter.grad.clone()
+        for head in heads
+        if head is not None
+        for parameter in head.parameters()
+    }
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        words in str(error) for words in ("can't allocate memory", "ALLOC_FAILED")
+    )
+
+
+def _row_lengths(rows: Sequence[_Row], prompts: Tensor, text: Text) -> list[int]:
+    """The tokens of each row, prompt included."""
+    assert text.lengths is not None
+    prompt_lengths = prompts.shape[1] if text.prompt_lengths is None else text.prompt_lengths
+    lengths: list[int] = (text.lengths + prompt_lengths).tolist()
+    return [lengths[row.position] for row in rows]
+
+
+def _split(
+    batch: Sequence[_Row], prompts: Tensor, text: Text, budget: TokenBudget
+) -> list[list[_Row]]:
+    """The rows of each pass: all, within the budget; padded rows by length."""
+    lengths = _row_lengths(batch, prompts, text)
+    packs = batch[0].run.backbone.packs_rows and batch[0].run.config.tuning.dropout == 0
+    order = range(len(batch)) if packs else sorted(range(len(batch)), key=lambda row: -lengths[row])
+    passes: list[list[int]] = []
+    tokens = 0
+    for row in order:
+        unpadded = tokens + lengths[row]
+        padded = unpadded
+        if passes and not packs:
+            padded = (len(passes[-1]) + 1) * lengths[passes[-1][0]]
+        wasteful = not packs and tokens >= FEW_TOKENS and padded > MAX_PADDING * unpadded
+        if not passes or padded > budget.tokens or wasteful:
+            passes.append([])
+            tokens = 0
+        passes[-1].append(row)
+        tokens += lengths[row]
+    return [sorted((batch[row] for row in rows), key=lambda row: row.position) for rows in passes]
+
+
+def _pass(rows: Sequence[_Row], prompts: Tensor, text: Text) -> tuple[Tensor, Tensor]:
+    """One forward and backward pass of the frozen model."""
+    backbone, device = rows[0].run.backbone, prompts.device
+    tunings = [row.run.config.tuning for row in rows]
+    if len(rows) < len(prompts):
+        indices = [row.position for row in rows]
+        text, prompts = text.rows(indices), prompts[to_device(torch.tensor(indices), device)]
+    assert text.lengths is not None
+    width, length = int(text.lengths.max()), prompts.shape[1]
+    longest = length if text.prompt_lengths is None else int(text.prompt_lengths.max())
+    text = text._replace(
+        embeds=text.embeds[:, :width],
+        mask=text.mask[:, :width],
+        ids=None if text.ids is None else text.ids[:, :width],
+    )
+    weight = torch.tensor([row.weight for row in rows])
+    z_weight = weight * torch.tensor([tuning.z_loss for tuning in tunings])
+    rates = None
+    if tunings[0].dropout > 0:
+        rates = torch.tensor([tuning.dropout for tuning in tunings])
+    seeds = torch.tensor([row.seed for row in rows])
+    targets = [row.target for row in rows]
+    with backbone.training_mode(rates, seeds, any(tuning.recompute for tuning in tunings)):
+        nll, gradient = _combined_backbone(rows).gradients(
+            prompts[:, :longest],
+            text,
+            targets,
+            to_device(weight, device),
+            to_device(z_weight, device),
+        )
+    nll = torch.where(to_device(weight > 0, device), nll, 0)
+    return nll, _pad(gradient, length)
+
+
+def _combined_backbone(rows: Sequence[_Row]) -> Backbone:
+    """The model that answers all rows; where runs have heads, each row by its own run's."""
+    first = rows[0].run.backbone_with_head
+    if all(row.run is rows[0].run for row in rows):
+        return first
+    by_run = [list(group) for _, group in groupby(rows, key=lambda row: id(row.run))]
+    heads = [group[0].run.prompt.head for group in by_run]
+    return first.with_heads(heads, [len(group) for group in by_run])

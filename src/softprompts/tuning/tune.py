@@ -1,0 +1,209 @@
+"""Tuning from settings to saved prompts: loads, resumes, trains and finishes runs."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+from ..artifacts.run_folder import RunFolder
+from ..backbone import Backbone
+from ..config.products import Member, expand_lists
+from ..config.run import RunConfig, sections
+from ..config.schema import Settings
+from ..config.task import TaskConfig
+from ..tasks import Task, load_task
+from .checkpoint import load_checkpoint
+from .cohort import Cohort
+from .finish import finish
+from .run import Run, RunFailedError
+from .summary import write_table
+from .team import Team, make_team
+from .track import Tracking, check_trackers
+from .tuned import Tuned
+from .watch import Watcher
+
+Value = str | float | os.PathLike[str] | Settings | None
+Setting = Value | Mapping[str, Value | Mapping[str, Any]]
+"""A setting that is not a list."""
+OnStart = Callable[[Sequence[Run]], object]
+"""Called with the runs before their first step."""
+
+
+@overload
+def tune(
+    task: str | None = None,
+    *,
+    output: str | Path | None = None,
+    trackers: Sequence[str] = (),
+    **settings: Setting,
+) -> Tuned: ...
+
+
+@overload
+def tune(
+    task: str | Sequence[str] | None = None,
+    *,
+    output: str | Path | None = None,
+    trackers: Sequence[str] = (),
+    **settings: Any,
+) -> list[Tuned | RunFailedError]: ...
+
+
+def tune(
+    task: str | Sequence[str] | None = None,
+    *,
+    output: str | Path | None = None,
+    trackers: Sequence[str] = (),
+    **settings: Any,
+) -> Tuned | list[Tuned | RunFailedError]:
+    """Tune a prompt. `settings` are those of the command line: `steps=200`, `lr=0.1`,
+    `prompt={"length": 10}`, `train="a.csv"`, ...
+
+    Returns a `Tuned`. Settings that are lists (`seed=[0, 1, 2]`) make a cohort: one run for each
+    combination, all on one backbone, each in its own folder below `output`. The result is then a
+    list in their order, in which the `RunFailedError` of a run stands for the prompt it did not
+    leave.
+    """
+    named = {} if task is None else {"task": task}
+    members = expand_lists(sections({**named, **settings}))
+    folder = None if output is None else Path(output)
+    if not members[0].varied:
+        return tune_config(members[0].config, folder, trackers=trackers)
+    results = tune_cohort(members, folder, trackers=trackers, exclusive=True)
+    if folder is not None and make_team(members[0].config.device).is_main:
+        write_table(members, results, folder)
+    return results
+
+
+def tune_config(
+    config: RunConfig,
+    folder: Path | None,
+    overwrite: bool = False,
+    watcher: Watcher | None = None,
+    backbone: Backbone | None = None,
+    trackers: Sequence[str] = (),
+) -> Tuned:
+    """Tune one prompt, resuming if the folder holds a checkpoint.
+
+    Processes that a launcher started share the work.
+    """
+    team = make_team(config.device)
+    with team.exclusive(folder):
+        folders = [None if folder is None else RunFolder(folder)]
+        work = _Work(team, [config], folders, overwrite, watcher, backbone, trackers)
+        (result,) = work.tune()
+    if isinstance(result, RunFailedError):
+        raise result
+    return result
+
+
+def tune_cohort(
+    members: Sequence[Member],
+    folder: Path | None,
+    overwrite: bool = False,
+    watcher: Watcher | None = None,
+    backbone: Backbone | None = None,
+    trackers: Sequence[str] = (),
+    on_start: OnStart = lambda runs: None,
+    curves: bool = True,
+    exclusive: bool = False,
+) -> list[Tuned | RunFailedError]:
+    """Tune all members on one backbone, each in its own folder below `folder`, where it resumes if
+    there is a checkpoint.
+
+    A run that leaves no prompt gives its error, once all others are saved. Without `curves`, no
+    learning curves are drawn, which may take longer than short runs do. With `exclusive`, no other
+    process may work in `folder` meanwhile; the workers of a study share theirs.
+    """
+    team = make_team(members[0].config.device)
+    folders = [None if folder is None else RunFolder(folder / member.name) for member in members]
+    configs = [member.config for member in members]
+    work = _Work(team, configs, folders, overwrite, watcher, backbone, trackers, on_start, curves)
+    with team.exclusive(folder if exclusive else None):
+        return work.tune()
+
+
+@dataclass
+class _Work:
+    """What `tune_config` and `tune_cohort` do with their arguments."""
+
+    team: Team
+    configs: Sequence[RunConfig]
+    folders: Sequence[RunFolder | None]
+    overwrite: bool
+    watcher: Watcher | None
+    backbone: Backbone | None
+    trackers: Sequence[str]
+    on_start: OnStart = lambda runs: None
+    curves: bool = True
+
+    def tune(self) -> list[Tuned | RunFailedError]:
+        check_trackers(self.trackers)
+        runs = self._load()
+        self.on_start(runs)
+        paths = [None if folder is None else folder.path for folder in self.folders]
+        trackers = self.trackers if self.team.is_main else ()
+        with Tracking(trackers, runs, paths, self.watcher) as watcher:
+            Cohort(runs, paths, watcher).train()
+        pairs = zip(runs, self.folders, strict=True)
+        return [finish(run, folder, self.curves) for run, folder in pairs]
+
+    def _load(self) -> list[Run]:
+        """The runs, each at step 0 or where its checkpoint left off, with their folders ready."""
+        team = self.team
+        tasks = team.on_all(lambda: load_tasks(self.configs))
+        backbone = self.backbone or team.on_all(self._load_backbone)
+        resumed = team.on_main(self._resumed)
+        runs = team.on_all(
+            lambda: [
+                Run(config, task, backbone, resumes, team)
+                for config, task, resumes in zip(self.configs, tasks, resumed, strict=True)
+            ]
+        )
+        team.on_main(lambda: self._open_folders(runs))
+        for run, folder, resumes in zip(runs, self.folders, resumed, strict=True):
+            if folder is not None and resumes:
+                load_checkpoint(run, folder)
+        for run, folder in zip(runs, self.folders, strict=True):
+            if folder is not None and team.is_main:
+                folder.write_config(run.config)
+        return runs
+
+    def _load_backbone(self) -> Backbone:
+        config = self.configs[0]
+        whole_model = config.tuning.trains == "model"
+        dtype = "fp32" if whole_model and config.dtype == "auto" else config.dtype
+        return self.team.load(config.model, dtype, config.device, config.trust_remote_code)
+
+    def _resumed(self) -> list[bool]:
+        return [
+            not self.overwrite and folder is not None and folder.has_checkpoint
+            for folder in self.folders
+        ]
+
+    def _open_folders(self, runs: Sequence[Run]) -> None:
+        """Check all folders before anything is removed from one."""
+        pairs = [
+            (run, folder)
+            for run, folder in zip(runs, self.folders, strict=True)
+            if folder is not None
+        ]
+        for run, folder in pairs:
+            folder.check_available(run.config, run.steps, self.overwrite)
+        for _, folder in pairs:
+            folder.remove_stale()
+            if self.overwrite:
+                folder.clear()
+
+
+def load_tasks(configs: Sequence[RunConfig]) -> list[Task]:
+    """Each run's task; runs of the same task, and mixtures of it, share its rows."""
+    loaded: dict[str, Task] = {}
+
+    def load(config: TaskConfig) -> Task:
+        if str(config) not in loaded:
+            loaded[str(config)] = load_task(config, load)
+        return loaded[str(config)]
+
+    return [load(config.task) for config in configs]

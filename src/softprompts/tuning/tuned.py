@@ -1,0 +1,202 @@
+"""A tuned prompt in use: loaded from its folder, or imported from PEFT."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..artifacts.card import UNTRAINED, BackboneCard, Card, PromptCard, TaskCard
+from ..artifacts.peft import read_adapter, write_adapter
+from ..artifacts.run_folder import MODEL, RunFolder
+from ..backbone import Backbone, load_backbone
+from ..config.run import run_config
+from ..errors import UserError, setting
+from ..prompt import Prompt
+from ..prompt.prompt import folded_prompt
+from ..tasks import TextFormat
+from ..tasks.sources import Row
+from ..tasks.text_format import check_template
+from .evaluate import Predictor
+
+Question = str | Mapping[str, Any]
+"""A text, or a row with the columns of the prompt's task."""
+
+
+@dataclass
+class Tuned:
+    """A folded prompt, the frozen model that it works with, and its card."""
+
+    prompt: Prompt
+    backbone: Backbone
+    card: Card
+    folder: Path | None = None
+    cost: dict[str, Any] | None = None
+    """Seconds and memory of its training, shared with the other runs of its cohort; None if it was
+    not trained just now."""
+    embedding: Tensor | None = None
+    """What represents its task when tasks are compared [K, P, H]; None: the prompt itself."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return dict(self.card.metrics)
+
+    @property
+    def form(self) -> TextFormat:
+        return self.card.answering().form
+
+    def predictor(self, scoring: str | None = None) -> Predictor:
+        answering = self.card.answering()
+        return Predictor(
+            self.backbone,
+            self.prompt,
+            answering.form.labels,
+            scoring or answering.scoring,
+            answering.max_length,
+            answer_length=answering.answer_length,
+            sentinel=answering.form.sentinel,
+        )
+
+    def inputs(self, questions: Sequence[Question]) -> list[str]:
+        """Texts, or rows with the task's columns, as the model reads them."""
+        form, inputs = self.form, list[str]()
+        if isinstance(questions, str | Mapping) or not isinstance(questions, Iterable):
+            questions = [questions]
+        for number, question in enumerate(questions, 1):
+            check_question(question, number)
+            if isinstance(question, str):
+                if len(form.columns) != 1:
+                    raise UserError(
+                        f"This task reads the columns {', '.join(form.columns)}, not one text; "
+                        f"give rows with these columns ({setting('file')})."
+                    )
+                question = {form.columns[0]: question}
+            inputs += form.inputs(Row(dict(question), f"text {number}"))
+        return inputs
+
+    def predict(self, questions: Sequence[Question], scoring: str | None = None) -> list[str]:
+        """An answer for each text or row, in order."""
+        return self.predictor(scoring)(self.inputs(questions))
+
+    def probabilities(self, questions: Sequence[Question]) -> list[dict[str, float]]:
+        """The probabilities of the labels, which sum to 1, for each text or row."""
+        return self.predictor().probabilities(self.inputs(questions))
+
+    def export_peft(self, folder: str | Path) -> Path:
+        """Write the prompt as a Hugging Face PEFT adapter."""
+        write_adapter(Path(folder), self.prompt.fold(), self.backbone.family, self.backbone.name)
+        return Path(folder)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the prompt and its card; a few kilobytes."""
+        RunFolder(Path(folder)).save(self.prompt, self.card, self.embedding)
+        return Path(folder)
+
+
+def check_question(question: Any, number: int) -> None:
+    if not isinstance(question, str | Mapping):
+        raise UserError(
+            f"Question {number} is {question!r}; a question is a text, "
+            "or a mapping of columns such as {'text': '...'}."
+        )
+
+
+def load(
+    folder: str | Path,
+    model: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    trust_remote_code: bool = False,
+    backbone: Backbone | None = None,
+) -> Tuned:
+    """A saved prompt with its backbone, which is loaded by its name on the card unless given.
+
+    A card never decides whether remote code is run.
+    """
+    saved = RunFolder(Path(folder))
+    prompt, card = saved.load()
+    labels = card.answering().form.labels
+    if backbone is None:
+        own = str(saved.model) if card.model == MODEL else card.backbone.name
+        backbone = load_backbone(model or own, dtype, device, trust_remote_code)
+    card.check_backbone(backbone, saved.path)
+    head = prompt.head_sizes()
+    if prompt.table.shape[2] != backbone.hidden or (
+        head is not None and head != (len(labels), backbone.feature_size)
+    ):
+        raise UserError(
+            f"The vectors in {folder} do not have the width of {backbone.name}; "
+            "copy the folder again."
+        )
+    prompt = prompt.to(backbone.device)
+    return Tuned(prompt, backbone, card, saved.path, embedding=saved.embedding())
+
+
+def import_peft(
+    adapter: str | Path,
+    model: str | None = None,
+    *,
+    template: str = "{text}",
+    label: str = "label",
+    labels: Sequence[str] | Mapping[str, str] = (),
+    dtype: str = "auto",
+    device: str = "auto",
+    trust_remote_code: bool = False,
+    backbone: Backbone | None = None,
+) -> Tuned:
+    """The prompt of a Hugging Face PEFT adapter, with its base model.
+
+    With `labels` it chooses among them; without, it generates its answers.
+    """
+    adapter = Path(adapter)
+    read = read_adapter(adapter)
+    if backbone is None:
+        name = model or read.base
+        if not name:
+            raise UserError(f"{adapter} does not name its base model; set {setting('model')}.")
+        backbone = load_backbone(name, dtype, device, trust_remote_code)
+    fits = read.task_type in (None, backbone.peft_task_type)
+    if not fits or read.vectors.shape[1] != backbone.hidden:
+        raise UserError(
+            f"The adapter {adapter} is for another model than {backbone.name}; "
+            f"set {setting('model')} to its own."
+        )
+    if len(labels) == 1 or len(set(labels)) < len(labels):
+        raise UserError(
+            "An imported prompt needs at least two different labels to choose among, "
+            "or none to generate its answers."
+        )
+    words = dict(labels) if isinstance(labels, Mapping) else {word: word for word in labels}
+    form = TextFormat(check_template(template), label, words)
+    prompt = folded_prompt(read.vectors[None]).to(backbone.device)
+    return Tuned(prompt, backbone, _imported_card(prompt, backbone, form, adapter, read.kind))
+
+
+def _imported_card(
+    prompt: Prompt, backbone: Backbone, form: TextFormat, adapter: Path, kind: str
+) -> Card:
+    config = run_config(
+        {
+            "model": backbone.name,
+            "preset": "prompt-tuning",
+            "prompt": {"length": prompt.config.length},
+            "tuning": {"max_length": backbone.default_max_length},
+        }
+    )
+    predictor = Predictor(backbone, prompt, form.labels, max_length=backbone.default_max_length)
+    task = TaskCard(
+        name=adapter.resolve().name,
+        form=form,
+        metrics=["accuracy", "macro_f1"],
+        absent=frozenset({"rows", "digests", "answer_length"}),
+    )
+    return Card(
+        prompt=PromptCard.describing(prompt.config),
+        method=f"imported from PEFT ({kind})",
+        backbone=BackboneCard.describing(backbone),
+        task=task,
+        scoring=predictor.scoring,
+        config=config.plain(),
+        absent=UNTRAINED,
+    )
