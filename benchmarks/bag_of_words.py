@@ -1,4 +1,4 @@
-"""The helpdesk tasks with a bag of words: what a prompt on a small frozen model is to be read against. Needs scikit-learn.
+"""Bag-of-words classifiers on the helpdesk tasks, to compare prompts with. Needs scikit-learn.
 
 python benchmarks/bag_of_words.py
 """
@@ -7,8 +7,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
-from softprompts.tasks import load_task
 from softprompts.config.task import TaskConfig
+from softprompts.tasks import load_task
 from softprompts.tasks.starter import STARTERS
 
 
@@ -20,11 +20,9 @@ def main() -> None:
             LogisticRegression(C=10, max_iter=2000),
         )
         model.fit([e.input for e in task.train], [e.target for e in task.train])
-        scores = task.score(list(model.predict([e.input for e in task.validation])))
-        print(
-            f"{name:<20} majority {task.majority()['accuracy']:5.1f}   bag of words {scores['accuracy']:5.1f}",
-            flush=True,
-        )
+        predictions = list(model.predict([e.input for e in task.validation]))
+        majority, accuracy = task.majority()["accuracy"], task.score(predictions)["accuracy"]
+        print(f"{name:<20} majority {majority:5.1f}   bag of words {accuracy:5.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Markdown tables from the results of the benchmarks, for the docs.
+"""Markdown tables from benchmark results, for the docs.
 
-python benchmarks/bench_table.py benchmarks/results/training-h200.json benchmarks/results/inference-h200.json
+python benchmarks/bench_table.py benchmarks/results/training-h200.json ...
 """
 
 import json

@@ -1,9 +1,9 @@
-"""Decoding beside PEFT: a decoder-only model whose prompt is remembered.
+"""Decoding against PEFT: a decoder-only model with a cached prompt.
 
     python benchmarks/decoding.py --model llama-135m --batches 1,16 --output decoding-cpu.json
-    python benchmarks/decoding.py --model SMOLLM2_FOLDER --dtype bf16 --output decoding-smollm2.json      # on a GPU
+    python benchmarks/decoding.py --model SMOLLM2_FOLDER --dtype bf16 --output decoding.json  # GPU
 
-The same as `softprompts bench decoding`; --help tells the options.
+The same as `softprompts bench decoding`; --help shows the options.
 """
 
 import sys

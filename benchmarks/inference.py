@@ -1,9 +1,9 @@
-"""Inference beside PEFT: one row of each of 64 tasks.
+"""Inference against PEFT: one row of each of 64 tasks.
 
     python benchmarks/inference.py --model t5-tiny --output inference-cpu.json
-    python benchmarks/inference.py --model t5-base --output inference-t5-base.json      # on a GPU
+    python benchmarks/inference.py --model t5-base --output inference-t5-base.json  # GPU
 
-The same as `softprompts bench inference`; --help tells the options.
+The same as `softprompts bench inference`; --help shows the options.
 """
 
 import sys

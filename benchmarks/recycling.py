@@ -1,11 +1,13 @@
-"""What survives of a prompt when its backbone changes: tuned prompts of an old model mapped to a new one, and judged.
+r"""What is left of prompts when the backbone changes: map them to a new model, and evaluate them.
 
-    python benchmarks/recycling.py runs/backbones/old --from-model models/old --model t5-tiny --data-dir DATA --output recycling.json
+    python benchmarks/recycling.py runs/backbones/old --from-model models/old --model t5-tiny \
+        --data-dir DATA --output recycling.json
 
-The folder holds tuned prompts, such as a cohort of benchmarks/backbones.py. Each is mapped by least squares and by nearest words, and is
-judged as it is by the task's validation rows, beside the score it had, the majority class, and, with --beside FOLDER, what prompts that
-were tuned on the new model reach. Scores are means over the prompts of a task. A mapped prompt that no longer makes the model write labels
-scores nothing; --scoring labels asks which label it finds likeliest, and tells what is left then.
+The folder holds tuned prompts, such as a cohort of benchmarks/backbones.py. Each is mapped by least
+squares and by nearest words, and evaluated on the task's validation rows. The table shows the
+scores before and after, the majority class, and with --beside FOLDER the scores of prompts tuned on
+the new model. Scores are means over the prompts of a task. A mapped prompt that no longer makes the
+model generate labels scores nothing; --scoring labels shows what it still knows.
 """
 
 import argparse
@@ -15,70 +17,69 @@ from statistics import fmean
 from typing import Any
 
 from softprompts.artifacts.run_folder import CARD, RunFolder
-from softprompts.backbone import load_backbone
-from softprompts.config.choice import from_mapping
-from softprompts.errors import UserError
+from softprompts.backbone import Backbone, load_backbone
+from softprompts.config.task import TaskConfig
+from softprompts.errors import UserError, as_flag
 from softprompts.files import write_json
 from softprompts.tasks import load_task
-from softprompts.config.task import TaskConfig
 from softprompts.transfer.recycle import Recycling, recycle, recycled_card, shared_words
 from softprompts.tuning.tuned import Tuned
 
-WAYS = {
+METHODS = {
     "least squares": Recycling("least-squares"),
     "nearest word": Recycling("words"),
     "nearest 5 words": Recycling("words", nearest=5),
 }
+TUNED = "tuned on the new"
+"""The column of the prompts of --beside."""
+
+Row = dict[str, Any]
 
 
-def judged(folder: Path, options: argparse.Namespace, old: Any, new: Any) -> dict[str, Any]:
-    """One prompt: what it scored, and what each way of mapping it scores."""
+def evaluate(folder: Path, options: argparse.Namespace, old: Backbone, new: Backbone) -> Row:
+    """The scores of one prompt: its own, and after each method of mapping it."""
     prompt, card = RunFolder(folder).load(old)
-    own = {**card.task_settings, **({"data_dir": options.data_dir} if options.data_dir else {})}
-    task = load_task(TaskConfig.of(own))
+    data_dir = {"data_dir": options.data_dir} if options.data_dir else {}
+    task = load_task(TaskConfig.of({**card.task_settings, **data_dir}))
     metric = task.metrics[0]
-    found: dict[str, Any] = {
+    row: Row = {
         "task": task.name,
         "metric": metric,
         "majority": task.majority()[metric],
         "old": card.metrics[metric],
     }
-    for name, how in WAYS.items():
-        made = recycle(prompt, old, new, how)
-        told = Tuned(made.to(new.device), new, recycled_card(card, str(folder), made, new, how, 0))
-        found[name] = task.score(
-            told.predictor(options.scoring)([example.input for example in task.validation])
-        )[metric]
-    return found
+    inputs = [example.input for example in task.validation]
+    for name, method in METHODS.items():
+        mapped = recycle(prompt, old, new, method)
+        new_card = recycled_card(card, str(folder), mapped, new, method, 0)
+        tuned = Tuned(mapped.to(new.device), new, new_card)
+        row[name] = task.score(tuned.predictor(options.scoring)(inputs))[metric]
+    return row
 
 
-def means(rows: list[dict[str, Any]], beside: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """By task, then over all tasks."""
-    names = ["majority", "old", *WAYS]
+def means(rows: list[Row], tuned: dict[str, list[float]]) -> list[Row]:
+    """Means by task, then over all tasks."""
+    names = ["majority", "old", *METHODS]
     table = []
     for task in dict.fromkeys(row["task"] for row in rows):
-        own = [row for row in rows if row["task"] == task]
-        line = {"task": task, **{name: fmean(row[name] for row in own) for name in names}}
-        table.append(line | ({"tuned on the new": fmean(beside[task])} if task in beside else {}))
-    every = [name for name in (*names, "tuned on the new") if all(name in line for line in table)]
-    return [
-        *table,
-        {"task": "mean", **{name: fmean(line[name] for line in table) for name in every}},
-    ]
+        group = [row for row in rows if row["task"] == task]
+        line = {"task": task, **{name: fmean(row[name] for row in group) for name in names}}
+        table.append(line | ({TUNED: fmean(tuned[task])} if task in tuned else {}))
+    complete = [name for name in (*names, TUNED) if all(name in line for line in table)]
+    overall = {name: fmean(line[name] for line in table) for name in complete}
+    return [*table, {"task": "mean", **overall}]
 
 
-def scores(folder: Path) -> dict[str, list[float]]:
+def tuned_scores(folder: Path) -> dict[str, list[float]]:
     """The scores of the tuned prompts below a folder, by task."""
-    found: dict[str, list[float]] = {}
+    scores: dict[str, list[float]] = {}
     for path in sorted(folder.glob(f"*/{CARD}")):
         card = RunFolder(path.parent).card()
-        found.setdefault(card.task.name, []).append(
-            card.score
-        )
-    return found
+        scores.setdefault(card.task.name, []).append(card.score)
+    return scores
 
 
-def markdown(table: list[dict[str, Any]]) -> str:
+def markdown(table: list[Row]) -> str:
     names = [name for name in table[-1] if name != "task"]
     rows = [["task", *names], ["---", *["---:"] * len(names)]]
     rows += [
@@ -89,45 +90,20 @@ def markdown(table: list[dict[str, Any]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, help="a folder of tuned prompts' folders")
-    parser.add_argument("--from-model", required=True, help="the model they were tuned on")
-    parser.add_argument("--model", required=True, help="the model they are to be for")
-    parser.add_argument(
-        "--beside",
-        type=Path,
-        help="a folder of prompts that were tuned on the new model, to compare with",
-    )
-    parser.add_argument(
-        "--data-dir", help="a folder with the tasks' rows (default: SOFTPROMPTS_DATA)"
-    )
-    parser.add_argument(
-        "--scoring",
-        choices=["generate", "labels"],
-        help="how a mapped prompt answers (default: as it did before)",
-    )
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--output", type=Path, required=True, help="where the JSON goes")
-    options = parser.parse_args(argv)
+    options = parse(argv)
     try:
         folders = sorted(path.parent for path in options.folder.glob(f"*/{CARD}"))
         if not folders:
-            raise UserError(
-                f"There are no tuned prompts in folders below {options.folder}; name another."
-            )
-        old, new = (
-            load_backbone(name, device=options.device)
-            for name in (options.from_model, options.model)
-        )
+            raise UserError(f"There are no tuned prompts below {options.folder}; name another.")
+        old = load_backbone(options.from_model, device=options.device)
+        new = load_backbone(options.model, device=options.device)
         rows = []
         for folder in folders:
-            rows.append(judged(folder, options, old, new))
+            rows.append(evaluate(folder, options, old, new))
             print(rows[-1], file=sys.stderr, flush=True)
-        table = means(rows, scores(options.beside) if options.beside else {})
+        table = means(rows, tuned_scores(options.beside) if options.beside else {})
     except UserError as error:
-        print(f"recycling: {error}", file=sys.stderr)
+        print(f"recycling: {error.spelled(as_flag)}", file=sys.stderr)
         return 2
     models = {
         "from": options.from_model,
@@ -138,6 +114,22 @@ def main(argv: list[str] | None = None) -> int:
     write_json(options.output, {**models, "prompts": rows, "table": table})
     print(markdown(table))
     return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("folder", type=Path, help="folder of the prompts' folders")
+    add("--from-model", required=True, help="the model they were tuned on")
+    add("--model", required=True, help="the model to map them to")
+    add("--beside", type=Path, help="folder of prompts tuned on the new model, to compare with")
+    add("--data-dir", help="folder with the tasks' rows (default: SOFTPROMPTS_DATA)")
+    add("--scoring", choices=["generate", "labels"], help="of a mapped prompt (default: unchanged)")
+    add("--device", default="auto")
+    add("--output", type=Path, required=True, help="JSON file for the result")
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""SMoP beside prompt tuning with 100 tokens: time, memory and FLOPs saved, and what the paper reports.
+"""What SMoP saves against prompt tuning with 100 tokens, beside the numbers of the paper.
 
     python benchmarks/smop.py --model t5-tiny --output smop-cpu.json
-    python benchmarks/smop.py --model t5-large --output smop-t5-large.json      # on a GPU
+    python benchmarks/smop.py --model t5-large --output smop-t5-large.json  # GPU
 
-The same as `softprompts bench smop`; --help tells the options.
+The same as `softprompts bench smop`; --help shows the options.
 """
 
 import sys

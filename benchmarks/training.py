@@ -1,9 +1,9 @@
-"""Training beside PEFT: seconds for a step of one run, alone and in a cohort.
+"""Training against PEFT: seconds per step of one run, alone and in a cohort.
 
     python benchmarks/training.py --model t5-tiny --runs 8 --steps 10 --output training-cpu.json
-    python benchmarks/training.py --model t5-base --prompt 100 --runs 32 --output training-t5-base.json      # on a GPU
+    python benchmarks/training.py --model t5-base --prompt 100 --runs 32 --output base.json  # GPU
 
-The same as `softprompts bench training`; --help tells the options.
+The same as `softprompts bench training`; --help shows the options.
 """
 
 import sys

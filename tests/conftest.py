@@ -30,18 +30,6 @@ torch.set_num_threads(1)
 GOLDEN = Path(__file__).parent / "golden"
 DATA = Path(os.environ.get("SOFTPROMPTS_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
-MISTAKES = [
-    (
-        ["--seeds", "0,x"],
-        "--seeds is '0,x'; write whole numbers with commas between them, such as 0,1,2.",
-    ),
-    (["--seeds", ""], "--seeds is ''; write whole numbers"),
-    (["--tasks", "helpdesk/urgency,helpdesk/none"], "There is no task 'helpdesk/none'"),
-    (["--tasks", "glue/sst2", "--data-dir", "gone"], "The data folder gone does not exist"),
-    (["--steps", "0"], "steps is 0; it must be at least 1."),
-]
-"""Flags of scripts that tune prompts on several tasks, and what is said of them."""
-
 
 def golden(name: str) -> dict[str, Any]:
     read: dict[str, Any] = json.loads((GOLDEN / f"{name}.json").read_text())

@@ -1,15 +1,21 @@
 """A plugin: one start, shape, route, task, metric and model family from outside the package."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 import softprompts
+from softprompts.backbone import Causal
 from softprompts.config.schema import option
 from softprompts.prompt.route import ModuleRouter, Route, RouteModule, TopRoute
 from softprompts.prompt.shape import Shape, ShapeModule
 from softprompts.prompt.start import Begin, Material, Start
+from softprompts.tasks import Example
+from softprompts.tasks.sources import Row
 
 
 @softprompts.register_start("noisy-zeros")
@@ -58,3 +64,48 @@ class MlpRoute(Route):
                 nn.Linear(hidden, self.width), nn.Tanh(), nn.Linear(self.width, count)
             )
         return TopRoute(ModuleRouter(layers), k=0, noise=0.0)
+
+
+def load_parity(split: str) -> list[dict[str, Any]]:
+    sizes = {"train": 24, "validation": 8}
+    return [{"number": n, "parity": ("even", "odd")[n % 2]} for n in range(sizes.get(split, 0))]
+
+
+@softprompts.register_task(
+    "plugin/odd-or-even",
+    rows=load_parity,
+    labels=("even", "odd"),
+    columns=("number",),
+    metrics=("first-letter", "accuracy"),
+)
+def parity(row: Row, split: str) -> Iterator[Example]:
+    yield Example(f"number: {row.values['number']}", row.values["parity"])
+
+
+@softprompts.register_metric("first-letter")
+def first_letter(
+    examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
+) -> float:
+    """Percentage of answers whose first letter is right."""
+    pairs = zip(examples, predictions, strict=True)
+    return 100 * sum(e.target[0] == p[:1] for e, p in pairs) / len(examples)
+
+
+class ToyConfig(transformers.GPT2Config):
+    model_type = "toy-lm"
+
+
+class ToyForCausalLM(transformers.GPT2LMHeadModel):
+    config_class = ToyConfig
+
+
+if "toy-lm" not in transformers.models.auto.configuration_auto.CONFIG_MAPPING:
+    transformers.AutoConfig.register("toy-lm", ToyConfig)
+    transformers.AutoModelForCausalLM.register(ToyConfig, ToyForCausalLM)
+
+
+@softprompts.register_family("toy")
+class Toy(Causal):
+    """A family for a model type that the package does not know."""
+
+    model_types = frozenset({"toy-lm"})

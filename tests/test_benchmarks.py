@@ -1,17 +1,24 @@
-"""The scripts in benchmarks/ run, so that a record can be made again."""
+"""The scripts in benchmarks/ run, so that their results can be reproduced."""
 
 import json
 import multiprocessing.dummy
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from .conftest import MISTAKES
-from .models import random_model, random_t5
+from softprompts.backbone import Backbone
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+from .models import random_model, random_t5
+from .scripts import BAD_FLAGS, ROOT, load_script
+
+
+def save(backbone: Backbone, folder: Path) -> Path:
+    backbone.model.save_pretrained(folder)
+    backbone.tokenizer.save_pretrained(folder)
+    return folder
 
 
 def test_a_sweep_records_every_run_once_and_makes_a_table(
@@ -20,13 +27,7 @@ def test_a_sweep_records_every_run_once_and_makes_a_table(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import sweep
-    import sweep_table
-
-    made = random_model("t5")
-    made.model.save_pretrained(tmp_path / "models" / "tiny")
-    made.tokenizer.save_pretrained(tmp_path / "models" / "tiny")
+    save(random_model("t5"), tmp_path / "models" / "tiny")
     entry = {
         "model": "{backbones}/tiny",
         "train": "{data}/reviews.csv",
@@ -34,62 +35,56 @@ def test_a_sweep_records_every_run_once_and_makes_a_table(
         "label": "mood",
         "steps": 2,
         "batch_size": 4,
+        "grid": {"preset": ["prompt-tuning"], "seed": [0, 1], "prompt.length": [4]},
     }
-    grid = [{**entry, "grid": {"preset": ["prompt-tuning"], "seed": [0, 1], "prompt.length": [4]}}]
-    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid))
-    command = [
-        "sweep.py", str(tmp_path / "grid.yaml"), "--output", str(tmp_path / "out.jsonl"), "--device", "cpu",
-        "--data", str(toy_csv.parent), "--backbones", str(tmp_path / "models"),
-    ]  # fmt: skip
+    grid, output = tmp_path / "grid.yaml", tmp_path / "out.jsonl"
+    grid.write_text(yaml.safe_dump([entry]))
+    folders = ["--data", str(toy_csv.parent), "--backbones", str(tmp_path / "models")]
+    command = ["sweep.py", str(grid), "--output", str(output), "--device", "cpu", *folders]
+    script = str(ROOT / "benchmarks" / "sweep.py")
+    subprocess.run([sys.executable, script, *command[1:]], check=True, timeout=300)
+    # again, with nothing left to run: threads will do
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: multiprocessing.dummy)
+    monkeypatch.setattr("torch.set_num_threads", lambda count: None)
     monkeypatch.setattr(sys, "argv", command)
-    sweep.main()
-    monkeypatch.setattr(
-        multiprocessing, "get_context", lambda _: multiprocessing.dummy
-    )  # a thread is enough where nothing is left to do
-    sweep.main()
-    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    load_script("benchmarks/sweep.py").main()
+    records = [json.loads(line) for line in output.read_text().splitlines()]
     assert [record["settings"]["seed"] for record in records] == [0, 1]
     assert all("metrics" in record for record in records)
-    monkeypatch.setattr(sys, "argv", ["sweep_table.py", str(tmp_path / "out.jsonl")])
+    monkeypatch.setattr(sys, "argv", ["sweep_table.py", str(output)])
     capsys.readouterr()
-    sweep_table.main()
+    load_script("benchmarks/sweep_table.py").main()
     assert "prompt-tuning" in capsys.readouterr().out
 
 
-def test_the_recorded_runs_are_those_of_the_grids() -> None:
-    sys.path.insert(0, str(BENCHMARKS))
-    import sweep
-
-    for name in ("families", "defaults"):
-        grid = sweep.configs(yaml.safe_load((BENCHMARKS / "grids" / f"{name}.yaml").read_text()))
-        recorded = [
-            json.loads(line)["settings"]
-            for line in (BENCHMARKS / "results" / f"{name}-h200.jsonl").read_text().splitlines()
-        ]
-        assert all(settings in recorded for settings in grid)
-        assert all(settings in grid for settings in recorded)
+@pytest.mark.parametrize("name", ["families", "defaults"])
+def test_the_recorded_runs_are_those_of_the_grids(name: str) -> None:
+    sweep, folder = load_script("benchmarks/sweep.py"), ROOT / "benchmarks"
+    grid = sweep.expand(yaml.safe_load((folder / "grids" / f"{name}.yaml").read_text()))
+    lines = (folder / "results" / f"{name}-h200.jsonl").read_text().splitlines()
+    recorded = [json.loads(line)["settings"] for line in lines]
+    assert all(settings in recorded for settings in grid)
+    assert all(settings in grid for settings in recorded)
 
 
 @pytest.mark.usefixtures("no_curves")
-def test_backbones_are_measured_side_by_side_and_not_again(
+def test_backbones_are_compared_and_not_measured_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sys.path.insert(0, str(BENCHMARKS))
-    import backbones
-
-    for name, made in (("first", random_t5()), ("second", random_t5(num_layers=1))):
-        made.model.save_pretrained(tmp_path / name)
-        made.tokenizer.save_pretrained(tmp_path / name)
-    command = [
-        f"old={tmp_path / 'first'}", f"new={tmp_path / 'second'}",
-        "--tasks", "helpdesk/urgency,helpdesk/sentiment", "--seeds", "0,1", "--steps", "4",
-        "--evaluate-every", "2", "--cap-validation", "20", "--batch-size", "4", "--device", "cpu", "--output", str(tmp_path / "out"),
-    ]  # fmt: skip
+    backbones = load_script("benchmarks/backbones.py")
+    first = save(random_t5(), tmp_path / "first")
+    second = save(random_t5(num_layers=1), tmp_path / "second")
+    flags = (
+        "--tasks helpdesk/urgency,helpdesk/sentiment --seeds 0,1 --steps 4 --evaluate-every 2 "
+        "--cap-validation 20 --batch-size 4 --device cpu"
+    )
+    output = tmp_path / "out"
+    command = [f"old={first}", f"new={second}", *flags.split(), "--output", str(output)]
     assert backbones.main(command) == 0
     table = capsys.readouterr().out
-    found = json.loads((tmp_path / "out" / "backbones.json").read_text())
-    assert list(found) == ["old", "new"]
-    for record in found.values():
+    records = json.loads((output / "backbones.json").read_text())
+    assert list(records) == ["old", "new"]
+    for record in records.values():
         assert record["tasks"].keys() == {"helpdesk/urgency", "helpdesk/sentiment"}
         best = [record["tasks"][task]["best"]["0"] for task in record["tasks"]]
         assert record["mean"]["best"]["0"] == pytest.approx(sum(best) / 2)
@@ -98,22 +93,21 @@ def test_backbones_are_measured_side_by_side_and_not_again(
             for scores in record["tasks"].values()
             for seed in ("0", "1")
         )
-    assert f"{found['old']['tasks']['helpdesk/urgency']['majority']:.1f}" in table
-    assert (
-        table.count("±") == 2 * 2 * 3 + 1
-    )  # best and last, two backbones, two tasks and their mean; and the line that explains
-    began = (tmp_path / "out" / "old" / "scores.json").stat().st_mtime_ns
+    assert f"{records['old']['tasks']['helpdesk/urgency']['majority']:.1f}" in table
+    # best and last of two backbones on two tasks and in the mean; and the description
+    assert table.count("±") == 2 * 2 * 3 + 1
+    written = (output / "old" / "scores.json").stat().st_mtime_ns
     assert backbones.main([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == found
-    assert (tmp_path / "out" / "old" / "scores.json").stat().st_mtime_ns == began
+    assert json.loads(capsys.readouterr().out) == records
+    assert (output / "old" / "scores.json").stat().st_mtime_ns == written
     assert backbones.main([*command, "--steps", "5"]) == 2
     assert "with other settings" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("flags", "sentence"),
+    ("flags", "message"),
     [
-        *MISTAKES,
+        *BAD_FLAGS,
         (["--preset", "none"], "There is no preset 'none'"),
         (["t5-gone"], "The model 't5-gone' cannot be loaded"),
     ],
@@ -123,37 +117,28 @@ def test_settings_are_checked_before_the_first_backbone_is_measured(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     flags: list[str],
-    sentence: str,
+    message: str,
 ) -> None:
-    sys.path.insert(0, str(BENCHMARKS))
-    import backbones
-
+    backbones = load_script("benchmarks/backbones.py")
     monkeypatch.setattr(backbones, "measure", None)
     command = ["--tasks", "helpdesk/urgency", "--output", str(tmp_path / "out"), "--device", "cpu"]
     assert backbones.main([*command, "t5-tiny", *flags]) == 2
-    assert sentence in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_the_mean_over_tasks_leaves_out_a_seed_that_failed_somewhere() -> None:
-    sys.path.insert(0, str(BENCHMARKS))
-    import backbones
-
+def test_the_mean_over_tasks_leaves_out_a_seed_that_failed_on_one() -> None:
+    backbones = load_script("benchmarks/backbones.py")
     tasks = {"a": {"best": {"0": 50.0, "1": 60.0}}, "b": {"best": {"1": 80.0}}}
-    assert backbones.over_tasks(tasks, "best") == {"1": 70.0}
-    assert backbones.spread({"0": 1.0, "1": 3.0}) == "2.0 ± 1.4"
-    assert backbones.spread({}) == "failed"
+    assert backbones.mean_over_tasks(tasks, "best") == {"1": 70.0}
+    assert backbones.mean_and_std({"0": 1.0, "1": 3.0}) == "2.0 ± 1.4"
+    assert backbones.mean_and_std({}) == "failed"
 
 
-def test_a_studys_cells_are_timed_as_a_cohort_and_one_by_one(
+def test_cells_of_a_study_are_timed_as_a_cohort_and_one_by_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sys.path.insert(0, str(BENCHMARKS))
-    import study
-
-    made = random_model("t5")
-    made.model.save_pretrained(tmp_path / "random")
-    made.tokenizer.save_pretrained(tmp_path / "random")
+    study = load_script("benchmarks/study.py")
     settings = {
         "preset": "prompt-tuning",
         "prompt": {"length": 3},
@@ -163,79 +148,48 @@ def test_a_studys_cells_are_timed_as_a_cohort_and_one_by_one(
         "scoring": "labels",
     }
     grid = {
-        "backbones": [str(tmp_path / "random")],
+        "backbones": [str(save(random_model("t5"), tmp_path / "random"))],
         "sources": ["helpdesk/intent", "helpdesk/area"],
         "seeds": [0, 1],
         "settings": settings,
+        "source": {"steps": 500},
     }
-    (tmp_path / "grid.yaml").write_text(yaml.safe_dump({**grid, "source": {"steps": 500}}))
-    command = [
-        str(tmp_path / "grid.yaml"),
-        "--cells",
-        "3",
-        "--steps",
-        "2",
-        "--device",
-        "cpu",
-        "--output",
-        str(tmp_path / "out.json"),
-    ]
+    file, output = tmp_path / "grid.yaml", tmp_path / "out.json"
+    file.write_text(yaml.safe_dump(grid))
+    flags = ["--cells", "3", "--steps", "2", "--device", "cpu", "--output", str(output)]
+    command = [str(file), *flags]
     assert study.main([*command, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found == json.loads((tmp_path / "out.json").read_text())
-    assert (found["cells"], found["steps"]) == (3, 2)
-    assert found["cohort"]["scores"].keys() == found["one_by_one"]["scores"].keys()
-    assert len(found["cohort"]["scores"]) == found["same_scores"] == 3
-    assert found["largest_difference"] == 0
-    assert found["ratio"] == pytest.approx(
-        found["one_by_one"]["seconds"] / found["cohort"]["seconds"], rel=0.01
-    )
-    assert 0 < found["cohort"]["training_seconds"] < found["cohort"]["seconds"]
-    assert found["cohort"]["cells_per_minute"] == pytest.approx(
-        180 / found["cohort"]["seconds"], rel=0.01
-    )
-    assert f"{found['ratio']:.2f} times as fast" in study.told(found)
+    result = json.loads(capsys.readouterr().out)
+    assert result == json.loads(output.read_text())
+    assert (result["cells"], result["steps"]) == (3, 2)
+    cohort, alone = result["cohort"], result["one_by_one"]
+    assert cohort["scores"].keys() == alone["scores"].keys()
+    assert len(cohort["scores"]) == result["same_scores"] == 3
+    assert result["largest_difference"] == 0
+    assert result["ratio"] == pytest.approx(alone["seconds"] / cohort["seconds"], rel=0.01)
+    assert 0 < cohort["training_seconds"] < cohort["seconds"]
+    assert cohort["cells_per_minute"] == pytest.approx(180 / cohort["seconds"], rel=0.01)
+    assert f"{result['ratio']:.2f} times as fast" in study.summary(result)
     assert study.main([*command, "--cells", "9"]) == 2
     assert "has 4 such cells" in capsys.readouterr().err
     assert study.main([*command, "--stage", "transfer"]) == 2
     assert "choose source or baseline" in capsys.readouterr().err
 
 
-def test_a_profile_tells_where_a_step_goes(
+def test_a_profile_shows_where_the_time_of_a_step_goes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sys.path.insert(0, str(BENCHMARKS))
-    import step_profile
-
-    made = random_t5()
-    made.model.save_pretrained(tmp_path / "random")
-    made.tokenizer.save_pretrained(tmp_path / "random")
-    command = [
-        "--model",
-        str(tmp_path / "random"),
-        "--runs",
-        "2",
-        "--batch",
-        "4",
-        "--prompt",
-        "3",
-        "--steps",
-        "2",
-        "--warmup",
-        "1",
-    ]
-    assert (
-        step_profile.main(
-            [*command, "--device", "cpu", "--output", str(tmp_path / "out.json"), "--python", "5"]
-        )
-        == 0
-    )
-    told, found = capsys.readouterr(), json.loads((tmp_path / "out.json").read_text())
-    assert found["kinds"]["matrix products"] > 0
-    assert sum(found["kinds"].values()) == pytest.approx(found["busy_ms"], rel=0.01)
-    assert found["run_step_ms"] == pytest.approx(found["step_ms"] / 2, rel=0.01)
-    assert f"{found['tokens']:,} tokens a step" in told.out
-    assert "tottime" in told.err
+    step_profile = load_script("benchmarks/step_profile.py")
+    model, output = save(random_t5(), tmp_path / "random"), tmp_path / "out.json"
+    flags = "--runs 2 --batch 4 --prompt 3 --steps 2 --warmup 1 --device cpu --python 5"
+    command = ["--model", str(model), *flags.split(), "--output", str(output)]
+    assert step_profile.main(command) == 0
+    printed, result = capsys.readouterr(), json.loads(output.read_text())
+    assert result["kinds"]["matrix products"] > 0
+    assert sum(result["kinds"].values()) == pytest.approx(result["busy_ms"], rel=0.01)
+    assert result["run_step_ms"] == pytest.approx(result["step_ms"] / 2, rel=0.01)
+    assert f"{result['tokens']:,} tokens a step" in printed.out
+    assert "tottime" in printed.err
     assert step_profile.main(["--model", str(tmp_path / "none")]) == 2
     names = {
         "nvjet_sm90_tst_128x192": "matrix products",

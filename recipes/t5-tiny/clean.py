@@ -1,11 +1,12 @@
-"""Leave out of a corpus what shares a run of words with data that a model is going to be judged on.
+"""Remove from a corpus what overlaps with the data that a model will be evaluated on.
 
     python recipes/t5-tiny/clean.py --corpus CORPUS --data DATA --output CLEAN
 
-CORPUS holds text files (paragraphs on lines, a blank line between documents; .txt, .bz2, .xz or .gz) and tasks*.jsonl* files of lines
-[task, input, output]. DATA holds *.jsonl.gz files, of which every text counts, in all splits. A paragraph, or an example, that shares ten
-words in a row with any of them is left out; so is a shorter example that is word for word one of their texts of five words or more.
-CLEAN gets text.txt.bz2, tasks.jsonl.bz2 and clean.json, which tells what was left out.
+CORPUS holds text files (a paragraph per line, a blank line between documents; .txt, .bz2, .xz or
+.gz) and tasks*.jsonl* files with lines [task, input, output]. DATA holds *.jsonl.gz files, of which
+every text in every split counts. A paragraph or an example that shares ten words in a row with any
+of them is removed, and so is a shorter example that equals one of their texts of five or more
+words. CLEAN gets text.txt.bz2, tasks.jsonl.bz2 and clean.json, which says how much was removed.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import hashlib
 import json
 import multiprocessing
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import chain, islice
 from pathlib import Path
@@ -25,39 +26,36 @@ import numpy as np
 
 from softprompts.pretraining.corpus import Lines
 
-RUN, SHORT = 10, 5
+NGRAM, MIN_WORDS = 10, 5
 WORD = re.compile(r"[a-z0-9]+")
 FACTORS = np.array(
-    [pow(0x9E3779B97F4A7C15, power + 1, 2**64) for power in range(RUN)], dtype=np.uint64
+    [pow(0x9E3779B97F4A7C15, power + 1, 2**64) for power in range(NGRAM)], dtype=np.uint64
 )
-TOGETHER = 4000
+CHUNK_LINES = 4000
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
-known: dict[str, int] = {}
-held: Hashes
+word_hashes: dict[str, int] = {}
+evaluation_hashes: Hashes
+"""Of this process, from `_start_worker`."""
 
 
-def hashes(text: str) -> Hashes:
-    """One number for each run of ten words; of a shorter text, one for all of it."""
+def ngram_hashes(text: str) -> Hashes:
+    """A hash of each ten words in a row; for a shorter text, one of all of it."""
     words = WORD.findall(text.lower())
-    numbers = np.fromiter(
-        (known.get(word) or known.setdefault(word, _number(word)) for word in words),
+    hashes = np.fromiter(
+        (word_hashes.get(word) or word_hashes.setdefault(word, _hash(word)) for word in words),
         np.uint64,
         len(words),
     )
-    many = len(words) - RUN + 1
-    if many <= 0:
-        return (
-            (numbers * FACTORS[: len(words)]).sum(keepdims=True)
-            if len(words) >= SHORT
-            else numbers[:0]
-        )
-    return sum(
-        (numbers[place : place + many] * FACTORS[place] for place in range(RUN)),
-        np.zeros(many, np.uint64),
-    )
+    count = len(words) - NGRAM + 1
+    if count > 0:
+        shifted = (hashes[shift : shift + count] * FACTORS[shift] for shift in range(NGRAM))
+        return sum(shifted, np.zeros(count, np.uint64))
+    if len(words) >= MIN_WORDS:
+        return (hashes * FACTORS[: len(words)]).sum(keepdims=True)
+    return hashes[:0]
 
 
-def _number(word: str) -> int:
+def _hash(word: str) -> int:
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest()) | 1
 
 
@@ -66,53 +64,54 @@ def texts_of(row: Any) -> Iterator[str]:
     if isinstance(row, str):
         yield row
     elif isinstance(row, dict | list):
-        yield from chain.from_iterable(
-            map(texts_of, row.values() if isinstance(row, dict) else row)
-        )
+        values = row.values() if isinstance(row, dict) else row
+        yield from chain.from_iterable(map(texts_of, values))
 
 
-def held_apart(folder: Path) -> Hashes:
-    """The runs of all rows below a folder, sorted."""
+def hash_evaluation_data(folder: Path) -> Hashes:
+    """The hashes of all rows below a folder, sorted."""
     found = []
     for file in sorted(folder.rglob("*.jsonl.gz")):
         with gzip.open(file, "rt", encoding="utf-8") as rows:
-            found.append(
-                np.unique(
-                    np.concatenate(
-                        [hashes(text) for row in rows for text in texts_of(json.loads(row))]
-                    )
-                )
-            )
+            hashes = [ngram_hashes(text) for row in rows for text in texts_of(json.loads(row))]
+            found.append(np.unique(np.concatenate(hashes)))
     if not found:
         raise SystemExit(f"There are no *.jsonl.gz files below {folder}; name another folder.")
     return np.unique(np.concatenate(found))
 
 
-def _start(path: str) -> None:
-    global held
-    held = np.load(path, mmap_mode="r")
+def _start_worker(path: str) -> None:
+    global evaluation_hashes
+    evaluation_hashes = np.load(path, mmap_mode="r")
 
 
-def _shares(text: str) -> bool:
-    own = hashes(text)
-    places = np.searchsorted(held, own)
-    return bool((held[np.minimum(places, len(held) - 1)] == own).any()) if len(own) else False
+def _overlaps(text: str) -> bool:
+    hashes = ngram_hashes(text)
+    if not len(hashes):
+        return False
+    positions = np.searchsorted(evaluation_hashes, hashes)
+    nearest = evaluation_hashes[np.minimum(positions, len(evaluation_hashes) - 1)]
+    return bool((nearest == hashes).any())
 
 
-def keep_lines(lines: list[str]) -> tuple[bytes, int, int]:
-    """What may stay, compressed; how much there was, and is."""
-    kept = [line for line in lines if not line.strip() or not _shares(line)]
+def clean_lines(lines: list[str]) -> tuple[bytes, int, int]:
+    """The lines that may stay, compressed; the number of characters before and after."""
+    kept = [line for line in lines if not line.strip() or not _overlaps(line)]
     return bz2.compress("".join(kept).encode()), sum(map(len, lines)), sum(map(len, kept))
 
 
-def keep_pairs(lines: list[str]) -> tuple[bytes, int, int]:
-    kept = [line for line in lines if not any(map(_shares, json.loads(line)[1:]))]
+def clean_examples(lines: list[str]) -> tuple[bytes, int, int]:
+    """The examples that may stay, compressed; their number before and after."""
+    kept = [line for line in lines if not any(map(_overlaps, json.loads(line)[1:]))]
     return bz2.compress("".join(kept).encode()), len(lines), len(kept)
 
 
-def batched(lines: Iterator[str], many: int) -> Iterator[list[str]]:
-    while some := list(islice(lines, many)):
-        yield some
+def chunks_of(files: list[Path], suffix: str) -> Iterator[list[str]]:
+    for file in files:
+        if suffix in file.name:
+            lines = iter(Lines(str(file)))
+            while chunk := list(islice(lines, CHUNK_LINES)):
+                yield chunk
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -123,36 +122,33 @@ def main(argv: list[str] | None = None) -> None:
         parser.add_argument(f"--{name}", type=Path, required=True)
     options = parser.parse_args(argv)
     options.output.mkdir(parents=True, exist_ok=True)
-    runs = options.output / "held.npy"
-    np.save(runs, held_apart(options.data))
+    hashes = hash_evaluation_data(options.data)
+    hash_file = options.output / "held.npy"
+    np.save(hash_file, hashes)
     files = sorted(
         file for file in options.corpus.iterdir() if ".txt" in file.name or ".jsonl" in file.name
     )
-    told: dict[str, Any] = {"runs": int(np.load(runs, mmap_mode="r").size), "words": RUN}
-    spawned = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(mp_context=spawned, initializer=_start, initargs=(str(runs),)) as pool:
-        for kind, keep, unit in (
-            ("text.txt", keep_lines, "characters"),
-            ("tasks.jsonl", keep_pairs, "examples"),
-        ):
-            chunks = (
-                chunk
-                for file in files
-                if Path(kind).suffix in file.name
-                for chunk in batched(iter(Lines(str(file))), TOGETHER)
-            )
+    report: dict[str, Any] = {"runs": int(hashes.size), "words": NGRAM}
+    kinds: dict[str, tuple[Callable[[list[str]], tuple[bytes, int, int]], str]] = {
+        "text.txt": (clean_lines, "characters"),
+        "tasks.jsonl": (clean_examples, "examples"),
+    }
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(None, spawn, _start_worker, (str(hash_file),)) as pool:
+        for name, (clean, unit) in kinds.items():
+            chunks = chunks_of(files, Path(name).suffix)
             before = after = 0
-            with (options.output / f"{kind}.bz2").open("wb") as out:
-                while some := list(islice(chunks, 16)):
-                    for kept, had, has in pool.map(keep, some):
+            with (options.output / f"{name}.bz2").open("wb") as out:
+                while group := list(islice(chunks, 16)):
+                    for kept, size_before, size_after in pool.map(clean, group):
                         out.write(kept)
-                        before, after = before + had, after + has
-                    print(
-                        f"{kind}: {before:,} {unit} read, {before - after:,} left out", flush=True
-                    )
-            told[kind] = {"unit": unit, "before": before, "after": after}
-    (options.output / "clean.json").write_text(json.dumps(told, indent=2) + "\n")
-    runs.unlink()
+                        before += size_before
+                        after += size_after
+                    removed = before - after
+                    print(f"{name}: {before:,} {unit} read, {removed:,} removed", flush=True)
+            report[name] = {"unit": unit, "before": before, "after": after}
+    (options.output / "clean.json").write_text(json.dumps(report, indent=2) + "\n")
+    hash_file.unlink()
 
 
 if __name__ == "__main__":

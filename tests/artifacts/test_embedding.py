@@ -1,6 +1,5 @@
 """Task embeddings: the prompt at a fixed step is kept beside the final one, whatever happens to the run."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from softprompts.artifacts.embedding import read_embedding
+from softprompts.artifacts.run_folder import RunFolder
 from softprompts.backbone import Backbone
 from softprompts.errors import UserError
 from softprompts.files.tensors import read_tensors, write_tensors
@@ -61,7 +60,8 @@ class Look:
 
 
 def embedded(folder: Path) -> tuple[Any, Tensor | None]:
-    return json.loads((folder / "prompt.json").read_text())["embedding"], read_embedding(folder)
+    saved = RunFolder(folder)
+    return saved.card().plain()["embedding"], saved.embedding()
 
 
 @pytest.mark.parametrize("preset", ["prompt-tuning", "residual", "smop"])
@@ -152,14 +152,3 @@ def test_it_goes_where_the_prompt_goes(t5: Backbone, toy_csv: Path, tmp_path: Pa
     assert not (tmp_path / "copy/embedding.safetensors").exists(), (
         "another prompt's embedding does not stay"
     )
-
-
-def test_an_embedding_that_is_none_is_one_sentence(tmp_path: Path) -> None:
-    for wrong in (
-        {"vectors": torch.zeros(3, 4)},
-        {"other": torch.zeros(1, 3, 4)},
-        {"vectors": torch.full((1, 2, 3), float("nan"))},
-    ):
-        write_tensors(tmp_path / "embedding.safetensors", wrong)
-        with pytest.raises(UserError, match="holds no prompt vectors"):
-            read_embedding(tmp_path)

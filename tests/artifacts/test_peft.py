@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from softprompts.artifacts.peft import read_adapter, write_adapter
-from softprompts.artifacts.prompt_file import save_prompt
+from softprompts.artifacts.run_folder import RunFolder
 from softprompts.backbone import Backbone, Causal, EncoderDecoder, Masked
 from softprompts.cli import main
 from softprompts.config.choice import Choice
@@ -24,8 +24,9 @@ from softprompts.config.run import run_config
 from softprompts.tuning.tune import tune_config
 from softprompts.tuning.tuned import import_peft, load
 
+from ..cards import card
 from ..conftest import GOLDEN, golden
-from ..models import KINDS, TEXTS, ours, random_model, told
+from ..models import KINDS, TEXTS, our_log_probs, peft_log_probs, random_model
 
 peft = importlib.import_module("peft") if importlib.util.find_spec("peft") else None
 needs_peft = pytest.mark.skipif(peft is None, reason="PEFT is not installed")
@@ -114,15 +115,15 @@ def edited(adapter: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"peft_type": "LORA"}, "of type LORA, which is no prompt"),
+        ({"peft_type": "LORA"}, "of type LORA, which is not a soft prompt"),
         ({"peft_type": "PREFIX_TUNING"}, "of type PREFIX_TUNING"),
         ({"task_type": "SEQ_CLS"}, "adapter for SEQ_CLS, whose trained head"),
         ({"task_type": "CAUSAL_LM"}, "is for another model than random-t5"),
         ({"num_virtual_tokens": 4}, "does not hold the 4 prompt vectors"),
         ({"num_virtual_tokens": None}, "does not hold the None prompt vectors"),
-        ({"base_model_name_or_path": ["x"]}, "names no base model that can be read"),
+        ({"base_model_name_or_path": ["x"]}, "base model that .* names is invalid"),
         ({"task_type": ["x"]}, "whose trained head"),
-        ({"peft_type": {}}, "which is no prompt"),
+        ({"peft_type": {}}, "which is not a soft prompt"),
     ],
 )
 def test_an_adapter_that_is_no_prompt_of_this_model_is_one_sentence(
@@ -162,7 +163,7 @@ def test_damaged_adapters_are_one_sentence(adapter: Path, t5: Backbone, tmp_path
     with pytest.raises(UserError, match="for another model"):
         import_peft(adapter, backbone=t5)
     weights.rename(adapter / "adapter_model.bin")
-    with pytest.raises(UserError, match="pickled, which we never read"):
+    with pytest.raises(UserError, match="pickled, which is unsafe"):
         import_peft(adapter, backbone=t5)
     with pytest.raises(UserError, match=r"holds no adapter_config.json"):
         import_peft(tmp_path, backbone=t5)
@@ -172,8 +173,8 @@ def test_damaged_adapters_are_one_sentence(adapter: Path, t5: Backbone, tmp_path
     ("config", "why"),
     [
         ({"count": 4, "route": Choice("top1")}, "route an input among 4 prompts"),
-        ({"place": "suffix"}, "stands elsewhere"),
-        ({"head": Choice("linear")}, "no place for this prompt's linear head"),
+        ({"place": "suffix"}, "has another place"),
+        ({"head": Choice("linear")}, "cannot hold this prompt's linear head"),
     ],
 )
 def test_what_peft_cannot_say_is_refused(config: dict[str, Any], why: str, tmp_path: Path) -> None:
@@ -237,7 +238,7 @@ def test_the_command_line_both_ways(
     )
     assert main(["predict", back, "what a lovely film", "--quiet", "--json"]) == 0
     assert main(["predict", back, "what a lovely film", "--scoring", "labels"]) == 2
-    assert "knows no labels" in capsys.readouterr().err
+    assert "has no labels to choose among" in capsys.readouterr().err
 
 
 def test_an_imported_prompt_starts_a_run(
@@ -264,9 +265,6 @@ def test_an_imported_prompt_starts_a_run(
 def test_saved_prompts_of_an_encoder_keep_their_place(tmp_path: Path) -> None:
     backbone = random_model("bert")
     assert isinstance(backbone, Masked)
-    save_prompt(
-        tmp_path, build_prompt(PromptConfig(length=5, place="after-bos"), Material(backbone), 0), {}
-    )
-    from softprompts.artifacts.prompt_file import load_prompt
-
-    assert load_prompt(tmp_path)[0].config.place == "after-bos"
+    config = PromptConfig(length=5, place="after-bos")
+    RunFolder(tmp_path).save(build_prompt(config, Material(backbone), 0), card(backbone))
+    assert RunFolder(tmp_path).load()[0].config.place == "after-bos"

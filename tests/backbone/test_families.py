@@ -19,6 +19,7 @@ from softprompts.errors import UserError
 from softprompts.prompt.head import Linear
 from softprompts.tasks import load_task
 from softprompts.tuning import Cohort, Run
+from softprompts.tuning.run import check_losses
 from softprompts.tuning.tune import tune_config
 from softprompts.tuning.tuned import load
 

@@ -1,4 +1,4 @@
-"""A study small enough to run in a test, and one that was run."""
+"""A study small enough to run in a test, and one that is finished."""
 
 import json
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from softprompts.artifacts.study_folder import CELLS, RESULT, StudyFolder
 from softprompts.cli.study import main
-from softprompts.config.choice import from_mapping
-from softprompts.study.cells import CELLS, RESULT
-from softprompts.study.plan import Cell, Study, plan
+from softprompts.study.config import StudyConfig
+from softprompts.study.plan import Cell, plan
 
 from ..models import random_t5
 
@@ -45,11 +45,15 @@ GRID: dict[str, Any] = {
 
 
 FEW: dict[str, Any] = {"seeds": [0], "retrieval": {}}
-"""Changes that make it shorter."""
+"""Changes that leave few cells."""
 
 
 def planned(**changes: Any) -> list[Cell]:
-    return plan(Study.of({**GRID, **changes}))
+    return plan(StudyConfig.of({**GRID, **changes}))
+
+
+def cell_path(folder: Path, name: str) -> Path:
+    return StudyFolder(folder).cell(name).path
 
 
 def results(folder: Path) -> dict[str, dict[str, Any]]:
@@ -60,7 +64,7 @@ def results(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def scores(folder: Path) -> dict[str, float]:
-    return {name: told["score"] for name, told in results(folder).items()}
+    return {name: result["score"] for name, result in results(folder).items()}
 
 
 @pytest.fixture(scope="session")
@@ -77,19 +81,19 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path, model: str) -> Write:
-    """A study file with some entries changed."""
+    """Writes the study file, with some keys changed."""
 
-    def written(name: str = "trial.yaml", **changes: Any) -> Path:
+    def write_file(name: str = "trial.yaml", **changes: Any) -> Path:
         path = tmp_path / name
         path.write_text(yaml.safe_dump({**GRID, "backbones": [model], **changes}))
         return path
 
-    return written
+    return write_file
 
 
 @pytest.fixture(scope="session")
-def whole(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a study that ran from beginning to end, undisturbed."""
+def finished_study(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study that ran without interruption."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "trial.yaml").write_text(yaml.safe_dump({**GRID, "backbones": [model]}))
     assert (

@@ -1,4 +1,4 @@
-"""Studies: what is planned, and what is refused."""
+"""Studies: the plan, and errors in the file."""
 
 from pathlib import Path
 from statistics import fmean
@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from softprompts.analysis.study_report import _benchmarks
+from softprompts.artifacts.study_folder import CellResult, StudyFolder
 from softprompts.errors import UserError
 from softprompts.study.checks import check_data
-from softprompts.study.plan import plan, read_study
-from softprompts.study.records import _benchmarks, lines, markdown
+from softprompts.study.config import read_study
+from softprompts.study.plan import Cell, plan
+from softprompts.study.tables import markdown, score_table
 from softprompts.tasks.registry import BENCHMARKS
 
 from ..conftest import DATA
@@ -21,11 +24,11 @@ ALL = (
 )  # sources, baselines, transfers; averages, mixtures and what starts from them
 
 
-def test_every_cell_is_planned_once_and_after_what_it_starts_from() -> None:
+def test_every_cell_is_planned_once_and_after_its_sources() -> None:
     cells = planned()
     assert len(cells) == len({cell.name for cell in cells}) == ALL
-    for place_, cell in enumerate(cells):
-        assert set(cell.needs) <= {before.name for before in cells[:place_]}
+    for index, cell in enumerate(cells):
+        assert set(cell.needs) <= {before.name for before in cells[:index]}
     transfer = next(cell for cell in cells if cell.stage == "transfer" and cell.seed == 1)
     assert transfer.starts == ("t5-tiny/source/helpdesk-intent/seed1",)
     assert (transfer.source, transfer.target, transfer.seed, transfer.config.tuning.steps) == (
@@ -39,8 +42,8 @@ def test_every_cell_is_planned_once_and_after_what_it_starts_from() -> None:
     } == {4}
 
 
-def test_tasks_begin_with_words_of_their_own() -> None:
-    """Or all prompts of one seed would be alike; what is compared with a baseline sees the rows in its order."""
+def test_tasks_start_from_different_words() -> None:
+    """Otherwise all prompts of one seed were similar; a transfer has the seed of its baseline."""
     cells = plan(read_study(RECIPES / "spot-smoke.yaml"))
     first = {
         cell.source or cell.target: cell.config.seed
@@ -64,7 +67,7 @@ def test_a_benchmark_is_one_source_and_many_targets() -> None:
     assert len([cell for cell in cells if cell.stage == "transfer"]) == 20
 
 
-def test_a_source_that_is_the_target_is_no_transfer() -> None:
+def test_a_source_that_is_the_target_is_not_a_transfer() -> None:
     cells = planned(sources=["helpdesk/urgency", "helpdesk/area"])
     pairs = {(cell.source, cell.target) for cell in cells if cell.stage == "transfer"}
     assert ("helpdesk/urgency", "helpdesk/urgency") not in pairs
@@ -75,16 +78,18 @@ def test_a_source_that_is_the_target_is_no_transfer() -> None:
     assert all("area" in start for start in average.starts)
 
 
-def test_a_task_may_go_on_with_its_own_prompt_where_means_are_to_be_over_all_targets() -> None:
+def test_a_task_may_start_from_its_own_prompt_if_asked() -> None:
     cells = planned(sources=["helpdesk/urgency", "helpdesk/area"], own_task=True)
     assert len([cell for cell in cells if cell.stage == "transfer"]) == 2 * 2 * 2
     average = next(
         cell for cell in cells if cell.stage == "average" and cell.target == "helpdesk/urgency"
     )
-    assert all("area" in start for start in average.starts), "retrieval never finds the task itself"
+    assert all("area" in start for start in average.starts), (
+        "retrieval never chooses the task itself"
+    )
 
 
-def test_variants_say_what_is_different() -> None:
+def test_variants_say_what_differs() -> None:
     variants = {
         "long": {"source": {"steps": 9}},
         "model": {"settings": {"preset": "model-tuning", "prompt": {"length": 0}}, "retrieval": {}},
@@ -92,7 +97,7 @@ def test_variants_say_what_is_different() -> None:
     cells = planned(variants=variants, retrieval={})
     steps = {cell.variant: cell.config.tuning.steps for cell in cells if cell.stage == "source"}
     assert steps == {"long": 9, "model": 4}
-    assert {cell.whole_model for cell in cells if cell.variant == "model"} == {True}
+    assert {cell.trains_model for cell in cells if cell.variant == "model"} == {True}
     assert cells[0].name.startswith("long/t5-tiny/source/")
 
 
@@ -112,24 +117,24 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "name every backbone, source, target and seed once",
     ),
     ({"seeds": [0, 0]}, "name every backbone, source, target and seed once"),
-    ({"sources": [{"name": 3, "task": "glue"}]}, "a name that is no text"),
+    ({"sources": [{"name": 3, "task": "glue"}]}, "a name that is not text"),
     ({"sources": [{"name": "x"}]}, "names no task"),
     ({"sources": [], "targets": [], "retrieval": {}}, "nothing to run"),
     (
         {"source": {"stepz": 3}},
-        r"There is no setting stepz, which stands under source; did you mean steps\?",
+        r"There is no setting stepz, which is under source; did you mean steps\?",
     ),
     (
         {"target": {"colour": 3}},
-        "There is no setting colour, which stands under target; they are those of softprompts tune",
+        "There is no setting colour, which is under target; `softprompts tune --help`",
     ),
     (
         {"target": {"lr": -1.0}},
-        r"baseline/helpdesk-urgency/seed0 cannot be run so: lr is -1.0; it must be a positive number",
+        r"baseline/helpdesk-urgency/seed0 cannot run: lr is -1.0; it must be a positive number",
     ),
-    ({"settings": {"seed": 3}}, "settings.seed is the study's to set"),
-    ({"target": {"model": "x"}}, "target.model is the study's to set"),
-    ({"settings": {"task": "glue/mnli"}}, "settings.task is the study's to set"),
+    ({"settings": {"seed": 3}}, "settings.seed is set by the study"),
+    ({"target": {"model": "x"}}, "target.model is set by the study"),
+    ({"settings": {"task": "glue/mnli"}}, "settings.task is set by the study"),
     ({"retrieval": {"best": [9]}}, "asks for the top 9, but there are 4 source prompts"),
     (
         {"sources": [OWN, "helpdesk/area"], "retrieval": {"mixture": [3]}},
@@ -137,12 +142,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"targets": []},
-        "The study names no targets, which retrieval needs; add targets, or leave retrieval out",
+        "The study names no targets, which retrieval needs; add some, or leave retrieval out",
     ),
     ({"sources": []}, "The study names no sources"),
     ({"seeds": []}, "The study names no seeds"),
     ({"retrieval": {"average": [0]}}, "it must be different numbers of at least 1"),
-    ({"retrieval": {"similarity": "x"}}, "There is no similarity 'x'"),
+    ({"retrieval": {"similarity": "x"}}, "retrieval.similarity is 'x'; choose one of"),
     ({"retrieval": {"worst": [1]}}, "There is no setting retrieval.worst"),
     (
         {"settings": {**QUICK, "preset": "mixture"}, "retrieval": {"average": [2]}},
@@ -151,19 +156,19 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"settings": {"preset": "model-tuning"}}, "retrieval needs prompts"),
     ({"cohort": 0}, "cohort is 0"),
     ({"colour": 1}, "There is no setting colour"),
-    ({"variants": {"a": {"stepz": 1}}}, "There is no setting a.stepz"),
+    ({"variants": {"a": {"stepz": 1}}}, "The variant a cannot be used: There is no setting stepz"),
     ({"variants": {"a": 3}}, "The variant a is 3; it must be a mapping"),
     ({"seeds": [], "retrieval": {}}, "no seeds"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "sentence"), BAD)
-def test_bad_studies_are_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+def test_errors_in_a_study_are_one_sentence(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence.replace("(", r"\(")):
         planned(**changes)
 
 
-def test_what_is_missing_or_left_empty_in_the_file_is_named(tmp_path: Path) -> None:
+def test_missing_and_empty_keys_are_named(tmp_path: Path) -> None:
     for text in (
         "sources: [helpdesk/area]\nretrieval: {best: [1]}\n",
         "targets:\nsources: [helpdesk/area]\nretrieval: {best: [1]}\n",
@@ -173,12 +178,12 @@ def test_what_is_missing_or_left_empty_in_the_file_is_named(tmp_path: Path) -> N
             plan(read_study(tmp_path / "study.yaml"))
 
 
-def test_an_entry_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+def test_a_duplicate_key_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
     for text, twice in (
         (
             "seeds: [0]\ntargets: [helpdesk/area]\nseeds: [1]\n",
-            r"seeds twice \(lines 1 and 3\); leave one out",
+            r"seeds twice \(lines 1 and 3\); remove one of them",
         ),
         (
             "targets: [helpdesk/area]\ntarget: {steps: 1, steps: 2}\n",
@@ -190,16 +195,17 @@ def test_an_entry_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=twice):
             read_study(path)
     path.write_text(
-        "targets: [helpdesk/area]\nsource: &all {steps: 1}\ntarget: {<<: *all, steps: 2}\nsettings: {1: a, '1': b}\n"
+        "targets: [helpdesk/area]\nsource: &all {steps: 1}\ntarget: {<<: *all, steps: 2}\n"
+        "settings: {1: a, '1': b}\n"
     )
     assert read_study(path).target == {"steps": 2}
 
 
-def test_mixtures_take_the_named_of_several_sources() -> None:
+def test_mixtures_take_sources_with_task_names_only() -> None:
     cells = planned(sources=[OWN, "helpdesk/area"], retrieval={"mixture": [2]})
     mixed = [cell for cell in cells if cell.stage == "mixture-source"]
     assert {start.split("/")[2] for cell in mixed for start in cell.starts} == {"helpdesk-area"}
-    assert not any(cell.hopeless(set()) for cell in cells)
+    assert not any(cell.is_blocked(set()) for cell in cells)
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("spot-*.yaml")), ids=lambda path: path.stem)
@@ -214,8 +220,8 @@ def test_every_recipe_can_be_planned(path: Path) -> None:
 
 @pytest.mark.skipif(not DATA.exists(), reason="the tasks' data is not here")
 @pytest.mark.parametrize("name", ["spot-small", "spot-table1-small", "spot-figure1-small"])
-def test_the_small_recipes_need_no_more_than_the_data_at_hand(name: str, tmp_path: Path) -> None:
-    check_data(plan(read_study(RECIPES / f"{name}.yaml"), None, str(DATA)), tmp_path)
+def test_the_small_recipes_need_only_the_data_at_hand(name: str, tmp_path: Path) -> None:
+    check_data(plan(read_study(RECIPES / f"{name}.yaml"), None, str(DATA)), StudyFolder(tmp_path))
 
 
 def test_the_recipes_are_the_papers() -> None:
@@ -254,39 +260,28 @@ def test_the_sources_and_targets_are_those_of_the_papers_table_2() -> None:
     }
 
 
+def result(cell: Cell, score: float) -> CellResult:
+    return CellResult(cell.name, **cell.identity(), score=score)
+
+
 def test_table_1_has_a_mean_of_glue_and_one_of_superglue_for_every_source() -> None:
     study = read_study(RECIPES / "spot-table1.yaml")
-    found = [
-        {
-            **{
-                name: getattr(cell, name)
-                for name in ("stage", "backbone", "variant", "source", "target", "seed")
-            },
-            "score": place_ % 97 * 1.0,
-        }
-        for place_, cell in enumerate(plan(study))
-    ]
-    table = lines(found, _benchmarks(study))
+    results = [result(cell, index % 97 * 1.0) for index, cell in enumerate(plan(study))]
+    table = score_table(results, _benchmarks(study))
     assert len(table) == 1 + 14 + 1 + 1
-    for line in table:
-        own = [
-            told
-            for told in found
-            if all(told[name] == line[name] for name in ("variant", "source")) and told["target"]
-        ]
+    for row in table:
+        of_row = [r for r in results if (r.variant, r.source) == (row["variant"], row["source"])]
         for name in ("glue", "superglue"):
-            expected = fmean(told["score"] for told in own if told["target"] in BENCHMARKS[name])
-            assert line["benchmarks"][name]["mean"] == pytest.approx(expected, abs=0.01)
+            expected = fmean(r.score or 0.0 for r in of_row if r.target in BENCHMARKS[name])
+            mean = row["benchmarks"][name]
+            assert mean is not None
+            assert mean["mean"] == pytest.approx(expected, abs=0.01)
     assert "| mean of glue | mean of superglue |" in markdown(table)
 
 
-def test_a_mean_is_over_all_targets_or_not_there() -> None:
-    """A source that is a target itself has one target less, so that its mean could not be compared."""
-    names = ("stage", "backbone", "variant", "source", "target", "seed")
+def test_a_mean_is_over_all_targets_or_missing() -> None:
+    """A source that is a target itself has one target less, so its mean could not be compared."""
     cells = planned(sources=["helpdesk/urgency", "helpdesk/area"], retrieval={})
-    table = lines(
-        [{**{name: getattr(cell, name) for name in names}, "score": 50.0} for cell in cells]
-    )
-    assert {line["source"]: line["mean"] and line["mean"]["mean"] for line in table} == {
-        None: 50.0, "helpdesk/urgency": None, "helpdesk/area": 50.0,
-    }  # fmt: skip
+    table = score_table([result(cell, 50.0) for cell in cells])
+    means = {row["source"]: row["mean"] and row["mean"]["mean"] for row in table}
+    assert means == {None: 50.0, "helpdesk/urgency": None, "helpdesk/area": 50.0}

@@ -1,4 +1,4 @@
-"""A study on a real Ray cluster of two machines' worth of workers, one of which is killed mid-way."""
+"""A study on a local Ray cluster of two nodes, one of which is killed."""
 
 import sys
 import threading
@@ -24,20 +24,22 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+    )
     try:
-        yield made
+        yield cluster
     finally:
-        made.shutdown()
+        cluster.shutdown()
 
 
-def at_work(found: dict[str, Any]) -> set[str]:
-    """The processes that results are of."""
-    return {told["worker"].split("-")[-2] for told in found.values()}
+def processes(by_cell: dict[str, Any]) -> set[str]:
+    """The processes that wrote these results."""
+    return {result["worker"].split("-")[-2] for result in by_cell.values()}
 
 
-def test_one_node_is_killed_and_nothing_is_lost(
-    cluster: Any, write: Write, whole: Path, tmp_path: Path
+def test_a_killed_node_loses_no_results(
+    cluster: Any, write: Write, finished_study: Path, tmp_path: Path
 ) -> None:
     nodes = [cluster.add_node(num_cpus=1, include_dashboard=False) for _ in range(2)]
     cluster.wait_for_nodes()
@@ -45,12 +47,12 @@ def test_one_node_is_killed_and_nothing_is_lost(
     before: dict[str, Any] = {}
 
     def kill() -> None:
-        """When both nodes have finished something."""
+        """Kill a node when both have finished a cell."""
         end = time.monotonic() + 120
         while time.monotonic() < end:
-            found = results(folder)
-            if len(at_work(found)) == 2:
-                before.update(found)
+            current = results(folder)
+            if len(processes(current)) == 2:
+                before.update(current)
                 cluster.remove_node(nodes[0], allow_graceful=False)
                 return
             time.sleep(0.05)
@@ -78,10 +80,10 @@ def test_one_node_is_killed_and_nothing_is_lost(
     after = results(folder)
     assert len(before) < len(after) == 8
     assert {name: after[name] for name in before} == before
-    assert scores(folder).items() <= scores(whole).items()
+    assert scores(folder).items() <= scores(finished_study).items()
 
 
-def test_without_a_cluster_a_sentence_says_what_to_start(
+def test_without_a_cluster_the_error_says_what_to_start(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray", reason="Ray is not installed (softprompts[study])")
@@ -91,7 +93,7 @@ def test_without_a_cluster_a_sentence_says_what_to_start(
     assert not (tmp_path / "study").exists()
 
 
-def test_without_ray_a_sentence_names_the_extra(
+def test_without_ray_the_error_names_the_extra(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)

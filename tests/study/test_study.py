@@ -1,6 +1,5 @@
-"""Studies: that every cell is run and told, and that results can be had again."""
+"""Studies: that every cell is run and result, and that results can be had again."""
 
-import argparse
 import csv
 import json
 import shutil
@@ -11,36 +10,39 @@ from typing import Any
 import pytest
 import torch
 
+from softprompts.artifacts.study_folder import RESULT, WORKERS, CellResult, StudyFolder
 from softprompts.backbone.hardware import environment
 from softprompts.cli import main as cli
-from softprompts.cli.study import _planned, _where, main
+from softprompts.cli.study import describe, main
 from softprompts.errors import UserError
-from softprompts.study.cells import RESULT, commit, open_cell, place, saved_config, settle
+from softprompts.study.cells import commit, open_cell, resolve_start, saved_config
 from softprompts.study.checks import check_unchanged
-from softprompts.study.leases import WORKERS, Claims
-from softprompts.study.plan import plan, read_study
-from softprompts.study.records import pace
-from softprompts.study.workers import State
+from softprompts.study.config import read_study
+from softprompts.study.leases import Leases
+from softprompts.study.plan import plan
+from softprompts.study.state import StudyState
+from softprompts.study.status import pace
+from softprompts.study.study import Study
 
-from .conftest import FEW, QUICK, Write, results, scores
+from .conftest import FEW, QUICK, Write, cell_path, results, scores
 from .test_plan import ALL
 
 
-def test_a_study_runs_every_cell_and_tells_what_it_came_to(whole: Path, model: str) -> None:
-    found = results(whole)
+def test_a_study_runs_every_cell(finished_study: Path, model: str) -> None:
+    found = results(finished_study)
     assert len(found) == ALL
     assert all(
-        told["rows"] == 12 and told["majority"] > 0
-        for told in found.values()
-        if told["stage"] != "mixture-source"
+        result["rows"] == 12 and result["majority"] > 0
+        for result in found.values()
+        if result["stage"] != "mixture-source"
     )
-    assert len({told["score"] for told in found.values()}) > 3, (
-        "scores that could be mistaken for one another would prove nothing below"
+    assert len({result["score"] for result in found.values()}) > 3, (
+        "equal scores would prove nothing below"
     )
     home = next(iter(found)).split("/")[0]
     transfer = found[f"{home}/transfer/helpdesk-intent--helpdesk-urgency/seed1"]
     assert transfer["config"]["prompt"]["start"]["sources"] == [
-        str(place(whole, f"{home}/source/helpdesk-intent/seed1"))
+        str(cell_path(finished_study, f"{home}/source/helpdesk-intent/seed1"))
     ]
     average = found[f"{home}/average/helpdesk-urgency/k2/seed0"]
     assert len(average["chosen"]) == 2
@@ -53,20 +55,22 @@ def test_a_study_runs_every_cell_and_tells_what_it_came_to(whole: Path, model: s
     assert set(mixed[1:]) < {"helpdesk/intent", "helpdesk/area"}
     after = found[f"{home}/mixture/helpdesk-urgency/k1/seed0"]["config"]
     assert after["prompt"]["start"]["sources"] == [
-        str(place(whole, f"{home}/mixture-source/helpdesk-urgency/k1/seed0"))
+        str(cell_path(finished_study, f"{home}/mixture-source/helpdesk-urgency/k1/seed0"))
     ]
-    assert not list(whole.rglob(".claim-*"))
-    assert not list((whole / WORKERS).iterdir())
+    assert not list(finished_study.rglob(".claim-*"))
+    assert not list((finished_study / WORKERS).iterdir())
 
 
 def test_a_finished_study_runs_nothing_again(
-    whole: Path, capsys: pytest.CaptureFixture[str]
+    finished_study: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*.safetensors")}
-    assert main(["run", str(whole), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["done"], told["total"], told["missing"]) == (ALL, ALL, [])
-    assert {path: path.stat().st_mtime_ns for path in whole.rglob("*.safetensors")} == before
+    before = {path: path.stat().st_mtime_ns for path in finished_study.rglob("*.safetensors")}
+    assert main(["run", str(finished_study), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["done"], printed["total"], printed["missing"]) == (ALL, ALL, [])
+    assert {
+        path: path.stat().st_mtime_ns for path in finished_study.rglob("*.safetensors")
+    } == before
 
 
 @pytest.mark.parametrize(
@@ -78,15 +82,15 @@ def test_a_finished_study_runs_nothing_again(
     ],
 )
 def test_a_cell_rerun_from_its_config_gives_the_recorded_score(
-    whole: Path, tmp_path: Path, kind: str
+    finished_study: Path, tmp_path: Path, kind: str
 ) -> None:
-    (name,) = (name for name in results(whole) if name.endswith(kind))
+    (name,) = (name for name in results(finished_study) if name.endswith(kind))
     assert (
-        cli.main(
+        cli(
             [
                 "tune",
                 "--config",
-                str(place(whole, name) / "config.yaml"),
+                str(cell_path(finished_study, name) / "config.yaml"),
                 "--output",
                 str(tmp_path / "again"),
                 "--quiet",
@@ -95,45 +99,51 @@ def test_a_cell_rerun_from_its_config_gives_the_recorded_score(
         == 0
     )
     again = json.loads((tmp_path / "again" / "prompt.json").read_text())
-    told = results(whole)[name]
-    assert again["metrics"] == told["metrics"]
-    assert again["config"] == told["config"]
+    result = results(finished_study)[name]
+    assert again["metrics"] == result["metrics"]
+    assert again["config"] == result["config"]
 
 
 def test_a_cohort_rerun_gives_the_recorded_scores(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished_study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (name,) = (
         name
-        for name in results(whole)
+        for name in results(finished_study)
         if name.endswith("transfer/helpdesk-area--helpdesk-urgency/seed1")
     )
-    assert main(["rerun", str(whole), name, "--output", str(tmp_path / "again"), "--json"]) == 0
+    assert (
+        main(["rerun", str(finished_study), name, "--output", str(tmp_path / "again"), "--json"])
+        == 0
+    )
     cells = json.loads(capsys.readouterr().out)["cells"]
-    assert {told["cell"] for told in cells} == set(results(whole)[name]["beside"])
+    assert {result["cell"] for result in cells} == set(results(finished_study)[name]["beside"])
     assert len(cells) > 1
     assert all(
-        told["same"] and told["recorded"] == told["again"] == scores(whole)[told["cell"]]
-        for told in cells
+        result["same"]
+        and result["recorded"] == result["again"] == scores(finished_study)[result["cell"]]
+        for result in cells
     )
     with pytest.raises(
         UserError,
-        match=r"no result of a cell 'x'; .*status .* --json names the finished cells under \"finished\"",
+        match=r"no result of a cell 'x'; .*status .* --json lists finished cells as \"finished\"",
     ):
-        main(["rerun", str(whole), "x", "--output", str(tmp_path / "more")])
-    with pytest.raises(UserError, match="is no folder of a study"):
+        main(["rerun", str(finished_study), "x", "--output", str(tmp_path / "more")])
+    with pytest.raises(UserError, match="is not the folder of a study"):
         main(["rerun", str(tmp_path), "x", "--output", str(tmp_path / "more")])
     assert not (tmp_path / "more").exists()
-    assert main(["status", str(whole), "--json"]) == 0
-    assert sorted(json.loads(capsys.readouterr().out)["finished"]) == sorted(results(whole))
+    assert main(["status", str(finished_study), "--json"]) == 0
+    assert sorted(json.loads(capsys.readouterr().out)["finished"]) == sorted(
+        results(finished_study)
+    )
 
 
-def test_a_study_that_was_moved_is_told_and_rerun_from_where_it_is(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_moved_study_can_be_reported_and_rerun(
+    finished_study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its cells' configs name source prompts where they were; those that lie beside the cell now are taken."""
+    """Its cells' configs name the old folders of source prompts; the current ones are used."""
     moved = tmp_path / "moved"
-    shutil.copytree(whole, moved)
+    shutil.copytree(finished_study, moved)
     (name,) = (
         name for name in results(moved) if name.endswith("average/helpdesk-urgency/k2/seed1")
     )
@@ -146,7 +156,7 @@ def test_a_study_that_was_moved_is_told_and_rerun_from_where_it_is(
     assert starts
     assert all(start.startswith(str(moved)) and Path(start).is_dir() for start in starts)
     assert configs[0].prompt.start.options.get("weights") == saved_config(
-        whole, results(moved)[name]["beside"][0]
+        finished_study, results(moved)[name]["beside"][0]
     ).prompt.start.options.get("weights")
     assert main(["run", str(moved), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["missing"] == []
@@ -163,8 +173,8 @@ def test_several_backbones_make_a_picture_of_model_sizes(
     )
     for cell in plan(read_study(study)):
         size, score = (7_000_000, 80.0) if cell.backbone == "big/one" else (1_000, 60.0)
-        open_cell(cell, cell.config, folder)
-        told = {
+        open_cell(cell, cell.config, StudyFolder(folder))
+        result = {
             "cell": cell.name,
             "score": score + cell.seed,
             "parameters": size,
@@ -173,7 +183,7 @@ def test_several_backbones_make_a_picture_of_model_sizes(
             "majority": 50.0,
             "rows": 9,
         }
-        commit(folder, told)
+        commit(StudyFolder(folder), CellResult(**result))
     shutil.copy(study, folder / "study.yaml")
     assert main(["report", str(folder), "--output", str(tmp_path / "report"), "--json"]) == 0
     rows = json.loads((tmp_path / "report" / "sizes.json").read_text())
@@ -186,16 +196,14 @@ def test_several_backbones_make_a_picture_of_model_sizes(
     assert "(sizes.png)" in (tmp_path / "report" / "scores.md").read_text()
 
 
-def test_rows_that_are_not_there_are_told_before_anything_runs(
-    write: Write, tmp_path: Path
-) -> None:
+def test_missing_rows_are_reported_before_anything_runs(write: Write, tmp_path: Path) -> None:
     (tmp_path / "data" / "glue" / "sst2").mkdir(parents=True)
     (tmp_path / "data" / "glue" / "sst2" / "train.jsonl").touch()
     for targets, sentence in (
         (["glue/rte"], "holds no rows of glue/rte"),
         (
             [{"name": "mine", "train": str(tmp_path / "no.csv")}],
-            "no.csv that the study names does not exist",
+            "no.csv in the study file does not exist",
         ),
     ):
         study = write(sources=["glue/sst2"], targets=targets, retrieval={})
@@ -213,13 +221,13 @@ def test_rows_that_are_not_there_are_told_before_anything_runs(
         assert not (tmp_path / "study").exists()
 
 
-def test_rows_that_the_hub_does_not_give_are_told_before_anything_runs(
+def test_rows_missing_on_the_hub_are_reported_before_anything_runs(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SOFTPROMPTS_DATA", raising=False)
     with pytest.raises(
         UserError,
-        match=r"The hub does not give the rows of glue/rte here; name a folder .* with --data-dir",
+        match=r"The rows of glue/rte are not available from the hub; name a folder .* data_dir",
     ):
         main(
             [
@@ -233,13 +241,13 @@ def test_rows_that_the_hub_does_not_give_are_told_before_anything_runs(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_told_before_anything_runs(write: Write, tmp_path: Path) -> None:
+def test_a_missing_gpu_is_reported_before_anything_runs(write: Write, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="There is no device 'cuda' here; choose cpu, or auto"):
         main(["run", str(write()), "--output", str(tmp_path / "study"), "--device", "cuda"])
     assert not (tmp_path / "study").exists()
 
 
-def test_bad_rows_of_own_data_are_told_before_anything_runs_and_can_be_left_out(
+def test_bad_rows_are_reported_before_anything_runs_and_can_be_skipped(
     write: Write,
     toy_csv: Path,
     tmp_path: Path,
@@ -253,7 +261,7 @@ def test_bad_rows_of_own_data_are_told_before_anything_runs_and_can_be_left_out(
 
     def run(**more: object) -> int:
         study = write(**FEW, sources=["helpdesk/intent"], targets=[{**own, **more}])
-        return cli.main(
+        return cli(
             [
                 "study",
                 "run",
@@ -268,48 +276,45 @@ def test_bad_rows_of_own_data_are_told_before_anything_runs_and_can_be_left_out(
         )
 
     assert run() == 2
-    told = capsys.readouterr().err
-    assert "The rows of mine cannot be used" in told
-    assert "reviews.csv:26: the column 'mood' is empty" in told
-    assert (
-        "leave such rows out with skip_bad_rows: true in its entry of the study file, or under settings."
-        in told
-    )
-    assert "--skip" not in told
+    message = capsys.readouterr().err
+    assert "The rows of mine cannot be used" in message
+    assert "reviews.csv:26: the column 'mood' is empty" in message
+    assert "skip_bad_rows" in message
+    assert "--skip" not in message
     assert not folder.exists()
-    monkeypatch.setattr("softprompts.study.checks.check_data", lambda *given: {})
-    monkeypatch.setattr("softprompts.study.checks.check_runs", lambda *given: None)
-    assert run() == 2, "rows that change after the look are told when they are read"
-    assert "skip_bad_rows: true in its entry" in capsys.readouterr().err
+    monkeypatch.setattr("softprompts.study.study.check_data", lambda *arguments: {})
+    monkeypatch.setattr("softprompts.study.study.check_runs", lambda *arguments: None)
+    assert run() == 2, "rows that change after the look are message when they are read"
+    assert "skip_bad_rows" in capsys.readouterr().err
     assert len(list(folder.rglob("cell.json"))) == 1
-    assert run(skip_bad_rows=True) == 0, "a cell that was only claimed is not begun"
+    assert run(skip_bad_rows=True) == 0, "a cell that has only a lease has not begun"
     assert len(results(folder)) == 1
 
 
-def test_a_cell_without_a_checkpoint_may_become_another(write: Write, tmp_path: Path) -> None:
-    """What a run left before its first checkpoint is not in the way; what a living worker is at stays."""
+def test_a_cell_without_a_checkpoint_may_change(write: Write, tmp_path: Path) -> None:
+    """Files from before the first checkpoint are removed; a cell that a worker runs stays."""
     folder, few = tmp_path / "study", {**FEW, "sources": [], "targets": ["helpdesk/urgency"]}
     (cell,) = plan(read_study(write(**few)), "cpu")
-    open_cell(cell, cell.config, folder)
-    cell.config.save(place(folder, cell.name) / "config.yaml")
-    (place(folder, cell.name) / "metrics.jsonl").touch()
+    open_cell(cell, cell.config, StudyFolder(folder))
+    cell.config.save(cell_path(folder, cell.name) / "config.yaml")
+    (cell_path(folder, cell.name) / "metrics.jsonl").touch()
     changed = plan(read_study(write(**few, target={"steps": 3})), "cpu")
-    with Claims(folder) as claims:
-        assert claims.take(cell.name)
-        with pytest.raises(UserError, match=r"was begun with tuning.steps 2 where it says 3 now"):
-            check_unchanged(changed, folder)
-    check_unchanged(changed, folder)
-    open_cell(changed[0], changed[0].config, folder)
-    assert not (place(folder, cell.name) / "config.yaml").exists()
-    (place(folder, cell.name) / "checkpoint.safetensors").touch()
-    with pytest.raises(UserError, match=r"was begun with tuning.steps 3 where it says 2 now"):
-        check_unchanged([cell], folder)
+    with Leases(StudyFolder(folder)) as leases:
+        assert leases.acquire(cell.name)
+        with pytest.raises(UserError, match=r"was started: tuning.steps was 2 and is now 3"):
+            check_unchanged(changed, StudyFolder(folder))
+    check_unchanged(changed, StudyFolder(folder))
+    open_cell(changed[0], changed[0].config, StudyFolder(folder))
+    assert not (cell_path(folder, cell.name) / "config.yaml").exists()
+    (cell_path(folder, cell.name) / "checkpoint.safetensors").touch()
+    with pytest.raises(UserError, match=r"was started: tuning.steps was 3 and is now 2"):
+        check_unchanged([cell], StudyFolder(folder))
 
 
 NO_MODEL = "The model 'no-such-model' cannot be loaded"
 
 
-def test_a_model_that_cannot_be_had_is_told_before_anything_runs(
+def test_a_model_that_cannot_be_loaded_is_reported_before_anything_runs(
     write: Write, model: str, tmp_path: Path
 ) -> None:
     for changes, sentence in (
@@ -323,11 +328,11 @@ def test_a_model_that_cannot_be_had_is_told_before_anything_runs(
         assert not (tmp_path / "study").exists()
 
 
-def test_a_model_that_is_not_there_leaves_a_study_as_it_was(
-    write: Write, whole: Path, model: str, tmp_path: Path
+def test_a_missing_model_leaves_a_study_unchanged(
+    write: Write, finished_study: Path, model: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "study"
-    shutil.copytree(whole, folder)
+    shutil.copytree(finished_study, folder)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     with pytest.raises(UserError, match=NO_MODEL):
         main(
@@ -343,79 +348,86 @@ def test_a_model_that_is_not_there_leaves_a_study_as_it_was(
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
-def test_a_finished_study_does_not_ask_for_its_model(
-    whole: Path, model: str, monkeypatch: pytest.MonkeyPatch
+def test_a_finished_study_does_not_need_its_model(
+    finished_study: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "softprompts.study.checks.inspect_model",
         lambda name, trusted: pytest.fail(f"{name} is not needed"),
     )
-    assert main(["run", str(whole)]) == 0
+    assert main(["run", str(finished_study)]) == 0
 
 
-def test_a_studys_folder_is_a_study_that_may_be_run_elsewhere(write: Write, tmp_path: Path) -> None:
+def test_a_study_runs_from_python_and_in_another_folder(write: Write, tmp_path: Path) -> None:
     folder = tmp_path / "first"
     folder.mkdir()
     shutil.copy(write(), folder / "study.yaml")
-    asked = argparse.Namespace(study=folder)
-    assert _planned(asked)[1] == folder
-    assert _planned(asked, tmp_path / "other")[1] == tmp_path / "other"
+    study = Study.load(folder)
+    assert study.folder.path == folder
+    study.run(output=tmp_path / "other", only=["baseline"], device="cpu")
+    assert {result["stage"] for result in results(tmp_path / "other").values()} == {"baseline"}
+    assert Study.open(tmp_path / "other").status()["stages"]["baseline"]["done"] == 4
+    assert not results(folder)
 
 
-def test_the_time_left_counts_work_alone_and_epochs_by_cells() -> None:
+def test_the_time_left_counts_busy_time_and_epochs_by_cells() -> None:
     def cells(**tuning: Any) -> Any:
         return [
             SimpleNamespace(name=name, config=SimpleNamespace(tuning=SimpleNamespace(**tuning)))
             for name in "abcd"
         ]
 
-    def told(begun: float) -> dict[str, Any]:
-        return {"score": 1.0, "steps": 100, "begun": begun, "finished": begun + 100.0}
+    def result(begun: float) -> CellResult:
+        return CellResult("x", score=1.0, steps=100, begun=begun, finished=begun + 100.0)
 
-    apart = State({"x": told(0.0), "y": told(36_000.0)})
+    apart = StudyState({"x": result(0.0), "y": result(36_000.0)})
     assert pace(cells(steps=100, epochs=None), apart) == {
         "cells_per_minute": 0.6,
         "eta_seconds": 400,
     }
     assert pace(cells(steps=400, epochs=50), apart) == {"cells_per_minute": 0.6, "eta_seconds": 400}
-    beside = State({"x": told(0.0), "y": told(0.0), "z": told(50.0)})
+    beside = StudyState({"x": result(0.0), "y": result(0.0), "z": result(50.0)})
     assert pace(cells(steps=100, epochs=None), beside)["eta_seconds"] == 200
 
 
 def test_status_and_report_of_a_study(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished_study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["status", str(whole), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["stages"]["transfer"] == {"done": 8, "total": 8}
-    assert told["cells_per_minute"] > 0
-    assert told["eta_seconds"] == 0
+    assert main(["status", str(finished_study), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["stages"]["transfer"] == {"done": 8, "total": 8}
+    assert printed["cells_per_minute"] > 0
+    assert printed["eta_seconds"] == 0
     pytest.importorskip("matplotlib")
     pytest.importorskip("scipy")
-    assert main(["report", str(whole), "--output", str(tmp_path / "report"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    assert (
+        main(["report", str(finished_study), "--output", str(tmp_path / "report"), "--json"]) == 0
+    )
+    printed = json.loads(capsys.readouterr().out)
     records = json.loads((tmp_path / "report" / "records.json").read_text())
-    assert {record["cell"]: record["score"] for record in records} == scores(whole)
+    assert {record["cell"]: record["score"] for record in records} == scores(finished_study)
     assert {record["cell"]: record["metrics"] for record in records} == {
-        name: told["metrics"] for name, told in results(whole).items()
+        name: printed["metrics"] for name, printed in results(finished_study).items()
     }
     assert {record["fingerprint"] for record in records} == {
-        told["fingerprint"] for told in results(whole).values()
+        printed["fingerprint"] for printed in results(finished_study).values()
     }
     with (tmp_path / "report" / "records.csv").open() as file:
         rows = {row["cell"]: row for row in csv.DictReader(file)}
     mixed = next(record for record in records if record["stage"] == "mixture-source")
-    assert len(mixed["metrics"]) == 5, "a mean, and two of each task"
+    assert len(mixed["metrics"]) == 5, "a mean, and two metrics per task"
     assert rows[mixed["cell"]]["metrics"] == ";".join(
         f"{name}={value}" for name, value in mixed["metrics"].items()
     )
-    assert (tmp_path / "report" / "plan.yaml").read_bytes() == (whole / "study.yaml").read_bytes()
+    assert (tmp_path / "report" / "plan.yaml").read_bytes() == (
+        finished_study / "study.yaml"
+    ).read_bytes()
     baselines = [
         r["score"]
         for r in records
         if r["stage"] == "baseline" and r["target"] == "helpdesk/urgency"
     ]
-    line = next(line for line in told["scores"] if line["source"] is None)
+    line = next(line for line in printed["scores"] if line["source"] is None)
     assert line["targets"]["helpdesk/urgency"]["mean"] == pytest.approx(
         sum(baselines) / 2, abs=0.01
     )
@@ -428,23 +440,23 @@ def test_status_and_report_of_a_study(
     assert "## Sources" in (tmp_path / "report" / "report.md").read_text()
 
 
-def test_a_report_tells_what_its_cells_ran_on(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_report_names_the_machines_of_its_cells(
+    finished_study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
     pytest.importorskip("scipy")
     here = environment(torch.device("cpu"), "fp32")
     assert here.keys() == {"device", "dtype", "softprompts", "torch", "transformers"}
-    assert all(told["machine"] == here for told in results(whole).values())
+    assert all(result["machine"] == here for result in results(finished_study).values())
     folder = tmp_path / "study"
-    shutil.copytree(whole, folder)
+    shutil.copytree(finished_study, folder)
     cells = plan(read_study(folder / "study.yaml"))
-    for place_of, told in (
-        (place(folder, cell.name) / RESULT, results(folder)[cell.name]) for cell in cells
+    for place_of, result in (
+        (cell_path(folder, cell.name) / RESULT, results(folder)[cell.name]) for cell in cells
     ):
-        del told["machine"]  # as older results are
-        place_of.write_text(json.dumps(told))
-    for study, machines in ((whole, [here]), (folder, None)):
+        del result["machine"]  # as older results are
+        place_of.write_text(json.dumps(result))
+    for study, machines in ((finished_study, [here]), (folder, None)):
         assert main(["report", str(study), "--output", str(tmp_path / study.name), "--json"]) == 0
         (analysis,) = json.loads(capsys.readouterr().out)["analyses"].values()
         assert analysis.get("machines") == machines
@@ -455,47 +467,45 @@ def test_a_report_tells_what_its_cells_ran_on(
 
 
 @pytest.mark.parametrize(("failed", "steps"), [(0, 16 + 4), (1, 12 + 4)])
-def test_half_way_the_time_left_goes_by_the_steps_left(
+def test_the_time_left_is_estimated_by_steps(
     write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], failed: int, steps: int
 ) -> None:
-    """Of 4 sources of 4 steps, 4 baselines and 8 transfers of 2, the sources and two baselines are done, in 40 seconds."""
+    """4 sources of 4 steps and 2 of 4 baselines of 2 took 40 seconds; 8 transfers are left."""
     study, folder = write(retrieval={}), tmp_path / "study"
     cells = plan(read_study(study))
-    for place_of, cell in enumerate(cells[:6]):
+    for index, cell in enumerate(cells[:6]):
         begun, finished = (1000.0, 1032.0) if cell.stage == "source" else (1032.0, 1040.0)
-        told = {
+        printed = {
             "cell": cell.name,
             "score": 50.0,
             "steps": cell.config.tuning.steps,
             "begun": begun,
             "finished": finished,
         }
-        if place_of < failed:
-            told |= {"score": None, "steps": 0, "failed": "the loss was no number"}
-        open_cell(cell, cell.config, folder)
-        commit(folder, told)
+        if index < failed:
+            printed |= {"score": None, "steps": 0, "failed": "the loss was not finite"}
+        open_cell(cell, cell.config, StudyFolder(folder))
+        commit(folder, printed)
     shutil.copy(study, folder / "study.yaml")
     assert main(["status", str(folder), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     left = 2 * (2 + 8 - 2 * failed)  # a failed source's transfers take no time
-    assert (told["done"], told["total"], told["cells_per_minute"]) == (6, 16, 9.0)
-    assert told["eta_seconds"] == 40 * left / steps == 40
-    with Claims(folder):
+    assert (printed["done"], printed["total"], printed["cells_per_minute"]) == (6, 16, 9.0)
+    assert printed["eta_seconds"] == 40 * left / steps == 40
+    with Leases(StudyFolder(folder)):
         assert main(["status", str(folder)]) == 0
-    assert "9.0 cells a minute, about 40 s left\n" in capsys.readouterr().out
-    assert main(["status", str(folder)]) == 0, "the worker has left, or was killed"
-    told = capsys.readouterr().out
-    assert (
-        f"9.0 cells a minute\nnobody is at work on it; softprompts study run {folder} goes on\n"
-        in told
-    )
+    assert "9.0 cells per minute, about 40 s left\n" in capsys.readouterr().out
+    assert main(["status", str(folder)]) == 0, "the worker has left"
+    printed = capsys.readouterr().out
+    resume = f"no workers are running; `softprompts study run {folder}` resumes the study"
+    assert f"9.0 cells per minute\n{resume}\n" in printed
 
 
-def test_stages_may_be_run_in_parts(
+def test_stages_may_run_separately(
     write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study, folder = str(write(retrieval={}, seeds=[0])), str(tmp_path / "study")
-    with pytest.raises(UserError, match="add source to --only"):
+    with pytest.raises(UserError, match="add source to only"):
         main(["run", study, "--output", folder, "--only", "transfer"])
     with pytest.raises(UserError, match="no stage 'x'"):
         main(["run", study, "--output", folder, "--only", "x"])
@@ -503,7 +513,7 @@ def test_stages_may_be_run_in_parts(
         main(["run", study, "--output", folder, "--only", "source,baseline", "--device", "cpu"])
         == 0
     )
-    assert {told["stage"] for told in results(Path(folder)).values()} == {"source", "baseline"}
+    assert {result["stage"] for result in results(Path(folder)).values()} == {"source", "baseline"}
     capsys.readouterr()
     assert main(["status", folder]) == 0
     assert "transfer        0 of 4" in capsys.readouterr().out
@@ -516,7 +526,7 @@ def test_a_changed_study_file_is_refused(write: Write, tmp_path: Path) -> None:
     before = results(folder)
     with pytest.raises(
         UserError,
-        match=r"was begun with tuning.steps 4 where it says 6 now \(and 1 more cells\); change it back",
+        match=r"was started: tuning.steps was 4 and is now 6 \(and 1 more cells\); undo",
     ):
         main(["run", str(write(**small, source={"steps": 6})), "--output", str(folder)])
     assert results(folder) == before
@@ -538,7 +548,7 @@ def test_a_changed_study_file_is_refused(write: Write, tmp_path: Path) -> None:
     assert {name: after[name] for name in before} == before
 
 
-def test_a_failed_source_is_told_and_blocks_what_starts_from_it(
+def test_a_failed_source_blocks_the_cells_that_start_from_it(
     write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = write(
@@ -548,15 +558,15 @@ def test_a_failed_source_is_told_and_blocks_what_starts_from_it(
         main(["run", str(study), "--output", str(tmp_path / "study"), "--json", "--device", "cpu"])
         == 1
     )
-    told = json.loads(capsys.readouterr().out)
-    assert len(told["failed"]) == 2
-    assert all("lower --lr" in why for why in told["failed"].values())
-    assert len(told["blocked"]) == 2
-    assert told["stages"]["baseline"] == {"done": 1, "total": 1}
+    printed = json.loads(capsys.readouterr().out)
+    assert len(printed["failed"]) == 2
+    assert all("lower lr" in why for why in printed["failed"].values())
+    assert len(printed["blocked"]) == 2
+    assert printed["stages"]["baseline"] == {"done": 1, "total": 1}
 
 
-def test_no_failure_is_blamed_where_there_is_none() -> None:
-    told = {
+def test_blocked_cells_without_a_failure_have_another_reason() -> None:
+    result = {
         "stages": {},
         "done": 1,
         "total": 2,
@@ -565,49 +575,50 @@ def test_no_failure_is_blamed_where_there_is_none() -> None:
         "workers": [],
         "failed": {},
     }
-    told |= {"blocked": ["a"], "missing": ["a"]}
-    assert "1 cells cannot run, because there are fewer source prompts than they choose" in _where(
-        told
+    result |= {"blocked": ["a"], "missing": ["a"]}
+    assert (
+        "1 cells cannot run, because there are fewer source prompts than they choose"
+        in describe(result)
     )
-    assert "nobody is at work" not in _where(told), "nothing is left to do"
-    assert "because a cell they start from failed" in _where(
-        {**told, "failed": {"b": "the loss was no number"}}
+    assert "no workers" not in describe(result), "no cells can run"
+    assert "because a cell they start from failed" in describe(
+        {**result, "failed": {"b": "the loss was not finite"}}
     )
 
 
-def test_of_many_sources_one_that_failed_is_not_chosen_and_stops_no_average(
-    whole: Path, tmp_path: Path
-) -> None:
+def test_a_failed_source_is_not_chosen_for_an_average(finished_study: Path, tmp_path: Path) -> None:
     folder = tmp_path / "study"
-    shutil.copytree(whole, folder)
+    shutil.copytree(finished_study, folder)
     cells = plan(read_study(folder / "study.yaml"))
     average = next(cell for cell in cells if cell.stage == "average")
     (failed,) = {chosen["cell"] for chosen in results(folder)[average.name]["chosen"][:1]}
-    for path in place(folder, failed).iterdir():
+    for path in cell_path(folder, failed).iterdir():
         path.unlink()
-    commit(folder, {"cell": failed, "score": None, "failed": "the loss was no number"})
-    blocked = State().look(cells, folder).blocked
+    commit(StudyFolder(folder), CellResult(failed, failed="the loss was not finite"))
+    blocked = StudyState().update(cells, StudyFolder(folder)).blocked
     assert blocked == {
         cell.name for cell in cells if cell.stage == "transfer" and failed in cell.starts
     }
-    config, chosen = settle(average, {cell.name: cell for cell in cells}, folder)
+    config, chosen = resolve_start(
+        average, {cell.name: cell for cell in cells}, StudyFolder(folder)
+    )
     assert len(chosen) == len(config.prompt.start.options["sources"]) == 2
-    assert failed not in {one["cell"] for one in chosen}
-    assert average.hopeless(set(average.starts[:-1])), "of one prompt there is no top 2"
+    assert failed not in {source.cell for source in chosen}
+    assert average.is_blocked(set(average.starts[:-1])), "one prompt has no top 2"
 
 
-def test_a_file_that_is_only_called_study_is_left_alone(write: Write, tmp_path: Path) -> None:
+def test_another_file_of_the_same_name_is_not_replaced(write: Write, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "study.yaml").write_text("my notes: 1\n")
-    with pytest.raises(UserError, match="holds other things than a study"):
+    with pytest.raises(UserError, match="holds other files than a study"):
         main(["run", str(write()), "--output", str(tmp_path / "notes")])
     assert (tmp_path / "notes" / "study.yaml").read_text() == "my notes: 1\n"
 
 
-def test_a_folder_of_other_things_is_left_alone(write: Write, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_not_used(write: Write, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
-    with pytest.raises(UserError, match="holds other things than a study"):
+    with pytest.raises(UserError, match="holds other files than a study"):
         main(["run", str(write()), "--output", str(tmp_path / "mine")])
-    with pytest.raises(UserError, match="is no folder of a study"):
+    with pytest.raises(UserError, match="is not the folder of a study"):
         main(["status", str(tmp_path / "mine")])

@@ -1,4 +1,4 @@
-"""Studies: each cell is run once, whoever is killed, silent or robbed."""
+"""Studies: each cell is run once, whichever worker is killed, silent or loses a lease."""
 
 import json
 import os
@@ -15,22 +15,35 @@ from typing import Any
 
 import pytest
 
+from softprompts.artifacts.study_folder import (
+    RESULT,
+    WORKERS,
+    CellResult,
+    StudyFolder,
+    lease_owner,
+)
 from softprompts.cli.study import main
 from softprompts.errors import UserError
 from softprompts.files import atomic as files
-from softprompts.study import processes as company
-from softprompts.study import workers
-from softprompts.study.cells import RESULT, commit, is_done, open_cell, place
-from softprompts.study.leases import WORKERS, Claims, _process, owner
-from softprompts.study.plan import plan, read_study
-from softprompts.study.records import status
-from softprompts.study.workers import LostError, State, StudyWatcher, cohort_of, run_cohort, work
+from softprompts.study import processes, workers
+from softprompts.study.cells import commit, open_cell
+from softprompts.study.config import read_study
+from softprompts.study.leases import Leases, process_exists
+from softprompts.study.plan import plan
+from softprompts.study.state import StudyState, StudyWatcher, next_cohort
+from softprompts.study.status import study_status
+from softprompts.study.workers import LeaseLostError, run_cohort, work
 from softprompts.transfer.strategies import start_from
 from softprompts.tuning import Run, RunFailedError
 
-from .conftest import FEW, QUICK, Write, planned, results, scores
+from .conftest import FEW, QUICK, Write, cell_path, planned, results, scores
 
-START = "import sys, torch; torch.set_num_threads(1); from softprompts.transfer.study_command import main; sys.exit(main(sys.argv[1:]))"
+START = """
+import sys, torch
+from softprompts.cli.study import main
+torch.set_num_threads(1)
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 def started(study: Path, folder: Path, *more: str) -> "subprocess.Popen[bytes]":
@@ -62,14 +75,14 @@ def started(study: Path, folder: Path, *more: str) -> "subprocess.Popen[bytes]":
 def wait_for(what: Callable[[], bool], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not what():
-        assert time.monotonic() < end, "it never came"
+        assert time.monotonic() < end, "it never happened"
         time.sleep(0.02)
 
 
-def test_two_workers_are_killed_and_a_third_ends_the_study(
-    write: Write, whole: Path, tmp_path: Path
+def test_a_third_worker_finishes_the_study_of_two_killed_ones(
+    write: Write, finished_study: Path, tmp_path: Path
 ) -> None:
-    """Who comes later takes over what the dead held; no cell is lost, none is run into the results twice."""
+    """It takes over their cells; no cell is lost or counted twice."""
     study, folder = write(retrieval={}), tmp_path / "study"
     workers = [started(study, folder) for _ in range(2)]
     try:
@@ -92,15 +105,17 @@ def test_two_workers_are_killed_and_a_third_ends_the_study(
             worker.wait()
     before = results(folder)
     assert 0 < len(before) < 16
-    assert status(plan(read_study(study)), folder)["running"] == [], "the dead hold nothing"
+    assert study_status(plan(read_study(study)), StudyFolder(folder))["running"] == [], (
+        "killed workers hold nothing"
+    )
     assert main(["run", str(study), "--output", str(folder), "--device", "cpu"]) == 0
     after = results(folder)
-    assert {name: after[name] for name in before} == before, "finished cells stay as they are"
+    assert {name: after[name] for name in before} == before, "finished cells stay unchanged"
     assert len(after) == 16
-    assert scores(folder).items() <= scores(whole).items()
+    assert scores(folder).items() <= scores(finished_study).items()
 
 
-def test_one_command_has_several_workers_which_end_with_it(write: Write, tmp_path: Path) -> None:
+def test_one_command_starts_several_workers(write: Write, tmp_path: Path) -> None:
     study, folder = write(**FEW, source={"steps": 40}, target={"steps": 40}), tmp_path / "study"
     command = started(study, folder, "--workers", "3")
     try:
@@ -110,15 +125,13 @@ def test_one_command_has_several_workers_which_end_with_it(write: Write, tmp_pat
         command.kill()
     found = results(folder)
     assert len(found) == 8
-    assert len({told["worker"] for told in found.values()}) > 1
-    assert not list((folder / WORKERS).glob("[!.]*.json")), "all have left"
-    assert folder.with_name("stderr").read_text() == "", "and quietly"
+    assert len({result["worker"] for result in found.values()}) > 1
+    assert not list((folder / WORKERS).glob("[!.]*.json")), "all workers have exited"
+    assert folder.with_name("stderr").read_text() == "", "without output"
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_workers_of_a_command_that_is_stopped_stop_too(
-    write: Write, tmp_path: Path, how: signal.Signals
-) -> None:
+def test_workers_stop_with_their_command(write: Write, tmp_path: Path, how: signal.Signals) -> None:
     study, folder = write(**FEW, source={"steps": 4000}, target={"steps": 4}), tmp_path / "study"
     command = started(study, folder, "--workers", "2")
     try:
@@ -127,13 +140,15 @@ def test_workers_of_a_command_that_is_stopped_stop_too(
         assert command.wait(60) != 0
     finally:
         command.kill()
-    wait_for(lambda: status(plan(read_study(study)), folder)["running"] == [], 20)
+    wait_for(
+        lambda: study_status(plan(read_study(study)), StudyFolder(folder))["running"] == [], 20
+    )
 
 
-def test_a_worker_that_is_killed_is_missed_at_once_and_one_that_hangs_is_not_waited_for(
+def test_killed_workers_are_noticed_and_hanging_ones_are_stopped(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(company, "PATIENCE", 0.5)
+    monkeypatch.setattr(processes, "EXIT_TIMEOUT", 0.5)
     study = write(**FEW, source={"steps": 4000}, target={"steps": 4})
     hangs = [sys.executable, "-c", "import time; time.sleep(600)"]
     real, begun = subprocess.Popen, []
@@ -143,16 +158,16 @@ def test_a_worker_that_is_killed_is_missed_at_once_and_one_that_hangs_is_not_wai
         return begun[-1]
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    with company.company(["run", str(study)], 3):
+    with processes.worker_processes([str(study)], 3):
         assert len(begun) == 2
         begun[0].kill()
-        wait_for(lambda: not _process(begun[0].pid), 10)
-        assert _process(begun[1].pid)
+        wait_for(lambda: not process_exists(begun[0].pid), 10)
+        assert process_exists(begun[1].pid)
     assert all(worker.poll() is not None for worker in begun)
 
 
-def test_either_a_ray_cluster_or_workers(write: Write, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="either --ray or --workers"):
+def test_a_ray_cluster_excludes_workers(write: Write, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="either ray or workers"):
         main(
             [
                 "run",
@@ -166,56 +181,56 @@ def test_either_a_ray_cluster_or_workers(write: Write, tmp_path: Path) -> None:
         )
 
 
-def test_a_study_goes_on_with_the_model_it_began_with(
+def test_a_study_resumes_with_the_same_model_only(
     write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another model under the same name is refused, and what is done stays; so is a report of both."""
+    """Another model under the same name is refused, also in a report."""
     study, folder = write(**FEW), tmp_path / "study"
     command = ["run", str(study), "--output", str(folder), "--device", "cpu"]
     assert main([*command, "--only", "baseline"]) == 0
     before = results(folder)
-    other = {name: {**told, "fingerprint": "another"} for name, told in before.items()}
-    for name, told in other.items():
-        (place(folder, name) / RESULT).write_text(json.dumps(told))
+    other = {name: {**result, "fingerprint": "another"} for name, result in before.items()}
+    for name, result in other.items():
+        (cell_path(folder, name) / RESULT).write_text(json.dumps(result))
     with pytest.raises(
-        UserError, match=r"was done on another .* than it is now.*give another --output"
+        UserError, match=r"was run on another .* than it is now.*choose another output"
     ):
         main(command)
     assert results(folder) == other
     changed = next(iter(before))
-    (place(folder, changed) / RESULT).write_text(json.dumps(before[changed]))
+    (cell_path(folder, changed) / RESULT).write_text(json.dumps(before[changed]))
     with pytest.raises(UserError, match="cannot be compared"):
         main(["report", str(folder)])
 
 
 def holds(folder: Path, process: int) -> bool:
-    """Whether a worker has claimed a cell."""
-    owners = [owner(claim) for claim in folder.rglob(".claim-*")]
+    """Whether a worker has a lease."""
+    owners = [lease_owner(lease) for lease in folder.rglob(".claim-*")]
     return any(f"-{process}-" in worker for worker in owners if worker is not None)
 
 
-def test_a_claim_is_one_workers(tmp_path: Path) -> None:
-    with Claims(tmp_path) as one, Claims(tmp_path) as other:
-        assert one.take("a")
-        assert not other.take("a")
-        assert not one.take("a")
-        assert other.take("b")
-    with Claims(tmp_path) as third:
-        assert third.take("a"), "who left holds nothing"
+def test_a_lease_belongs_to_one_worker(tmp_path: Path) -> None:
+    with Leases(StudyFolder(tmp_path)) as one, Leases(StudyFolder(tmp_path)) as other:
+        assert one.acquire("a")
+        assert not other.acquire("a")
+        assert not one.acquire("a")
+        assert other.acquire("b")
+    with Leases(StudyFolder(tmp_path)) as third:
+        assert third.acquire("a"), "a worker that left holds nothing"
 
 
-def test_of_many_that_race_one_gets_it(tmp_path: Path) -> None:
-    workers = [Claims(tmp_path) for _ in range(8)]
+def test_of_many_workers_one_gets_a_lease(tmp_path: Path) -> None:
+    workers = [Leases(StudyFolder(tmp_path)) for _ in range(8)]
     got: list[str] = []
     barrier = threading.Barrier(8)
 
-    def race(claims: Claims) -> None:
+    def race(leases: Leases) -> None:
         for number in range(20):
             barrier.wait()
-            if claims.take(f"cell{number}"):
+            if leases.acquire(f"cell{number}"):
                 got.append(f"cell{number}")
 
-    threads = [threading.Thread(target=race, args=(claims,)) for claims in workers]
+    threads = [threading.Thread(target=race, args=(leases,)) for leases in workers]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -223,59 +238,66 @@ def test_of_many_that_race_one_gets_it(tmp_path: Path) -> None:
     assert sorted(got) == sorted(f"cell{number}" for number in range(20))
 
 
-def test_the_silent_are_taken_over_and_notice(tmp_path: Path) -> None:
-    with Claims(tmp_path, beat=3600) as silent, Claims(tmp_path, beat=0.01, stale=30) as other:
-        assert silent.take("a")
-        assert not other.take("a")
-        os.utime(silent.sign, (time.time() - 60, time.time() - 60))
-        assert other.take("a")
-        assert not silent.take("a")
+def test_silent_workers_lose_their_leases_and_notice(tmp_path: Path) -> None:
+    with (
+        Leases(StudyFolder(tmp_path), heartbeat=3600) as silent,
+        Leases(StudyFolder(tmp_path), heartbeat=0.01, timeout=30) as other,
+    ):
+        assert silent.acquire("a")
+        assert not other.acquire("a")
+        os.utime(silent.file, (time.time() - 60, time.time() - 60))
+        assert other.acquire("a")
+        assert not silent.acquire("a")
         assert silent._is_lost("a", silent.held["a"])
         time.sleep(0.1)
         assert not other.lost.is_set()
 
 
-def test_a_worker_of_another_machine_is_judged_by_its_signs_of_life(tmp_path: Path) -> None:
-    with Claims(tmp_path, beat=3600) as far, Claims(tmp_path) as near:
-        far.sign.write_text(json.dumps({"host": "elsewhere", "pid": 2**22 + 1}))
-        assert far.take("a")
-        assert not near.take("a"), "its process is not ours to look for"
-        far.sign.unlink()
-        assert near.take("a")
+def test_a_worker_on_another_machine_is_judged_by_its_heartbeat(tmp_path: Path) -> None:
+    with (
+        Leases(StudyFolder(tmp_path), heartbeat=3600) as far,
+        Leases(StudyFolder(tmp_path)) as near,
+    ):
+        far.file.write_text(json.dumps({"host": "elsewhere", "pid": 2**22 + 1}))
+        assert far.acquire("a")
+        assert not near.acquire("a"), "its process is on another machine"
+        far.file.unlink()
+        assert near.acquire("a")
 
 
-def test_a_worker_whose_sign_was_cleared_away_comes_back_and_notices_what_it_lost(
+def test_a_worker_whose_heartbeat_was_removed_notices_what_it_lost(
     tmp_path: Path,
 ) -> None:
-    """A machine that slept for long: who came meanwhile took it for dead, and took its cell."""
-    with Claims(tmp_path, beat=0.02) as sleeper:
-        assert sleeper.take("a")
-        assert sleeper.take("b")
-        (place(tmp_path, "a") / ".claim-1").write_text(json.dumps({"worker": "another"}))
-        sleeper.sign.unlink()
-        wait_for(sleeper.sign.exists, 10)
+    """A machine was suspended for long: another worker took it for dead, and took its cell."""
+    with Leases(StudyFolder(tmp_path), heartbeat=0.02) as sleeper:
+        assert sleeper.acquire("a")
+        assert sleeper.acquire("b")
+        (cell_path(tmp_path, "a") / ".claim-1").write_text(json.dumps({"worker": "another"}))
+        sleeper.file.unlink()
+        wait_for(sleeper.file.exists, 10)
         wait_for(sleeper.lost.is_set, 10)
-        with Claims(tmp_path) as other:
-            assert not other.take("b"), "it lives, so what nobody took is still its own"
+        with Leases(StudyFolder(tmp_path)) as other:
+            assert not other.acquire("b"), "it is alive, so its other lease is still valid"
 
 
-def test_another_machine_of_the_same_name_is_not_looked_for_here(tmp_path: Path) -> None:
-    with Claims(tmp_path, beat=3600) as far, Claims(tmp_path) as near:
-        told = json.loads(far.sign.read_text())
-        assert told["machine"].split()[0] == socket.gethostname()
-        far.sign.write_text(
+def test_a_process_on_another_machine_of_the_same_name_is_not_looked_up(tmp_path: Path) -> None:
+    with (
+        Leases(StudyFolder(tmp_path), heartbeat=3600) as far,
+        Leases(StudyFolder(tmp_path)) as near,
+    ):
+        result = json.loads(far.file.read_text())
+        assert result["machine"].split()[0] == socket.gethostname()
+        far.file.write_text(
             json.dumps(
-                {**told, "machine": f"{socket.gethostname()} another boot", "pid": 2**22 + 1}
+                {**result, "machine": f"{socket.gethostname()} another boot", "pid": 2**22 + 1}
             )
         )
-        assert far.take("a")
-        assert not near.take("a")
+        assert far.acquire("a")
+        assert not near.acquire("a")
 
 
-def test_a_study_file_on_its_way_is_no_reason_to_refuse_the_folder(
-    write: Write, tmp_path: Path
-) -> None:
-    """Two workers that start at once, or one that was killed while it wrote the study file."""
+def test_a_temporary_study_file_does_not_block_the_folder(write: Write, tmp_path: Path) -> None:
+    """Two workers started at once, or one was killed while it wrote the study file."""
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / ".study.123.yaml").write_text("name: tri")
     assert (
@@ -292,126 +314,128 @@ def test_a_study_file_on_its_way_is_no_reason_to_refuse_the_folder(
     )
 
 
-def test_a_file_system_that_takes_no_claims_is_one_sentence(
+def test_a_file_system_without_hard_links_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    with Claims(tmp_path) as claims:
+    with Leases(StudyFolder(tmp_path)) as leases:
         monkeypatch.setattr(os, "link", refuse)
-        with pytest.raises(UserError, match="where files can have two names"):
-            claims.take("a")
-    assert list(place(tmp_path, "a").iterdir()) == []
+        with pytest.raises(UserError, match="supports hard links"):
+            leases.acquire("a")
+    assert list(cell_path(tmp_path, "a").iterdir()) == []
 
 
-class Robbed(StudyWatcher):
-    """Someone takes the first cell over while it is tuned, and leaves without finishing it."""
+class TakenOver(StudyWatcher):
+    """Another worker takes the first cell over while it is tuned, and leaves without a result."""
 
-    def __init__(self, folder: Path, own: Claims) -> None:
-        self.other, self.own, self.robbed = Claims(folder), own, 0
+    def __init__(self, folder: Path, own: Leases) -> None:
+        self.other, self.own, self.robbed = Leases(StudyFolder(folder)), own, 0
 
     def on_step(self, run: Run) -> None:
         if not self.robbed:
-            claim = next(iter(self.own.held.values()))
-            claim.with_name(".claim-1").write_text(json.dumps({"worker": self.other.worker}))
+            lease = next(iter(self.own.held.values()))
+            lease.with_name(".claim-1").write_text(json.dumps({"worker": self.other.worker}))
             self.robbed += 1
             wait_for(self.own.lost.is_set, 20)
 
-    def looked(self, state: State) -> None:
+    def on_update(self, state: StudyState) -> None:
         if self.robbed:
-            self.other.sign.unlink(missing_ok=True)
+            self.other.file.unlink(missing_ok=True)
 
 
-def test_a_worker_that_lost_a_cell_lets_it_go(write: Write, tmp_path: Path) -> None:
+def test_a_worker_that_lost_a_lease_stops(write: Write, tmp_path: Path) -> None:
     cells = [cell for cell in plan(read_study(write(**FEW)), "cpu") if cell.stage == "baseline"]
-    own = Claims(tmp_path / "study", beat=0.05)
-    watcher = Robbed(tmp_path / "study", own)
-    assert work(cells, tmp_path / "study", 4, watcher, claims=own).done == {
+    own = Leases(StudyFolder(tmp_path / "study"), heartbeat=0.05)
+    watcher = TakenOver(tmp_path / "study", own)
+    assert work(cells, StudyFolder(tmp_path / "study"), 4, watcher, leases=own).done == {
         cell.name for cell in cells
     }
     assert watcher.robbed == 1
 
 
-def test_a_run_begun_elsewhere_is_begun_anew(tmp_path: Path) -> None:
-    """Where the study's folder was moved, a run's config names source prompts that are not there."""
+def test_a_run_of_a_moved_study_starts_again(tmp_path: Path) -> None:
+    """Its config names source prompts that no longer exist."""
     cell = next(cell for cell in planned() if cell.stage == "transfer")
-    home = place(tmp_path, cell.name)
+    home = cell_path(tmp_path, cell.name)
     here, elsewhere = (
         start_from(cell.config, [folder / "source"]) for folder in (tmp_path, tmp_path / "other")
     )
     home.mkdir(parents=True)
-    files.temporary_path(home / "cell.json", 2**22 + 1).touch()  # what a killed worker left
-    open_cell(cell, here, tmp_path)
+    files.temporary_path(home / "cell.json", 2**22 + 1).touch()  # of a killed worker
+    open_cell(cell, here, StudyFolder(tmp_path))
     here.save(home / "config.yaml")
     (home / "checkpoint.safetensors").touch()
-    open_cell(cell, here, tmp_path)
+    open_cell(cell, here, StudyFolder(tmp_path))
     assert (home / "checkpoint.safetensors").exists()
-    open_cell(cell, elsewhere, tmp_path)
+    open_cell(cell, elsewhere, StudyFolder(tmp_path))
     assert sorted(path.name for path in home.iterdir()) == ["cell.json"]
 
 
-def test_a_result_is_committed_once_and_what_is_done_is_not_claimed(tmp_path: Path) -> None:
-    with Claims(tmp_path) as claims:
-        assert claims.take("a")
-        assert commit(tmp_path, {"cell": "a", "score": 1.0})
-        assert not commit(tmp_path, {"cell": "a", "score": 2.0})
-        claims.drop("a")
-        assert not claims.take("a")
+def test_a_result_is_committed_once_and_ends_all_leases(tmp_path: Path) -> None:
+    with Leases(StudyFolder(tmp_path)) as leases:
+        assert leases.acquire("a")
+        assert commit(StudyFolder(tmp_path), CellResult("a", score=1.0))
+        assert not commit(StudyFolder(tmp_path), CellResult("a", score=2.0))
+        leases.release("a")
+        assert not leases.acquire("a")
         assert results(tmp_path)["a"]["score"] == 1.0
-        assert sorted(path.name for path in place(tmp_path, "a").iterdir()) == [RESULT]
+        assert sorted(path.name for path in cell_path(tmp_path, "a").iterdir()) == [RESULT]
 
 
-def test_a_worker_that_slept_leaves_a_finished_cell_alone(tmp_path: Path) -> None:
-    """It was taken for dead, its cell run by another and finished; what it finds when it wakes is not its own any more."""
+def test_a_suspended_worker_does_not_touch_a_finished_cell(tmp_path: Path) -> None:
+    """It was taken for dead, and another worker finished its cell."""
     cells = {cell.name: cell for cell in planned()}
     cell = next(cell for cell in cells.values() if cell.stage == "source")
-    with Claims(tmp_path) as slept, Claims(tmp_path, stale=-1) as other:
-        assert slept.take(cell.name)
-        assert other.take(cell.name), "nobody was heard of"
+    with Leases(StudyFolder(tmp_path)) as slept, Leases(StudyFolder(tmp_path), timeout=-1) as other:
+        assert slept.acquire(cell.name)
+        assert other.acquire(cell.name), "without heartbeats"
         assert (slept.holds(cell.name), other.holds(cell.name)) == (False, True)
-        prompt = place(tmp_path, cell.name) / "prompt.safetensors"
+        prompt = cell_path(tmp_path, cell.name) / "prompt.safetensors"
         prompt.touch()
-        commit(tmp_path, {"cell": cell.name, "score": 1.0})
-        other.drop(cell.name)
+        commit(StudyFolder(tmp_path), CellResult(cell.name, score=1.0))
+        other.release(cell.name)
         assert not slept.holds(cell.name)
-        with pytest.raises(LostError):
+        with pytest.raises(LeaseLostError):
             run_cohort(slept, [cell], cells)
         assert prompt.exists()
 
 
-def test_a_worker_that_lost_a_cell_commits_the_others_alone(
+def test_a_worker_that_lost_a_lease_commits_its_other_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cells = {cell.name: cell for cell in planned()}
     two = [cell for cell in cells.values() if cell.stage == "source"][:2]
-    with Claims(tmp_path) as slept, Claims(tmp_path, stale=-1) as other:
-        assert all(slept.take(cell.name) for cell in two)
+    with Leases(StudyFolder(tmp_path)) as slept, Leases(StudyFolder(tmp_path), timeout=-1) as other:
+        assert all(slept.acquire(cell.name) for cell in two)
 
         def tuned(members: Any, *rest: Any, **named: Any) -> list[Any]:
-            assert other.take(two[0].name)
+            assert other.acquire(two[0].name)
             return [RunFailedError("no number") for _ in members]
 
         monkeypatch.setattr(workers, "tune_cohort", tuned)
         monkeypatch.setattr(workers, "_backbone", lambda *_: None)
-        with pytest.raises(LostError):
+        with pytest.raises(LeaseLostError):
             run_cohort(slept, two, cells)
-        assert [is_done(tmp_path, cell.name) for cell in two] == [False, True]
+        assert [StudyFolder(tmp_path).cell(cell.name).is_done for cell in two] == [False, True]
         assert other.holds(two[0].name)
 
 
-def test_a_cohort_is_of_one_model_and_one_length() -> None:
+def test_a_cohort_has_one_model_and_one_number_of_steps() -> None:
     cells = planned(variants={"one": {}, "other": {"backbones": ["some/model"]}}, retrieval={})
-    ready = State().ready(cells)
-    first = cohort_of(ready, 100)
+    ready = StudyState().ready(cells)
+    first = next_cohort(ready, 100)
     assert len({(cell.config.model, cell.config.tuning.steps) for cell in first}) == 1
-    assert len(cohort_of(ready, 3)) == 3
-    whole = planned(settings={"preset": "model-tuning"}, retrieval={})
-    assert len(cohort_of(State().ready(whole), 8)) == 1, "a whole model shares nothing"
+    assert len(next_cohort(ready, 3)) == 3
+    finished_study = planned(settings={"preset": "model-tuning"}, retrieval={})
+    assert len(next_cohort(StudyState().ready(finished_study), 8)) == 1, (
+        "a finished_study model shares nothing"
+    )
 
 
-def test_a_model_that_learned_starts_the_next(write: Write, tmp_path: Path) -> None:
-    """Multi-task model tuning: the target's run begins with the source's model."""
+def test_a_tuned_model_starts_the_next_run(write: Write, tmp_path: Path) -> None:
+    """Multi-task model tuning: the target's run starts from the source's model."""
     tuned = {
         **{name: value for name, value in QUICK.items() if name not in ("preset", "prompt", "lr")},
         "preset": "model-tuning",
@@ -423,6 +447,8 @@ def test_a_model_that_learned_starts_the_next(write: Write, tmp_path: Path) -> N
         seeds=[0],
         retrieval={},
     )
-    assert work(plan(read_study(study), "cpu"), tmp_path / "study", 4).failed == set()
-    (told,) = (told for told in results(tmp_path / "study").values() if told["stage"] == "transfer")
-    assert told["config"]["model"].endswith("source/helpdesk-intent-helpdesk-area/seed0/model")
+    assert work(plan(read_study(study), "cpu"), StudyFolder(tmp_path / "study"), 4).failed == set()
+    (result,) = (
+        result for result in results(tmp_path / "study").values() if result["stage"] == "transfer"
+    )
+    assert result["config"]["model"].endswith("source/helpdesk-intent-helpdesk-area/seed0/model")

@@ -32,7 +32,7 @@ def target(task: str = "helpdesk/urgency", **layer: Any) -> RunConfig:
 
 
 def sensitive_model() -> Backbone:
-    """With weights so large that prompts change its scores; those of the usual tiny model do not."""
+    """With weights so large that prompts change its scores, unlike the usual tiny model."""
     return random_t5(initializer_factor=8.0)
 
 

@@ -28,7 +28,7 @@ def test_the_targets_own_task_is_left_out_unless_kept(
     record = run_transfer(
         Request(target(), library, "all"), tmp_path / "without", backbone=backbone
     )
-    assert [left["name"] for left in record["left_out"]] == ["urgency"]
+    assert [prompt["name"] for prompt in record["left_out"]] == ["urgency"]
     assert (
         "left out: urgency: it was tuned on the target's own task (--keep-same-task keeps it)"
         in choice(record)
@@ -62,37 +62,38 @@ def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(
         runs,
         backbone=newer,
     )
-    own = tmp_path / "library"
-    Library(own).add(runs / "task=helpdesk-sentiment", "sentiment")
-    Library(own).add(runs / "task=helpdesk-area", "elsewhere")
-    Library(own).add(runs / "task=helpdesk-register", "renewed")
-    whys = [
+    copied = tmp_path / "library"
+    Library(copied).add(runs / "task=helpdesk-sentiment", "sentiment")
+    Library(copied).add(runs / "task=helpdesk-area", "elsewhere")
+    Library(copied).add(runs / "task=helpdesk-register", "renewed")
+    reasons = [
         "elsewhere.* is of another backbone",
         "renewed.* was tuned on another version",
         "sentiment.* is a mixture of 4",
     ]
     with pytest.raises(
         UserError,
-        match="can be a source for helpdesk/urgency: " + ".*; ".join(rf"1 \({why}" for why in whys),
+        match="can be a source for helpdesk/urgency: "
+        + ".*; ".join(rf"1 \({why}" for why in reasons),
     ):
-        run_transfer(Request(mixed, own, "all"), tmp_path / "none", backbone=backbone)
-    Library(own).add(library / "intent", "intent")
-    record = run_transfer(Request(mixed, own, "all"), tmp_path / "out", backbone=backbone)
+        run_transfer(Request(mixed, copied, "all"), tmp_path / "none", backbone=backbone)
+    Library(copied).add(library / "intent", "intent")
+    record = run_transfer(Request(mixed, copied, "all"), tmp_path / "out", backbone=backbone)
     assert record["chosen"] == ["intent"]
-    whys = {left["name"]: left["why"] for left in record["left_out"]}
-    assert whys["sentiment"] == "it is a mixture of 4 prompts and cannot start 2"
-    assert "another backbone" in whys["elsewhere"]
-    assert whys["renewed"].startswith(
-        f"it was tuned on another version of {backbone.name}; map it with `softprompts prompts recycle"
+    reasons = {prompt["name"]: prompt["why"] for prompt in record["left_out"]}
+    assert reasons["sentiment"] == "it is a mixture of 4 prompts and cannot start 2"
+    assert "another backbone" in reasons["elsewhere"]
+    assert reasons["renewed"].startswith(
+        f"it was tuned on another version of {backbone.name}; map it with `softprompts prompts"
     )
-    for name, said in (
+    for name, error in (
         ("sentiment", "cannot start 2"),
         ("elsewhere", "another model"),
         ("renewed", "another version of"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=error):
             run_transfer(
-                Request(mixed, own, "named", source=name), tmp_path / "none", backbone=backbone
+                Request(mixed, copied, "named", source=name), tmp_path / "none", backbone=backbone
             )
     assert not (tmp_path / "none").exists()
 
@@ -103,16 +104,16 @@ def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(
 def test_a_prompt_whose_vectors_are_corrupted_is_left_out_and_the_next_is_taken(
     library: Path, backbone: Backbone, tmp_path: Path, strategy: Any, part: str
 ) -> None:
-    own = tmp_path / "library"
-    shutil.copytree(library, own)
-    first = run_transfer(Request(target(), own, k=1), tmp_path / "before", backbone=backbone)
-    corrupted = own / first["chosen"][0] / f"{part}.safetensors"
+    copied = tmp_path / "library"
+    shutil.copytree(library, copied)
+    first = run_transfer(Request(target(), copied, k=1), tmp_path / "before", backbone=backbone)
+    corrupted = copied / first["chosen"][0] / f"{part}.safetensors"
     corrupted.write_bytes(corrupted.read_bytes()[:-8])
     record = run_transfer(
-        Request(target(), own, strategy, k=1), tmp_path / "after", backbone=backbone
+        Request(target(), copied, strategy, k=1), tmp_path / "after", backbone=backbone
     )
-    left = {row["name"]: row["why"] for row in record["left_out"]}
-    assert "is corrupted" in left[first["chosen"][0]]
+    reasons = {row["name"]: row["why"] for row in record["left_out"]}
+    assert "is corrupted" in reasons[first["chosen"][0]]
     assert set(record["chosen"]) == (
         {first["ranked"][1]["name"]}
         if strategy == "best"
@@ -121,9 +122,9 @@ def test_a_prompt_whose_vectors_are_corrupted_is_left_out_and_the_next_is_taken(
     assert first["chosen"][0] not in [row["name"] for row in record["ranked"]]
     for name in SOURCES:
         if name not in (corrupted.parent.name, "urgency"):
-            shutil.rmtree(own / name)
+            shutil.rmtree(copied / name)
     with pytest.raises(UserError, match=r"No prompt of .* is corrupted"):
-        run_transfer(Request(target(), own, k=1), tmp_path / "none", backbone=backbone)
+        run_transfer(Request(target(), copied, k=1), tmp_path / "none", backbone=backbone)
     assert not (tmp_path / "none").exists(), "nothing is written before the check"
 
 
@@ -132,20 +133,20 @@ def test_a_prompt_whose_vectors_are_corrupted_is_left_out_and_the_next_is_taken(
 def test_unusable_vectors_are_reported_before_a_probe_is_trained(
     library: Path, backbone: Backbone, tmp_path: Path, strategy: Any, wrong: str
 ) -> None:
-    own = tmp_path / "library"
-    shutil.copytree(library, own)
+    copied = tmp_path / "library"
+    shutil.copytree(library, copied)
     for name in SOURCES[1:]:
-        shutil.rmtree(own / name)
-    held = vectors(own / SOURCES[0])
+        shutil.rmtree(copied / name)
+    saved = vectors(copied / SOURCES[0])
     write_tensors(
-        own / SOURCES[0] / "prompt.safetensors",
-        {"vectors": held * torch.nan if wrong == "nan" else held[:, :, :7]},
+        copied / SOURCES[0] / "prompt.safetensors",
+        {"vectors": saved * torch.nan if wrong == "nan" else saved[:, :, :7]},
     )
     with pytest.raises(
         UserError,
         match="numbers that are not finite" if wrong == "nan" else "does not match its card",
     ):
-        run_transfer(Request(target(), own, strategy, k=1), tmp_path / "none", backbone=backbone)
+        run_transfer(Request(target(), copied, strategy, k=1), tmp_path / "none", backbone=backbone)
     assert not (tmp_path / "none").exists()
 
 
@@ -166,12 +167,12 @@ def test_a_run_without_a_prompt_is_not_a_source(
             tmp_path / "none",
             backbone=backbone,
         )
-    own = tmp_path / "library"
-    shutil.copytree(library, own)
-    shutil.copytree(tmp_path / "design", own / "design")
+    copied = tmp_path / "library"
+    shutil.copytree(library, copied)
+    shutil.copytree(tmp_path / "design", copied / "design")
     for strategy in ("all", "best"):
         record = run_transfer(
-            Request(target(), own, strategy, k=1, probe_steps=1),
+            Request(target(), copied, strategy, k=1, probe_steps=1),
             tmp_path / strategy,
             backbone=backbone,
         )
@@ -182,13 +183,13 @@ def test_a_run_without_a_prompt_is_not_a_source(
 
 
 def test_reasons_are_counted() -> None:
-    whys = (
+    reasons = (
         ["it is small"] * 5
         + ["it is old"] * 2
         + ["a/x is corrupted", "a/y is corrupted", "a/z is corrupted"]
     )
-    summary = _summarized([{"name": f"p{i}", "why": why} for i, why in enumerate(whys)])
+    summary = _summarized([{"name": f"p{i}", "why": why} for i, why in enumerate(reasons)])
     assert summary == (
-        "5 (p0, p1, p2 and 2 more), because each is small; 2 (p5, p6), because each is old; 1 (p7), because a/x is corrupted; "
-        "2 more for other reasons"
+        "5 (p0, p1, p2 and 2 more), because each is small; 2 (p5, p6), because each is old; "
+        "1 (p7), because a/x is corrupted; 2 more for other reasons"
     )

@@ -133,9 +133,9 @@ def test_a_mixture_has_the_target_first_and_every_task_once() -> None:
 
 
 def test_a_mixture_needs_tasks_with_names() -> None:
-    own = run_config({"task": {"train": "reviews.csv", "text": "review", "label": "mood"}})
+    own_run = run_config({"task": {"train": "reviews.csv", "text": "review", "label": "mood"}})
     with pytest.raises(UserError, match="use strategy='best' or strategy='average'"):
-        mixture([match("a")], 1, own)
+        mixture([match("a")], 1, own_run)
 
 
 def test_names_of_mixtures_and_benchmarks_are_spelled_out() -> None:
@@ -182,18 +182,18 @@ def test_the_targets_own_task_is_left_out_unless_kept() -> None:
         )
         is not None
     )
-    own = run_config(
+    own_run = run_config(
         {
             "preset": "prompt-tuning",
             "task": {"train": "data/reviews.csv", "text": "review", "label": "mood"},
         }
     )
     assert (
-        source_mismatch(match("a", task="reviews.csv:mood", own_data=True).entry, own, "best")
+        source_mismatch(match("a", task="reviews.csv:mood", own_data=True).entry, own_run, "best")
         is not None
     )
     assert (
-        source_mismatch(match("a", task="reviews.csv:stars", own_data=True).entry, own, "best")
+        source_mismatch(match("a", task="reviews.csv:stars", own_data=True).entry, own_run, "best")
         is None
     )
 

@@ -109,11 +109,11 @@ def test_average_starts_from_the_weighted_mean(
     assert len(steps) == 2 + 4 + 4, "a short probe is not a baseline, so one was tuned"
     assert [result["name"] for result in record["results"]] == ["average"]
     assert record["baseline"]["folder"] == "runs/baseline"
-    own = read_json(tmp_path / "out/runs/baseline/prompt.json")["metrics"]["accuracy"]
-    points = record["results"][0]["score"] - own
+    baseline_score = read_json(tmp_path / "out/runs/baseline/prompt.json")["metrics"]["accuracy"]
+    points = record["results"][0]["score"] - baseline_score
     assert record["gain"] == {
         "points": pytest.approx(points, abs=1e-3),
-        "error_reduction": pytest.approx(points / (100 - own), abs=1e-3),
+        "error_reduction": pytest.approx(points / (100 - baseline_score), abs=1e-3),
     }
 
 
@@ -149,21 +149,23 @@ def test_a_mixture_without_rows_is_refused_before_the_probe(
     home: str,
 ) -> None:
     monkeypatch.setenv("SOFTPROMPTS_DATA", home and str(tmp_path / home))
-    own = tmp_path / "library"
-    shutil.copytree(library, own)
-    card = read_json(own / "area/prompt.json")
+    copied = tmp_path / "library"
+    shutil.copytree(library, copied)
+    card = read_json(copied / "area/prompt.json")
     card["task"]["name"] = card["config"]["task"]["task"] = "glue/rte"
-    write_json(own / "area/prompt.json", card)
-    asked = Request(target(), own, "mixture", k=1)
+    write_json(copied / "area/prompt.json", card)
+    mixture_request = Request(target(), copied, "mixture", k=1)
     where = "not in .*/data" if home else "not available from the hub"
     error = (
         f"rows of glue/rte, which are {where}; name a folder .* data_dir, or use strategy='best'"
     )
     with pytest.raises(UserError, match=error):
-        run_transfer(asked, tmp_path / "out", backbone=backbone)
+        run_transfer(mixture_request, tmp_path / "out", backbone=backbone)
     assert steps == []
     assert not (tmp_path / "out").exists()
-    run_transfer(dataclasses.replace(asked, strategy="best"), tmp_path / "best", backbone=backbone)
+    run_transfer(
+        dataclasses.replace(mixture_request, strategy="best"), tmp_path / "best", backbone=backbone
+    )
 
 
 def test_a_named_source_and_all_of_them_need_no_probe(
@@ -193,10 +195,10 @@ def test_a_named_source_and_all_of_them_need_no_probe(
     torch.testing.assert_close(
         vectors(tmp_path / "all"), vectors(tmp_path / "all/runs" / every["kept"])
     )
-    own = run_transfer(
+    same_task = run_transfer(
         Request(target(), library, "named", source="urgency"), tmp_path / "own", backbone=backbone
     )
-    assert own["kept"] == "from-urgency", "a named source may have the target's own task"
+    assert same_task["kept"] == "from-urgency", "a named source may have the target's own task"
 
 
 def test_other_lengths_and_too_few_sources_are_printed(
@@ -341,7 +343,7 @@ def on_step(self, run):
     remaining -= 1
     if remaining == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-progress.CohortWatcher.on_step = on_step
+Watcher.on_step = on_step
 run_transfer(request(Path(sys.argv[1])), Path(sys.argv[2]), backbone=sensitive_model())
 """
 
@@ -532,9 +534,9 @@ BAD = [
             "--strategy",
             "average",
         ],
-        "can be a source for helpdesk/urgency: 3 (area, intent, register), because each has 3 tokens "
-        "and the target 5, and only prompts of the target's length are averaged (give the target 3, "
-        "or tune sources of 5); 1 (urgency), because it was tuned on the target's own task "
+        "can be a source for helpdesk/urgency: 3 (area, intent, register), because each has "
+        "3 tokens and the target 5, and only prompts of the target's length are averaged (give the "
+        "target 3, or tune sources of 5); 1 (urgency), because it was tuned on the target's own task "
         "(keep_same_task keeps prompts of the target's own task).",
     ),
     (

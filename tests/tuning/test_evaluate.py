@@ -140,7 +140,7 @@ def test_many_tasks_of_one_row_are_one_batch(kind: str) -> None:
     head = {"head": Choice(backbone.default_head(labels))}
     prompts = [made(backbone, seed, labels, length=1 + seed % 5, **head) for seed in range(64)]
     bank = PromptBank([Predictor(backbone, prompt, labels, "labels", 64) for prompt in prompts])
-    asked = bank.tokenised([(number, TEXTS[number % len(TEXTS)]) for number in range(64)])
+    asked = bank.tokenise([(number, TEXTS[number % len(TEXTS)]) for number in range(64)])
     first = bank.answers(asked)
     block = next(
         name for name, part in backbone.model.named_modules() if part is backbone.blocks()[0]

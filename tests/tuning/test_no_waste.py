@@ -42,7 +42,7 @@ def check_reads_nothing(runs: Sequence[Run]) -> None:
     runs[0].backbone.model.to("meta")
     for run in runs:
         run.prompt.to("meta")
-        run.optimizer = make_optimizer(run._parts(), run.config.tuning)
+        run.optimizer = make_optimizer(run._parameter_groups(), run.config.tuning)
     cohort = Cohort(runs, [None] * len(runs))
     for _ in range(UNSEEN):
         cohort.step()

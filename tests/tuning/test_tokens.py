@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from softprompts.backbone import Backbone
-from softprompts.config.choice import from_mapping
 from softprompts.files.tensors import read_tensors
 from softprompts.tasks import load
 from softprompts.tuning import tokens, tune

@@ -17,6 +17,7 @@ from ..errors import UserError, setting
 from ..files.names import safe_name
 from .choice import Choice
 from .kinds import TABLES
+from .plugins import load_plugins
 from .run import RunConfig, merge, run_config
 from .schema import Schema, Settings, coerce, schema_of
 
@@ -52,6 +53,7 @@ def expand_lists(*layers: Mapping[str, Any]) -> list[Member]:
                 f"{setting(name)} is {value!r}, but all runs of a command share one frozen model; "
                 f"give one {name}, and use another command for another."
             )
+    _load_kinds(settings)
     lists = {
         path: _values(".".join(path), value, schema)
         for path, schema in _variable_settings().items()
@@ -79,6 +81,15 @@ def expand_lists(*layers: Mapping[str, Any]) -> list[Member]:
     ]
     names = _folder_names(varied)
     return [Member(*member) for member in zip(configs, varied, names, strict=True)]
+
+
+def _load_kinds(settings: Mapping[str, Any]) -> None:
+    """Load plugins where a kind is unknown, so that lists of its options are recognised."""
+    for table in TABLES.values():
+        kind = _get(settings, (*table.path.split("."), "kind"))
+        names = kind.split(",") if isinstance(kind, str) else ()
+        if any(name.strip() not in list(table) for name in names):
+            load_plugins()
 
 
 def spell(value: Any) -> str:

@@ -1,12 +1,14 @@
 """The named tasks, those that plugins register, and the benchmarks that group them."""
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..config.plugins import load_plugins
 from ..errors import UserError
 from . import classification, generation, glue, qa, starter, superglue
-from .definition import Definition, Preprocessor
+from .definition import PREDICT, Definition, Example, Preprocessor
+from .sources import Row
 
 SUPERGLUE = tuple(
     f"superglue/{name}"
@@ -131,10 +133,25 @@ def register_task(name: str, **options: Any) -> Callable[[Preprocessor], Preproc
         raise UserError(f"The task {name!r} has no rows; register it with rows, files or hub.")
 
     def register(preprocess: Preprocessor) -> Preprocessor:
-        _TASKS[name] = Definition(name=name, preprocess=preprocess, **options)
+        tolerant = _without_label(preprocess, options.get("columns", ()))
+        _TASKS[name] = Definition(name=name, preprocess=tolerant, **options)
         return preprocess
 
     return register
+
+
+def _without_label(preprocess: Preprocessor, inputs: Sequence[str]) -> Preprocessor:
+    """The preprocessor for rows to predict too: they lack a label, which it may read."""
+
+    def tolerant(row: Row, split: str) -> Iterator[Example]:
+        if split == PREDICT:
+            missing = [column for column in inputs if column not in row.values]
+            if missing:
+                raise UserError(f"{row.location} has no column {missing[0]!r}.")
+            row = Row(defaultdict(str, row.values), row.location)
+        return preprocess(row, split)
+
+    return tolerant
 
 
 def definitions() -> dict[str, Definition]:
