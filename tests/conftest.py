@@ -54,7 +54,8 @@ def tiny() -> Backbone:
 
 @pytest.fixture
 def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of many short runs, which take less time than their pictures; test_cli.py looks at the picture."""
+    """For tests of many short runs, which take less time than their pictures; test_cli.py looks at
+    the picture."""
     monkeypatch.setattr("softprompts.tuning.finish.learning_curve", lambda *_: False)
 
 
@@ -73,7 +74,8 @@ def toy_csv(tmp_path: Path) -> Path:
 
 @contextmanager
 def another_user() -> Iterator[None]:
-    """Inside, files are read and written as a user who owns none of them; only root can become one."""
+    """Inside, files are read and written as a user who owns none of them; only root can become
+    one."""
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         pytest.skip("only root can become another user")
     os.seteuid(65534)

@@ -69,7 +69,35 @@ _HOMES = {
     "transfer": "transfer.transfer",
     "tune": "tuning.tune",
 }
-__all__ = ["__version__", *_HOMES]  # noqa: PLE0604
+__all__ = [
+    "__version__",
+    "Backbone",
+    "Choice",
+    "Engine",
+    "Library",
+    "PromptConfig",
+    "RunConfig",
+    "RunFailedError",
+    "Study",
+    "TaskConfig",
+    "Tuned",
+    "TuningConfig",
+    "UserError",
+    "import_peft",
+    "load",
+    "load_backbone",
+    "register_family",
+    "register_head",
+    "register_metric",
+    "register_optimizer",
+    "register_route",
+    "register_shape",
+    "register_start",
+    "register_task",
+    "run_config",
+    "transfer",
+    "tune",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,8 @@
 """Errors of a person's input, and how the settings they are about are spelled.
 
 A message says what is wrong and what to do, in one plain sentence. It names a setting by its path
-(`tuning.max_length`), because only whoever is_main_process to the person knows how they wrote it: as a flag,
-a key of a YAML file, or an argument in Python.
+(`tuning.max_length`), because only whoever is_main_process to the person knows how they wrote it:
+as a flag, a key of a YAML file, or an argument in Python.
 """
 
 import re
@@ -17,7 +17,8 @@ _FLAT = ("tuning.", "task.", "run.")
 
 
 def setting(path: str, value: object = None) -> str:
-    """A setting in a message, such as `lower {setting("tuning.lr")}`; with a value, the advice to set it so."""
+    """A setting in a message, such as `lower {setting("tuning.lr")}`; with a value, the advice to
+    set it so."""
     return f"\x02{path}\x03" + ("" if value is None else f"{value}\x03")
 
 

@@ -16,7 +16,7 @@ from softprompts.backbone import Backbone, Causal, EncoderDecoder, Masked, Text,
 from softprompts.backbone.batch import Place
 from softprompts.config.run import run_config
 from softprompts.errors import UserError
-from softprompts.prompt.head import Linear
+from softprompts.prompt.head import LinearHead
 from softprompts.tasks import load_task
 from softprompts.tuning import Cohort, Run
 from softprompts.tuning.run import check_losses
@@ -33,7 +33,7 @@ PLACES: tuple[Place, ...] = ("prefix", "after-bos", "suffix")
 def with_any_head(kind: str) -> Backbone:
     backbone = random_model(kind)
     return (
-        backbone.with_head(Linear(2, 32, torch.Generator()), LABELS)
+        backbone.with_head(LinearHead(2, 32, torch.Generator(), "mean"), LABELS)
         if backbone.default_head(LABELS) == "linear"
         else backbone
     )

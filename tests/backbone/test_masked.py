@@ -15,7 +15,7 @@ from softprompts.config.prompt import PromptConfig
 from softprompts.config.run import run_config
 from softprompts.errors import UserError
 from softprompts.prompt import Material
-from softprompts.prompt.head import Linear
+from softprompts.prompt.head import LinearHead
 from softprompts.prompt.prompt import build_prompt
 from softprompts.tasks import load_task
 from softprompts.tuning import Run
@@ -134,7 +134,7 @@ def test_a_head_that_does_not_fit_the_card_is_an_error(toy_csv: Path, tmp_path: 
     tune_config(settings(toy_csv), tmp_path, backbone=random_masked("minilm"))
     card = (tmp_path / "prompt.json").read_text()
     (tmp_path / "prompt.json").write_text(card.replace('"kind": "linear"', '"kind": "words"', 1))
-    with pytest.raises(UserError, match="does not fit its card"):
+    with pytest.raises(UserError, match="does not match its card"):
         load(tmp_path, backbone=random_masked("minilm"))
 
 
@@ -145,7 +145,7 @@ def test_a_head_is_for_encoder_only_models(t5: Any, toy_csv: Path) -> None:
 
 def test_first_pools_the_texts_first_token_wherever_the_prompt_is() -> None:
     backbone = random_masked("minilm")
-    head = Linear(2, 32, torch.Generator(), pool="first")
+    head = LinearHead(2, 32, torch.Generator(), "first")
     headed = backbone.with_head(head, LABELS)
     rows, prompt = headed.tokenise(["never again"], 20), torch.randn(1, 4, 32)
     words = backbone.embedding(torch.tensor(rows))
@@ -201,7 +201,9 @@ def test_one_backbone_serves_prompts_with_and_without_a_head(toy_csv: Path, tmp_
     assert load(tmp_path / "words", backbone=headed.backbone).probabilities(
         texts
     ) == words.probabilities(texts)
-    shared = MaskedWithHead(random_masked("bert"), Linear(2, 32, torch.Generator()), LABELS)
+    shared = MaskedWithHead(
+        random_masked("bert"), LinearHead(2, 32, torch.Generator(), "mean"), LABELS
+    )
     assert load(tmp_path / "words", backbone=shared).probabilities(texts) == words.probabilities(
         texts
     )

@@ -1,4 +1,5 @@
-"""JSON Schemas: what is checked in is current, accepts what we accept, and refuses what we refuse."""
+"""JSON Schemas: what is checked in is current, accepts what we accept, and refuses what we
+refuse."""
 
 import json
 from pathlib import Path

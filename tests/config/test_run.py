@@ -1,4 +1,5 @@
-"""Configs: layers, YAML there and back, presets that fit the dataclasses, and sentences for what does not."""
+"""Configs: layers, YAML there and back, presets that fit the dataclasses, and sentences for what
+does not."""
 
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,7 @@ def test_options_have_ranges(part: str, options: dict[str, Any], why: str) -> No
 def test_an_unknown_preset_is_one_sentence() -> None:
     with pytest.raises(UserError, match="no preset 'lora'"):
         preset_settings("lora")
-    with pytest.raises(UserError, match="is of no paper"):
+    with pytest.raises(UserError, match="is from no paper"):
         preset_settings("mixture", paper=True)
 
 

@@ -14,13 +14,25 @@ DEFAULTS: dict[str, Any] = {"tuning": {"lr": 0.3, "sentinel": False}, "seed": 0}
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ({"seed": 1, "tuning": {"lr": 0.3}}, {"seed": 1, "tuning": {"lr": 0.3, "sentinel": False}}, None),
-        ({"tuning": {"lr": 0.3}}, {"tuning": {"lr": 0.3, "sentinel": True}}, "tuning.sentinel was False and is now True"),
-        ({"seed": 1, "tuning": {"lr": 0.1}}, {"seed": 1, "tuning": {"lr": 0.3}}, "tuning.lr was 0.1 and is now 0.3"),
+        (
+            {"seed": 1, "tuning": {"lr": 0.3}},
+            {"seed": 1, "tuning": {"lr": 0.3, "sentinel": False}},
+            None,
+        ),
+        (
+            {"tuning": {"lr": 0.3}},
+            {"tuning": {"lr": 0.3, "sentinel": True}},
+            "tuning.sentinel was False and is now True",
+        ),
+        (
+            {"seed": 1, "tuning": {"lr": 0.1}},
+            {"seed": 1, "tuning": {"lr": 0.3}},
+            "tuning.lr was 0.1 and is now 0.3",
+        ),
         ({"seed": 1, "gone": 5}, {"seed": 1}, "gone was 5 and is now None"),
         (None, {"seed": 1}, "its settings are unreadable"),
     ],
-)  # fmt: skip
+)
 def test_the_first_difference_is_named_and_new_settings_had_their_defaults(
     old: Any, new: Any, message: str | None
 ) -> None:

@@ -85,7 +85,8 @@ def losses_of_all(
     prompts: Sequence[Prompt],
     rngs: Sequence[torch.Generator | None] | None = None,
 ) -> torch.Tensor:
-    """Per-row loss [N, B] of every prompt on the same texts, in one pass; prompts that answer through heads of their own take one each."""
+    """Per-row loss [N, B] of every prompt on the same texts, in one pass; prompts that answer
+    through heads of their own take one each."""
     rngs = rngs or [None] * len(prompts)
     if prompts[0].head is not None:
         return torch.stack(
@@ -102,7 +103,8 @@ def losses_of_all(
 
 
 def check(backbone: Backbone, choices: Sequence[tuple[Any, Any, Any]], folder: Path) -> None:
-    """Of every start, shape and route: the loss falls; folding, saving and loading change nothing."""
+    """Of every start, shape and route: the loss falls; folding, saving and loading change
+    nothing."""
     prompts = [build(backbone, *choice) for choice in choices]
     rngs = [torch.Generator().manual_seed(0) for _ in choices]
     optimizer = torch.optim.AdamW(
@@ -198,7 +200,8 @@ def test_prompts_that_start_alike_grow_apart(t5: Backbone, route: str) -> None:
 
 @pytest.mark.parametrize("route", ROUTES, ids=str)
 def test_rows_and_targets_do_not_touch_each_other(t5: Backbone, route: Any) -> None:
-    """Permuting rows, changing another row's text, or only a target never moves a row's logits or route."""
+    """Permuting rows, changing another row's text, or only a target never moves a row's logits or
+    route."""
     prompt = build(t5, "normal", "direct", route).eval()
     targets = t5.tokenise_targets(TARGETS)
 
@@ -280,20 +283,21 @@ def test_saved_prompts_answer_alike_in_a_fresh_process(t5: Backbone, tmp_path: P
     for index, (shape, route) in enumerate((shape, route) for shape in SHAPES for route in ROUTES):
         prompt = build(t5, "normal", shape, route).eval()
         with torch.no_grad():
-            for (
-                parameter
-            ) in prompt.parameters():  # as if trained: nothing is where its initialiser put it
+            for parameter in prompt.parameters():  # as if trained
                 parameter.add_(0.1 * torch.randn_like(parameter))
         RunFolder(tmp_path / str(index)).save(prompt, card(t5))
         expected[str(index)] = prompt(embeds, mask).detach()
     save_file({"embeds": embeds, "mask": mask}, tmp_path / "in.safetensors")
-    code = (
-        "import sys, pathlib; from safetensors.torch import load_file, save_file; from softprompts.artifacts.run_folder import RunFolder\n"
-        "home = pathlib.Path(sys.argv[1]); given = load_file(home / 'in.safetensors')\n"
-        "prompts = {f.name: RunFolder(f).load()[0] for f in home.iterdir() if f.is_dir()}\n"
-        "answers = {name: p(given['embeds'], given['mask']).detach().contiguous() for name, p in prompts.items()}\n"
-        "save_file(answers, home / 'out.safetensors')"
-    )
+    code = """
+import sys, pathlib
+from safetensors.torch import load_file, save_file
+from softprompts.artifacts.run_folder import RunFolder
+home = pathlib.Path(sys.argv[1])
+inputs = load_file(home / "in.safetensors")
+prompts = {folder.name: RunFolder(folder).load()[0] for folder in home.iterdir() if folder.is_dir()}
+answers = {name: prompt(**inputs).detach().contiguous() for name, prompt in prompts.items()}
+save_file(answers, home / "out.safetensors")
+"""
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
     answers = load_file(tmp_path / "out.safetensors")
     assert answers.keys() == expected.keys()

@@ -1,4 +1,4 @@
-"""Many prompts on one model: each question is answered by the prompt it names as that prompt alone would, and all of them in one pass."""
+"""Many prompts on one model: each question gets the answer of its prompt, in shared batches."""
 
 import math
 from pathlib import Path
@@ -46,7 +46,7 @@ def tuned(
 
 
 def prompts(backbone: Backbone) -> dict[str, Tuned]:
-    some = {
+    classifiers = {
         "mood": tuned(backbone, 1, MOODS, length=3),
         "mood by mixture": tuned(
             backbone, 2, MOODS, scoring="labels", length=2, count=3, route="top1"
@@ -56,27 +56,29 @@ def prompts(backbone: Backbone) -> dict[str, Tuned]:
             backbone, 4, ["food", "film", "week"], "is it {kind} ? {text}", "labels", length=4
         ),
     }
-    return some | ({"free": tuned(backbone, 5, [], length=5)} if backbone.generates else {})
+    free = {"free": tuned(backbone, 5, [], length=5)} if backbone.generates else {}
+    return classifiers | free
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart", "gpt2", "llama", "bert", "minilm"])
 def test_each_question_gets_the_answer_of_its_prompt(kind: str) -> None:
     backbone = random_model(kind)
-    own = prompts(backbone)
-    engine = Engine(backbone, own)
+    all_prompts = prompts(backbone)
+    engine = Engine(backbone, all_prompts)
     rows: list[Any] = [{"text": text, "kind": "new"} for text in TEXTS]
     questions = [
-        (name, rows[place] if name == "subject" else TEXTS[place])
-        for place in (3, 0, 6)
-        for name in own
+        (name, rows[index] if name == "subject" else TEXTS[index])
+        for index in (3, 0, 6)
+        for name in all_prompts
     ]
-    alone = [own[name].predict([question])[0] for name, question in questions]
+    alone = [all_prompts[name].predict([question])[0] for name, question in questions]
     assert engine.answer(questions) == alone
     assert engine.answer(questions[::-1]) == alone[::-1]
     assert engine.answer([]) == []
-    worded = [(name, question) for name, question in questions if own[name].form.labels]
-    for (name, question), shares in zip(worded, engine.probabilities(worded), strict=True):
-        assert shares == pytest.approx(own[name].probabilities([question])[0], rel=1e-4, abs=1e-6)
+    labelled = [pair for pair in questions if all_prompts[pair[0]].form.labels]
+    for (name, question), row in zip(labelled, engine.probabilities(labelled), strict=True):
+        expected = all_prompts[name].probabilities([question])[0]
+        assert row == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama", "bert", "minilm"])
@@ -84,57 +86,62 @@ def test_an_ensemble_is_one_batch_and_its_texts_are_tokenised_once(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backbone = random_model(kind)
-    own = {
+    members = {
         f"prompt {seed}": tuned(backbone, seed, MOODS, scoring="labels", length=3 + seed % 2)
         for seed in range(5)
     }
-    engine = Engine(backbone, own)
-    seen: list[str] = []
-    view = type(engine.bank.predictors[0].backbone)
-    whole = view.token_ids
-    monkeypatch.setattr(view, "token_ids", lambda self, texts: seen.extend(texts) or whole(self, texts))
-    engine.every(list(own), TEXTS)
-    seen.clear()
+    engine = Engine(backbone, members)
+    tokenised: list[str] = []
+    kind_of_backbone = type(engine.bank.predictors[0].backbone)
+    token_ids = kind_of_backbone.token_ids
+
+    def recorded(self: Backbone, texts: list[str]) -> list[list[int]]:
+        tokenised.extend(texts)
+        return token_ids(self, texts)
+
+    monkeypatch.setattr(kind_of_backbone, "token_ids", recorded)
+    engine.every(list(members), TEXTS)
+    tokenised.clear()
     embedding = next(
         name for name, part in backbone.model.named_modules() if part is backbone.embedding
     )
     with calls(backbone, lambda name: name == embedding) as looked_up:
-        told = engine.every(list(own), TEXTS)
-    assert seen == TEXTS
-    assert len(looked_up) <= 2, "the texts; and the candidates that a model writes"
-    assert told == [tuned.predict(TEXTS) for tuned in own.values()]
-    votes = [[answers[place] for answers in told] for place in range(len(TEXTS))]
-    assert engine.ensemble(list(own), TEXTS) == [max(MOODS, key=each.count) for each in votes]
-    shares = [tuned.probabilities(TEXTS) for tuned in own.values()]
+        answers = engine.every(list(members), TEXTS)
+    assert tokenised == TEXTS
+    assert len(looked_up) <= 2, "the texts, and the candidates of a generative model"
+    assert answers == [tuned.predict(TEXTS) for tuned in members.values()]
+    votes = list(zip(*answers, strict=True))
+    expected = [max(MOODS, key=labels.count) for labels in votes]
+    assert engine.ensemble(list(members), TEXTS) == expected
+    rows = [tuned.probabilities(TEXTS) for tuned in members.values()]
     means = [
-        {label: sum(math.log(each[place][label]) for each in shares) for label in MOODS}
-        for place in range(len(TEXTS))
+        {label: sum(math.log(row[label]) for row in text) for label in MOODS}
+        for text in zip(*rows, strict=True)
     ]
-    assert engine.ensemble(list(own), TEXTS, by="mean") == [
+    assert engine.ensemble(list(members), TEXTS, by="mean") == [
         max(MOODS, key=lambda label: mean[label]) for mean in means
     ]
 
 
-def test_where_votes_are_even_the_first_prompt_decides() -> None:
+def test_the_first_prompt_decides_ties() -> None:
     backbone = random_model("t5")
-    own = prompts(backbone)
-    engine = Engine(backbone, own)
+    engine = Engine(backbone, prompts(backbone))
     names = ["free", "mood by mixture"]
-    told = engine.every(names, TEXTS[:2])
-    assert told[0] != told[1]
-    assert engine.ensemble(names, TEXTS[:2]) == told[0]
-    assert engine.ensemble(names[::-1], TEXTS[:2]) == told[1]
+    first, second = engine.every(names, TEXTS[:2])
+    assert first != second
+    assert engine.ensemble(names, TEXTS[:2]) == first
+    assert engine.ensemble(names[::-1], TEXTS[:2]) == second
 
 
-def test_what_cannot_be_is_one_sentence() -> None:
+def test_bad_questions_are_clear_errors() -> None:
     backbone = random_model("t5")
-    own = prompts(backbone)
-    engine = Engine(backbone, own)
+    all_prompts = prompts(backbone)
+    engine = Engine(backbone, all_prompts)
     with pytest.raises(UserError, match="no prompt 'modo' here; choose one of mood, "):
         engine.answer([("modo", "x")])
-    with pytest.raises(UserError, match="writes freely and has no labels"):
+    with pytest.raises(UserError, match="generates its answers and has no labels"):
         engine.probabilities([("free", "x")])
-    with pytest.raises(UserError, match="choose among other labels"):
+    with pytest.raises(UserError, match="have different labels"):
         engine.ensemble(["mood", "subject"], ["x"], by="mean")
     with pytest.raises(UserError, match="reads the columns kind, text"):
         engine.answer([("subject", "x")])
@@ -152,17 +159,17 @@ def test_what_cannot_be_is_one_sentence() -> None:
     with pytest.raises(UserError, match="name at least one"):
         Engine(backbone, {})
     with pytest.raises(
-        UserError, match="mood was tuned on random-t5 and means nothing to another model"
+        UserError, match="mood was tuned on random-t5 and does not work with another model"
     ):
-        Engine(random_model("bart"), own)
+        Engine(random_model("bart"), all_prompts)
 
 
-def test_a_saved_prompt_serves_on_another_copy_of_its_model(tmp_path: Path) -> None:
+def test_a_saved_prompt_works_on_another_copy_of_its_model(tmp_path: Path) -> None:
     backbone = random_model("gpt2")
-    here = tuned(backbone, 1, MOODS, length=3)
-    here.save(tmp_path)
+    original = tuned(backbone, 1, MOODS, length=3)
+    original.save(tmp_path)
     prompt, saved = RunFolder(tmp_path).load()
-    again = Tuned(prompt, random_model("gpt2"), saved)
-    assert Engine(backbone, {"mood": again}).answer(
+    loaded = Tuned(prompt, random_model("gpt2"), saved)
+    assert Engine(backbone, {"mood": loaded}).answer(
         [("mood", text) for text in TEXTS]
-    ) == here.predict(TEXTS)
+    ) == original.predict(TEXTS)

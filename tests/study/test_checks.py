@@ -42,20 +42,20 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"target": {"metric": "f1"}},
-        "The rows of helpdesk/urgency cannot be used: metric f1 is of two classes",
+        "The rows of helpdesk/urgency cannot be used: metric: f1 is for two classes",
     ),
-    ({"target": {"splits": "smop"}}, "cannot be used: splits smop is for named tasks"),
+    ({"target": {"splits": "smop"}}, "cannot be used: splits: smop is for named tasks"),
     (
         {"settings": {**QUICK, "prompt": {"length": 3, "place": "after-bos"}}},
-        "leave prompt.place out",
+        "leave out prompt.place",
     ),
     (
         {"settings": {**QUICK, "prompt": {"length": 3, "head": "linear"}}},
-        "source/helpdesk-intent/seed0 cannot run: .* leave prompt.head out",
+        "source/helpdesk-intent/seed0 cannot run: .* leave out prompt.head",
     ),
     (
         {"target": {"prompt": {"shape": {"kind": "residual", "bottleneck": 0}}}},
-        "bottleneck must be at least 1",
+        "prompt.shape.bottleneck is 0; it must be from 1",
     ),
     (
         {"target": {"prompt": {"start": {"kind": "prompt", "sources": ["gone"]}}}},
@@ -168,7 +168,7 @@ def test_a_model_without_weights_refuses_the_same_settings(kind: str, tmp_path: 
     real = random_model(kind)
     real.model.save_pretrained(tmp_path)
     real.tokenizer.save_pretrained(tmp_path)
-    task = load_task(TaskConfig(task="helpdesk/register")).brief
+    task = load_task(TaskConfig(task="helpdesk/register")).truncated
     result = []
     for settings in SETTINGS:
         length = 0 if settings["preset"] in ("model-tuning", "prompt-design") else 3

@@ -126,7 +126,7 @@ def test_a_cohort_rerun_gives_the_recorded_scores(
     )
     with pytest.raises(
         UserError,
-        match=r"no result of a cell 'x'; .*status .* --json lists finished cells as \"finished\"",
+        match=r"no result of a cell 'x'; .*status .* --json` lists finished cells as \"finished\"",
     ):
         main(["rerun", str(finished_study), "x", "--output", str(tmp_path / "more")])
     with pytest.raises(UserError, match="is not the folder of a study"):
@@ -147,7 +147,9 @@ def test_a_moved_study_can_be_reported_and_rerun(
     (name,) = (
         name for name in results(moved) if name.endswith("average/helpdesk-urgency/k2/seed1")
     )
-    configs = [saved_config(moved, cell) for cell in results(moved)[name]["beside"]]
+    cohort = results(moved)[name]["beside"]
+    beside = [CellResult.read(cell_path(moved, cell) / RESULT) for cell in cohort]
+    configs = [saved_config(StudyFolder(moved), result) for result in beside]
     starts = [
         str(source)
         for config in configs
@@ -155,9 +157,9 @@ def test_a_moved_study_can_be_reported_and_rerun(
     ]
     assert starts
     assert all(start.startswith(str(moved)) and Path(start).is_dir() for start in starts)
-    assert configs[0].prompt.start.options.get("weights") == saved_config(
-        finished_study, results(moved)[name]["beside"][0]
-    ).prompt.start.options.get("weights")
+    original = saved_config(StudyFolder(finished_study), beside[0])
+    weights = [config.prompt.start.options.get("weights") for config in (original, configs[0])]
+    assert weights[0] == weights[1]
     assert main(["run", str(moved), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["missing"] == []
 
@@ -242,7 +244,9 @@ def test_rows_missing_on_the_hub_are_reported_before_anything_runs(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_reported_before_anything_runs(write: Write, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="There is no device 'cuda' here; choose cpu, or auto"):
+    with pytest.raises(
+        UserError, match="There is no device 'cuda' here; set device to cpu or auto"
+    ):
         main(["run", str(write()), "--output", str(tmp_path / "study"), "--device", "cuda"])
     assert not (tmp_path / "study").exists()
 
@@ -475,17 +479,12 @@ def test_the_time_left_is_estimated_by_steps(
     cells = plan(read_study(study))
     for index, cell in enumerate(cells[:6]):
         begun, finished = (1000.0, 1032.0) if cell.stage == "source" else (1032.0, 1040.0)
-        printed = {
-            "cell": cell.name,
-            "score": 50.0,
-            "steps": cell.config.tuning.steps,
-            "begun": begun,
-            "finished": finished,
-        }
+        times = {"begun": begun, "finished": finished}
+        result = CellResult(cell.name, score=50.0, steps=cell.config.tuning.steps, **times)
         if index < failed:
-            printed |= {"score": None, "steps": 0, "failed": "the loss was not finite"}
+            result = CellResult(cell.name, failed="the loss was not finite", **times)
         open_cell(cell, cell.config, StudyFolder(folder))
-        commit(folder, printed)
+        commit(StudyFolder(folder), result)
     shutil.copy(study, folder / "study.yaml")
     assert main(["status", str(folder), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)

@@ -66,9 +66,9 @@ def test_model_tuning_learns_the_toy(toy_csv: Path) -> None:
 
 
 def test_prompt_and_model_are_one_or_the_other(toy_csv: Path) -> None:
-    with pytest.raises(UserError, match="the preset model-tuning sets both"):
+    with pytest.raises(UserError, match="preset='model-tuning' sets both"):
         tune_config(settings(toy_csv, prompt={"length": 3}), None, backbone=random_model("t5"))
-    with pytest.raises(UserError, match="the preset model-tuning sets both"):
+    with pytest.raises(UserError, match="preset='model-tuning' sets both"):
         tune_config(
             settings(toy_csv, tuning={"trains": "prompt"}), None, backbone=random_model("t5")
         )
@@ -134,7 +134,7 @@ def test_an_instruction_that_leaves_no_room_for_the_text_is_refused(toy_csv: Pat
             }
         )
         told = (
-            nullcontext() if fits else pytest.raises(UserError, match="leave no room for the text")
+            nullcontext() if fits else pytest.raises(UserError, match="leave no tokens for the text")
         )
         with told:
             tune_config(config, None, backbone=random_model("t5"))

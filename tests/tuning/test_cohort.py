@@ -248,7 +248,7 @@ def test_a_row_that_never_fits_is_told_in_a_sentence(
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(type(t5), "gradients", never)
-    with pytest.raises(UserError, match="One row alone does not fit"):
+    with pytest.raises(UserError, match="A single row does not fit"):
         Cohort(make(toy_csv, t5, MIXED[1]), [None]).step()
 
 

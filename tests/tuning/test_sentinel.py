@@ -82,7 +82,7 @@ def test_a_free_answer_is_as_long_as_without_it(tiny: Backbone) -> None:
 
 def test_a_model_without_sentinels_is_refused(toy_csv: Path, bart: Backbone) -> None:
     config = run_config(settings(toy_csv, max_length=64))
-    with pytest.raises(UserError, match="has no <extra_id_0>"):
+    with pytest.raises(UserError, match="has no token <extra_id_0>"):
         tune_config(config, None, backbone=bart)
 
 

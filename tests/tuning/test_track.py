@@ -63,7 +63,7 @@ def test_unknown_and_missing_trackers_are_one_sentence(
 ) -> None:
     assert main(["tune", "--task", "helpdesk/intent", "--trackers", "abacus"]) == 2
     assert (
-        "There is no tracker 'abacus'; choose among tensorboard, wandb, mlflow, trackio"
+        "There is no tracker 'abacus'; choose one of tensorboard, wandb, mlflow, trackio"
         in capsys.readouterr().err
     )
     import accelerate.tracking

@@ -32,7 +32,7 @@ from .vocabulary import common_pieces
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-class Head(Protocol):
+class Classifier(Protocol):
     """A classifier on hidden states, for models without words; trained and saved with a prompt."""
 
     pool: Literal["mean", "first"]
@@ -368,7 +368,7 @@ class Backbone(ABC):
         """How the model predicts labels by default: as words, or with a linear head."""
         return "words"
 
-    def with_head(self, head: Head | None, labels: Sequence[str]) -> "Backbone":
+    def with_head(self, head: Classifier | None, labels: Sequence[str]) -> "Backbone":
         """The same frozen model, predicting labels with `head` if there is one."""
         if head is not None:
             raise UserError(
@@ -377,7 +377,7 @@ class Backbone(ABC):
             )
         return self
 
-    def with_heads(self, heads: Sequence[Head | None], counts: Sequence[int]) -> "Backbone":
+    def with_heads(self, heads: Sequence[Classifier | None], counts: Sequence[int]) -> "Backbone":
         """The same for a batch of several runs: each head predicts its run's `counts` rows."""
         return self
 

@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 from ..errors import UserError, setting
-from .backbone import Backbone, Head
+from .backbone import Backbone, Classifier
 from .batch import Candidates, Losses, Place, Text, candidates_per_row
 from .causal import Causal
 from .device import to_device
@@ -73,7 +73,7 @@ class Masked(Backbone):
         distinct = len(set(pieces)) == len(pieces)
         return "words" if self.fills_masks and single and distinct else "linear"
 
-    def with_head(self, head: Head | None, labels: Sequence[str]) -> Backbone:
+    def with_head(self, head: Classifier | None, labels: Sequence[str]) -> Backbone:
         if head is not None:
             return MaskedWithHead(self, head, labels)
         if not self.fills_masks:
@@ -168,15 +168,15 @@ class Masked(Backbone):
 class MaskedWithHead(Masked):
     """The same frozen model with a head on its last hidden states; targets are label indices."""
 
-    def __init__(self, base: Masked, head: Head, labels: Sequence[str]) -> None:
+    def __init__(self, base: Masked, head: Classifier, labels: Sequence[str]) -> None:
         self.__dict__ |= base.__dict__
         self.base, self.head, self.labels = base, head, list(labels)
 
-    def with_head(self, head: Head | None, labels: Sequence[str]) -> Backbone:
+    def with_head(self, head: Classifier | None, labels: Sequence[str]) -> Backbone:
         return self.base.with_head(head, labels)
 
-    def with_heads(self, heads: Sequence[Head | None], counts: Sequence[int]) -> Backbone:
-        combined = Heads([head for head in heads if head is not None], counts)
+    def with_heads(self, heads: Sequence[Classifier | None], counts: Sequence[int]) -> Backbone:
+        combined = CombinedHeads([head for head in heads if head is not None], counts)
         return MaskedWithHead(self.base, combined, [])
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
@@ -208,10 +208,10 @@ class MaskedWithHead(Masked):
         return None
 
 
-class Heads:
+class CombinedHeads:
     """The heads of several runs on one batch: each reads its run's `counts` rows, in order."""
 
-    def __init__(self, heads: Sequence[Head], counts: Sequence[int]) -> None:
+    def __init__(self, heads: Sequence[Classifier], counts: Sequence[int]) -> None:
         self.heads, self.counts = heads, list(counts)
         self.pool = heads[0].pool
 

@@ -4,12 +4,14 @@ The docstring below each attribute is the help of its flag.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
+from ..config.schema import Settings, option
 from ..errors import UserError, setting
 
 
 @dataclass(frozen=True)
-class CommonSettings:
+class CommonSettings(Settings):
     """The settings of every benchmark."""
 
     model: str = "t5-tiny"
@@ -19,62 +21,46 @@ class CommonSettings:
     device: str = "auto"
     """cpu, cuda, or auto."""
 
-    dtype: str = "auto"
-    """Precision of the frozen model, fp32 or bf16; auto: bf16 on a GPU, fp32 on a CPU."""
+    dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    """Precision of the frozen model; auto: bf16 on a GPU, fp32 on a CPU."""
 
-    seed: int = 0
+    seed: int = option(0, minimum=0, exclusiveMaximum=2**31)
     """Seed of random weights, rows and prompts."""
 
-    threads: int = 0
+    threads: int = option(0, minimum=0, maximum=1024)
     """CPU threads; 0: torch's default."""
 
-    warmup: int = 2
+    warmup: int = option(2, minimum=0)
     """Untimed rounds before the timed ones."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**31:
-            raise UserError(f"The seed is {self.seed}; it must be from 0 to below 2,147,483,648.")
-        if not 0 <= self.threads <= 1024:
-            raise UserError(
-                f"{setting('threads')} is {self.threads}; it must be from 1 to 1,024, or 0."
-            )
-        if self.warmup < 0:
-            raise UserError(f"{setting('warmup')} is {self.warmup}; it must not be negative.")
-
-    def check_positive(self, *names: str) -> None:
-        for name in names:
-            if getattr(self, name) < 1:
-                value = getattr(self, name)
-                raise UserError(f"{setting(name)} is {value}; it must be at least 1.")
 
 
 @dataclass(frozen=True)
 class TrainingSettings(CommonSettings):
     """Of the benchmark training."""
 
-    workload: str = "synthetic"
-    """synthetic (random texts of log-normal length, about 115 tokens, at most 256) or sst2."""
+    workload: Literal["synthetic", "sst2"] = "synthetic"
+    """synthetic: random texts of log-normal length, about 115 tokens, at most 256."""
 
     data_dir: str = ""
     """Folder with the rows of SST-2 (DIR/glue/sst2); default: SOFTPROMPTS_DATA, or the Hugging Face
     hub."""
 
-    prompt: int = 20
+    prompt: int = option(20, minimum=1)
     """Prompt tokens."""
 
-    batch: int = 32
+    batch: int = option(32, minimum=1)
     """Rows per step of a run."""
 
-    runs: int = 8
+    runs: int = option(8, minimum=1)
     """Runs of our cohort; 1: no cohort."""
 
-    alone: int = 0
+    alone: int = option(0, minimum=0)
     """Runs of the cohort that PEFT and we also train one at a time; 0: up to four."""
 
-    steps: int = 20
+    steps: int = option(20, minimum=1)
     """Timed steps."""
 
-    warmup: int = 5
+    warmup: int = option(5, minimum=0)
     """Untimed steps before them, which include compiling."""
 
     lr: float = 0.01
@@ -95,11 +81,10 @@ class TrainingSettings(CommonSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_positive("prompt", "batch", "runs", "steps")
-        if not 0 <= self.alone <= self.runs:
+        if self.alone > self.runs:
             raise UserError(
-                f"{setting('alone')} is {self.alone}; it must be from 1 to the {self.runs} runs, "
-                "or 0."
+                f"{setting('alone')} is {self.alone}; it must be at most {self.runs}, "
+                f"the number of {setting('runs')}."
             )
 
 
@@ -107,10 +92,10 @@ class TrainingSettings(CommonSettings):
 class InferenceSettings(CommonSettings):
     """Of the benchmark inference."""
 
-    tasks: int = 64
+    tasks: int = option(64, minimum=1)
     """Tasks, each with its own prompt and one row."""
 
-    shortest: int = 5
+    shortest: int = option(5, minimum=1)
     """Tokens of the shortest random prompt."""
 
     longest: int = 100
@@ -120,22 +105,21 @@ class InferenceSettings(CommonSettings):
     """Folders of tuned prompts or PEFT adapters, separated by commas, to use in turn instead of
     random prompts."""
 
-    new_tokens: int = 8
+    new_tokens: int = option(8, minimum=1)
     """The most tokens of a generated answer."""
 
     peers: str = "auto"
     """Modes of PEFT: eager, regions (compiled layers, which takes minutes), or both separated by a
     comma; auto: eager, on a GPU both."""
 
-    rounds: int = 10
+    rounds: int = option(10, minimum=1)
     """Timed rounds."""
 
-    warmup: int = 2
+    warmup: int = option(2, minimum=0)
     """Untimed rounds before them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_positive("tasks", "shortest", "rounds", "new_tokens")
         if self.longest < self.shortest:
             raise UserError(
                 f"{setting('longest')} is {self.longest}; it must be at least the "
@@ -150,13 +134,13 @@ class DecodingSettings(CommonSettings):
     model: str = "llama-135m"
     """llama-135m (SmolLM2-135M with random weights), or a folder of a decoder-only model."""
 
-    prompt: int = 100
+    prompt: int = option(100, minimum=1)
     """Prompt tokens."""
 
-    text: int = 32
+    text: int = option(32, minimum=1)
     """Text tokens of each row."""
 
-    new_tokens: int = 32
+    new_tokens: int = option(32, minimum=1)
     """Tokens to generate."""
 
     batches: str = "1,16,64"
@@ -166,15 +150,14 @@ class DecodingSettings(CommonSettings):
     """Modes of PEFT: eager, regions (compiled layers, which takes minutes), or both separated by a
     comma; auto: eager, on a GPU both."""
 
-    rounds: int = 10
+    rounds: int = option(10, minimum=1)
     """Timed rounds."""
 
-    warmup: int = 2
+    warmup: int = option(2, minimum=0)
     """Untimed rounds before them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_positive("prompt", "text", "new_tokens", "rounds")
         if not all(part.isdecimal() and int(part) for part in self.batches.split(",")):
             raise UserError(
                 f"{setting('batches')} is {self.batches!r}; give numbers such as 1,16,64."
@@ -185,25 +168,21 @@ class DecodingSettings(CommonSettings):
 class SmopSettings(CommonSettings):
     """Of the benchmark smop."""
 
-    workload: str = "synthetic"
-    """synthetic (random texts of log-normal length, about 115 tokens, at most 256) or sst2."""
+    workload: Literal["synthetic", "sst2"] = "synthetic"
+    """synthetic: random texts of log-normal length, about 115 tokens, at most 256."""
 
     data_dir: str = ""
     """Folder with the rows of SST-2 (DIR/glue/sst2); default: SOFTPROMPTS_DATA, or the Hugging Face
     hub."""
 
-    batch: int = 32
+    batch: int = option(32, minimum=1)
     """Rows per step."""
 
-    steps: int = 20
+    steps: int = option(20, minimum=1)
     """Timed steps."""
 
-    warmup: int = 5
+    warmup: int = option(5, minimum=0)
     """Untimed steps before them, which include compiling."""
 
     compile_ours: bool = True
     """Compile where possible: on a GPU."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_positive("batch", "steps")

@@ -7,11 +7,12 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
-from ..version import __version__
 from ..config.plugins import VARIABLE as PLUGINS
 from ..errors import UserError, as_flag
-from .command import is_main_process
+from ..version import __version__
+from .output import is_main_process
 
 COMMANDS = {
     "tune": "Tune a prompt on a task or on your own data, or many at once.",
@@ -26,7 +27,8 @@ COMMANDS = {
     "schema": "Print the JSON Schema of run or study files, for editors.",
     "completion": "Print a completion script for bash, zsh or fish.",
 }
-"""Each is a module of this package with a function `main(argv)`."""
+"""Each is a module of this package with a function `main(argv)`; if it has actions, a mapping
+`ACTIONS` of their functions."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,27 +58,37 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(name: str, argv: Sequence[str]) -> int:
-    if name not in COMMANDS:
-        raise UserError(f"There is no command {name!r}; choose one of {', '.join(COMMANDS)}.")
-    command = importlib.import_module(f".{name}", __name__)
-    code: int = command.main(argv)
+    code: int = load_command(name).main(argv)
     return code
 
 
-def _take_plugins(argv: list[str]) -> list[str]:
-    """`--plugin FILE` (or a module's name) goes to a variable, which worker processes inherit."""
-    while "--plugin" in argv:
-        at = argv.index("--plugin")
-        if at + 1 == len(argv):
-            raise UserError("--plugin needs a value: a Python file, or a module's name.")
-        plugins = [*filter(None, [os.environ.get(PLUGINS)]), argv[at + 1]]
+def load_command(name: str) -> ModuleType:
+    if name not in COMMANDS:
+        raise UserError(f"There is no command {name!r}; choose one of {', '.join(COMMANDS)}.")
+    return importlib.import_module(f".{name}", __name__)
+
+
+def _take_plugins(argv: Sequence[str]) -> list[str]:
+    """Move `--plugin FILE` (or a module's name) to a variable, which worker processes inherit."""
+    rest: list[str] = []
+    plugins = [*filter(None, [os.environ.get(PLUGINS)])]
+    words = iter(argv)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag != "--plugin":
+            rest.append(word)
+            continue
+        plugin = value if equals else next(words, "")
+        if not plugin:
+            raise UserError("--plugin needs a value: a Python file, or the name of a module.")
+        plugins.append(plugin)
+    if plugins:
         os.environ[PLUGINS] = ",".join(dict.fromkeys(plugins))
-        argv = argv[:at] + argv[at + 2 :]
-    return argv
+    return rest
 
 
 def _explain(error: Exception) -> tuple[str, int]:
-    """An error in one sentence, and its exit code."""
+    """The message for an error, and the exit code."""
     if isinstance(error, UserError):
         return error.spelled(error.spelling or as_flag), 2
     if isinstance(error, PermissionError):
@@ -96,6 +108,12 @@ def _help() -> str:
         "softprompts: one frozen model, many tiny prompts.\n\n"
         "usage: softprompts COMMAND [options]     "
         f"(softprompts COMMAND --help shows the options)\n\n{rows}\n\n"
-        "example:\n  softprompts tune --task helpdesk/intent --output runs/intent\n"
+        "options of every command:\n"
+        "  --plugin FILE  load a Python file or module that registers tasks, metrics, prompt parts\n"
+        "                 or model families\n"
+        "  --json         print the result as JSON\n"
+        "  --quiet        show no progress\n"
+        "  --debug        show the traceback of an error\n\n"
+        "examples:\n  softprompts tune --task helpdesk/intent --output runs/intent\n"
         '  softprompts predict runs/intent "Where is my parcel?"'
     )

@@ -1,14 +1,14 @@
-"""The command `softprompts completion`: scripts for shells, which ask back what may come next."""
+"""The command `softprompts completion`: scripts with which shells ask what may come next."""
 
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..config.kinds import TABLES
 from ..errors import UserError, as_flag
-from . import COMMANDS, run_command
-from .command import ACTIONS, Parser, make_parser
+from . import COMMANDS, load_command, run_command
+from .command import Parser, make_parser
 
 EXAMPLES = """eval "$(softprompts completion bash)"       # in ~/.bashrc
   eval "$(softprompts completion zsh)"        # in ~/.zshrc, after compinit
@@ -40,13 +40,8 @@ def main(argv: Sequence[str]) -> int:
         print("\n".join(complete(argv[1:] or [""])))
         return 0
     parser = make_parser("completion", EXAMPLES, main.__doc__)
-    parser.add_argument("shell", metavar="SHELL", help="bash, zsh or fish")
-    options = parser.parse_args(argv)
-    if options.shell not in SCRIPTS:
-        raise UserError(
-            f"There is no script for {options.shell!r}; choose one of {', '.join(SCRIPTS)}."
-        )
-    print(SCRIPTS[options.shell])
+    parser.add_argument("shell", metavar="SHELL", choices=list(SCRIPTS), help="bash, zsh or fish")
+    print(SCRIPTS[parser.parse_args(argv).shell])
     return 0
 
 
@@ -55,40 +50,51 @@ def complete(words: Sequence[str]) -> list[str]:
     *before, last = words
     if not before:
         return _matching(last, COMMANDS)
-    if len(before) == 1 and before[0] in ACTIONS and not last.startswith("-"):
-        return _matching(last, ACTIONS[before[0]])
-    parser = _parser_of(before)
+    if before[0] not in COMMANDS:
+        return []
+    actions = getattr(load_command(before[0]), "ACTIONS", {})
+    if actions and len(before) == 1:
+        return _matching(last, actions)
+    parser = _parser_of(before[0], before[1:2] if actions else [])
     if parser is None:
         return []
     previous = parser._option_string_actions.get(before[-1])
     if previous is not None and previous.nargs != 0:
         start, comma, part = last.rpartition(",")
-        values = getattr(previous, "words", None) or previous.choices or ()
-        return [f"{start}{comma}{value}" for value in _matching(part, map(str, values))]
+        return [f"{start}{comma}{value}" for value in _matching(part, _values(previous))]
+    if len(before) == 1 and not last.startswith("-"):
+        positional = next(iter(parser._get_positional_actions()), None)
+        return _matching(last, _values(positional))
     return _matching(last, [*parser._option_string_actions, *_options_of_kinds(before, parser)])
 
 
-def _matching(start: str, names: Any) -> list[str]:
+def _values(argument: Any) -> list[str]:
+    values = getattr(argument, "words", None) or getattr(argument, "choices", None) or ()
+    return [str(value) for value in values]
+
+
+def _matching(start: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(start)]
 
 
 def _options_of_kinds(words: Sequence[str], parser: Parser) -> list[str]:
     """The options of the kinds that the command names, such as --prompt.shape.bottleneck."""
-    found = []
+    options = []
     for table in TABLES.values():
         flag = as_flag(table.path)
         if flag in words[:-1] and flag in parser._option_string_actions:
             kind = words[words.index(flag) + 1]
             if kind in list(table):
-                found += [f"{flag}.{option}" for option in table.schema(kind)["properties"]]
-    return found
+                options += [f"{flag}.{option}" for option in table.schema(kind)["properties"]]
+    return options
 
 
-def _parser_of(words: Sequence[str]) -> Parser | None:
+def _parser_of(command: str, argv: Sequence[str]) -> Parser | None:
     """The parser that a command would use: it is caught when the command starts to parse."""
-    command, *rest = words
-    argv = rest[:1] if command in ACTIONS else []
-    with Parser.caught() as caught, contextlib.redirect_stdout(io.StringIO()):
-        with contextlib.suppress(Parser.Caught, UserError):
-            run_command(command, argv)
+    with (
+        Parser.caught() as caught,
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.suppress(Parser.Caught, UserError),
+    ):
+        run_command(command, argv)
     return caught[0] if caught else None

@@ -3,6 +3,7 @@
 import argparse
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..config.choice import Choice
@@ -14,10 +15,11 @@ from ..config.run import SECTIONS, RunConfig, run_config
 from ..config.schema import Schema, Settings, schema_of
 from ..config.task import TaskConfig
 from ..config.tuning import TuningConfig
+from ..config.yaml_file import read_yaml
 from ..errors import UserError, as_flag
 
 _OPTION = re.compile(
-    r"^--((?:prompt\.)?)(start|shape|route|head|optimizer)\.([a-z0-9_-]+)(?:=(.*))?$", re.DOTALL
+    r"^--(?:prompt\.)?(start|shape|route|head|optimizer)\.([a-z0-9_-]+)(?:=(.*))?$", re.DOTALL
 )
 
 
@@ -30,9 +32,9 @@ def add_settings(
     skip: Sequence[str] = (),
     names: Mapping[str, str] | None = None,
 ) -> None:
-    """A flag for each field; one that is not given stays out, so that presets and files below it
-    show through. `defaults` are shown instead of the class's own; `names` are flags that are called
-    otherwise than their field."""
+    """A flag for each field. A flag that is not given sets nothing, so that files and presets below
+    it show through. `defaults` are shown instead of the class's own; `names` are flags that are not
+    named after their field."""
     group = parser.add_argument_group(title, about)
     for name, schema in schema_of(kind)["properties"].items():
         if name in skip:
@@ -41,51 +43,62 @@ def add_settings(
         common: dict[str, Any] = {
             "dest": f"set:{kind.path(name)}",
             "default": argparse.SUPPRESS,
-            "help": _help(schema, getattr(defaults, name, schema.get("default"))),
+            "help": _help(name, schema, getattr(defaults, name, schema.get("default"))),
         }
         if schema.get("type") == "boolean":
             group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
         else:
-            group.add_argument(flag, metavar="VALUE", **common).words = words(name, schema)  # type: ignore[attr-defined]
+            argument: Any = group.add_argument(flag, metavar="VALUE", **common)
+            argument.words = values_of(name, schema)
 
 
-def _help(schema: Schema, default: Any) -> str:
+def _help(name: str, schema: Schema, default: Any) -> str:
     parts = [schema.get("description", "")]
-    if "table" in schema:
-        parts.append(f"One of {', '.join(schema['table'])}.")
-    shown = default.kind if isinstance(default, Choice) else default
-    if isinstance(shown, dict):
-        shown = ",".join(f"{name}={value:g}" for name, value in shown.items())
-    if shown not in (None, False, "", []):
-        parts.append(f"(default {shown})")
+    if values := values_of(name, schema):
+        parts.append(f"One of {', '.join(values)}.")
+    if default is not None and default is not False and default not in ("", [], {}):
+        parts.append(f"(default {_shown(default)})")
     return " ".join(parts).replace("%", "%%")
 
 
-def words(name: str, schema: Schema) -> list[str]:
-    """The values that a shell may complete."""
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{name}={spell(part)}" for name, part in value.items())
+    if isinstance(value, list):
+        return ",".join(map(spell, value))
+    if value is True:
+        return "yes"
+    return value.kind if isinstance(value, Choice) else spell(value)
+
+
+def values_of(name: str, schema: Schema) -> list[str]:
+    """The values of a setting that has few, for help and completion."""
     if name == "preset":
         return list(PRESETS)
     return list(schema.get("table") or map(str, schema.get("enum", ())))
 
 
 def given(options: argparse.Namespace) -> dict[str, Any]:
-    """The settings that were given, by their paths; they are taken out of `options`."""
-    found = {}
+    """The settings that were given, by their paths; they are removed from `options`."""
+    settings = {}
     for name in [name for name in vars(options) if name.startswith("set:")]:
-        found[name.removeprefix("set:")] = getattr(options, name)
+        settings[name.removeprefix("set:")] = getattr(options, name)
         delattr(options, name)
-    return found
+    return settings
 
 
 # -- runs ------------------------------------------------------------------------------------------
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """All settings of a run."""
+    """All settings of a run, and a file of them."""
     defaults = run_config()
     about = (
-        f"The defaults are those of the preset {defaults.preset}; another --preset, or --paper, "
-        "sets others (docs/prompts.md)."
+        f"The defaults are those of the preset {defaults.preset}; "
+        "another --preset, or --paper, changes them (docs/prompts.md)."
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", type=Path, help="a YAML file of settings; flags override it"
     )
     add_settings(parser, RunConfig, "run", defaults, skip=SECTIONS)
     add_settings(parser, TaskConfig, "task", defaults.task)
@@ -95,18 +108,12 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "options of a start, shape, route, head or optimizer",
         "\n".join(["for example --prompt.shape.bottleneck 400", *_kinds()]),
     )
-    parser.add_argument_group(
-        "lists",
-        "Tasks, presets, numbers and choices may be lists, such as --seed 0,1,2 --lr 0.1,0.3. All\n"
-        "combinations are tuned on one frozen model, each as a run of its own in a folder below\n"
-        "--output (docs/cohorts.md).",
-    )
 
 
 def parse_run(
     parser: argparse.ArgumentParser, argv: Sequence[str]
-) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """The command's own options, and the settings that were given, as a layer of a config."""
+) -> tuple[argparse.Namespace, list[dict[str, Any]]]:
+    """The command's own options, and the layers of a config: the file, then the flags."""
     options, rest = parser.parse_known_args(argv)
     settings: dict[str, Any] = {}
     for path, value in given(options).items():
@@ -115,15 +122,15 @@ def parse_run(
         match = _OPTION.match(rest[0])
         if match is None:
             raise UserError(f"There is no option {rest[0]}; see {parser.prog} --help.")
-        _, part, option, value = match.groups()
+        part, option, value = match.groups()
         if value is None and len(rest) < 2:
             raise UserError(f"{rest[0]} needs a value.")
         value, rest = (value, rest[1:]) if value is not None else (rest[1], rest[2:])
         section = settings.setdefault("tuning" if part == "optimizer" else "prompt", {})
         kind = section.get(part)
-        options_given = {"kind": kind} if isinstance(kind, str) else kind or {}
-        section[part] = {**options_given, option.replace("-", "_"): value}
-    return options, settings
+        options_before = {"kind": kind} if isinstance(kind, str) else kind or {}
+        section[part] = {**options_before, option.replace("-", "_"): value}
+    return options, [_read_config(options.config, settings), settings]
 
 
 def _put(settings: dict[str, Any], path: Sequence[str], value: Any) -> None:
@@ -131,6 +138,18 @@ def _put(settings: dict[str, Any], path: Sequence[str], value: Any) -> None:
     for section in sections:
         settings = settings.setdefault(section, {})
     settings[name] = value
+
+
+def _read_config(path: Path | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a file. It holds all settings of its preset, so flags cannot name another."""
+    file = read_yaml(path) if path is not None else {}
+    for name in ("preset", "paper"):
+        if name in settings and name in file and settings[name] != file[name]:
+            raise UserError(
+                f"{path} sets {name} to {file[name]} and the rest to match; "
+                f"leave out --{name}, or use another file."
+            )
+    return file
 
 
 def _kinds() -> list[str]:

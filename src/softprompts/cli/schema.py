@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from ..config.json_schema import run_schema
 from ..config.schema import Schema
-from ..errors import UserError
 from ..study.config import study_schema
 from .command import make_parser
 
@@ -19,10 +18,7 @@ SCHEMAS = {"run": run_schema, "study": study_schema}
 def main(argv: Sequence[str]) -> int:
     """Print the JSON Schema of run files (tune --config) or of study files."""
     parser = make_parser("schema", EXAMPLES, main.__doc__)
-    parser.add_argument("file", metavar="FILE", help="run or study")
-    options = parser.parse_args(argv)
-    if options.file not in SCHEMAS:
-        raise UserError(f"There is no schema {options.file!r}; choose one of {', '.join(SCHEMAS)}.")
-    schema: Schema = SCHEMAS[options.file]()
+    parser.add_argument("file", metavar="FILE", choices=list(SCHEMAS), help="run or study")
+    schema: Schema = SCHEMAS[parser.parse_args(argv).file]()
     print(json.dumps(schema, indent=1, ensure_ascii=False))
     return 0

@@ -1,13 +1,14 @@
-"""The papers' methods as settings: our defaults, found by the sweep in docs/defaults.md, and each paper's own values (`--paper`).
+"""The papers' methods as settings: our defaults (results/defaults.md) and each paper's own values.
 
-In paper mode the numbers are absolute (`unit: 1`), as the papers' learning rates are. `about` says what follows the paper, what the code.
+In paper mode the numbers are absolute (`unit: 1`), as the papers' learning rates are. `about` says
+what follows the paper and what follows its code.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, setting
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ _CONSTANT = {
     "warmup": 0,
     "weight_decay": 1e-5,
 }
-"""One rate for all that learns, from the first step to the last: Prompt Tuning's and Residual Prompt Tuning's."""
+"""One constant learning rate for everything, as in Prompt Tuning and Residual Prompt Tuning."""
 
 _CLS = {"kind": "linear", "pool": "first"}
 _RESIDUAL: dict[str, Any] = {"length": 10, "shape": {"kind": "residual", "bottleneck": 400}}
@@ -59,17 +60,20 @@ _RESIDUAL_PAPER: dict[str, Any] = {
 
 PRESETS: dict[str, Preset] = {
     "mixture": Preset(
-        "Ours, and the default: sixteen short prompts blended for each input by a router (SMoP's, with all prompts and no noise). "
-        "It learns several times faster than a single prompt on small backbones. No paper has it, so it has no paper mode.",
+        "Ours, and the default: sixteen short prompts, blended for each input by a router "
+        "(SMoP's, with all prompts and no noise). It learns several times faster than a single "
+        "prompt on small backbones. It is from no paper, so it has no paper mode.",
         ours={
             "prompt": {"length": 5, "count": 16, "route": {"kind": "soft"}},
             "tuning": {"lr": 0.6},
         },
     ),
     "prompt-tuning": Preset(
-        "Prompt Tuning (Lester 2021): vectors in front of the text. Paper mode: class-label start and 100 tokens as the paper; "
-        "Adafactor as the code runs it (beta2 counting on from step 1,100,000, weight decay not times the learning rate); "
-        "uniform starts are [-0.5, 0.5] as the paper says, the code's [0, 0.5) is --prompt.start uniform --prompt.start.low 0.",
+        "Prompt Tuning (Lester 2021): vectors in front of the text. Paper mode: class-label start "
+        "and 100 tokens as in the paper; Adafactor as in the code (beta2 continues from step "
+        "1,100,000, weight decay is not multiplied by the learning rate). Uniform starts are "
+        "[-0.5, 0.5] as in the paper; for the code's [0, 0.5) set prompt.start to uniform and "
+        "prompt.start.low to 0.",
         ours={},
         paper={
             "prompt": {"length": 100, "start": {"kind": "labels"}, "unit": 1.0},
@@ -87,16 +91,20 @@ PRESETS: dict[str, Preset] = {
         },
     ),
     "residual": Preset(
-        "Residual Prompt Tuning (Razdaibiedina 2023): vectors through a shallow network with a skip connection. Paper mode: "
-        "shared MLP with LayerNorm as paper and command line (the code's class defaults differ); bottleneck 800, 10 tokens, words from "
-        "the whole vocabulary (without replacement here), AdamW lr 0.3, batch 8, 20 epochs as the code; what is saved is the folded "
-        "prompt, as the paper says (the code saves the raw one).",
+        "Residual Prompt Tuning (Razdaibiedina 2023): vectors through a shallow network with a "
+        "skip connection. Paper mode: a shared MLP with LayerNorm as in the paper and its command "
+        "line (the code's class defaults differ); bottleneck 800, 10 tokens, words from the whole "
+        "vocabulary (here without replacement), AdamW with learning rate 0.3, batch 8, 20 epochs "
+        "as in the code. The folded prompt is saved, as the paper says (the code saves the raw "
+        "one).",
         ours={"prompt": _RESIDUAL},
         paper=_RESIDUAL_PAPER,
     ),
     "residual-bert": Preset(
-        "Residual Prompt Tuning on encoder-only models (BERT-base in the paper): the residual preset with a linear head on [CLS], trained "
-        "along. The paper tells the model; its code has no BERT path, so the head and its learning rate are ours, paper mode included.",
+        "Residual Prompt Tuning on encoder-only models (BERT-base in the paper): the residual "
+        "preset with a linear head on [CLS], trained along with it. The paper names the model, "
+        "but its code has no BERT path, so the head and its learning rate are ours, in paper mode "
+        "too.",
         ours={"prompt": {**_RESIDUAL, "head": _CLS}},
         paper={
             "prompt": {**_RESIDUAL_PAPER["prompt"], "head": _CLS},
@@ -104,9 +112,11 @@ PRESETS: dict[str, Preset] = {
         },
     ),
     "smop": Preset(
-        "SMoP (Choi 2023): four prompts of five tokens, each input sent to one. The route is the paper's (the code's top-1 sums over "
-        "the batch). Paper mode: N(0, 1) start, lr 0.5 for prompts and router, linear decay after 6 % warm-up, 50 epochs as the code; "
-        "its Adafactor is T5X's here, transformers' there (which factors the second moment and multiplies weight decay by the rate).",
+        "SMoP (Choi 2023): four prompts of five tokens; each input is sent to one. The route is "
+        "the paper's (the code's top-1 sums over the batch). Paper mode: N(0, 1) start, learning "
+        "rate 0.5 for prompts and router, linear decay after 6 % warm-up, 50 epochs as in the "
+        "code. Adafactor is T5X's; the code's is transformers', which factors the second moment "
+        "and multiplies weight decay by the learning rate.",
         ours={"prompt": {"length": 5, "count": 4, "route": {"kind": "top1"}}},
         paper={
             "prompt": {
@@ -120,9 +130,11 @@ PRESETS: dict[str, Preset] = {
         },
     ),
     "model-tuning": Preset(
-        "The papers' upper line: no prompt, the whole model learns, and is saved as model/ in the run's folder. On a mixture it is "
-        "multi-task model tuning; its model/ is then another run's --model. Paper mode: T5's constant rate of 0.001 with Adafactor, "
-        "batch 128; T5's also scales updates by the parameters' size, which ours does not.",
+        "Model tuning, the papers' upper baseline: no prompt; the whole model is trained and "
+        "saved as model/ in the run's folder. On a mixture it is multi-task model tuning, and "
+        "another run can use model/ as its model. Paper mode: T5's constant learning rate of "
+        "0.001 with Adafactor, batch 128; T5 also scales updates by the parameters' size, which "
+        "we do not.",
         ours={"prompt": {"length": 0}, "tuning": {"trains": "model", "lr": 3e-4, "head_lr": None}},
         paper={
             "prompt": {"length": 0, "unit": 1.0},
@@ -143,13 +155,15 @@ PRESETS: dict[str, Preset] = {
         },
     ),
     "prompt-design": Preset(
-        "Nothing learns: the model answers a prompt that a person wrote (--instruction), zero-shot, or with solved examples before every "
-        "text (--demonstrations 4). The lower line of the papers' figures; it has no paper mode.",
+        "Prompt design: nothing is trained. The model answers a hand-written prompt "
+        "(task.instruction) zero-shot, or with solved examples before every text "
+        "(task.demonstrations). The lower baseline of the papers' figures; it has no paper mode.",
         ours={"prompt": {"length": 0}, "tuning": {"trains": "nothing"}},
     ),
     "p-tuning": Preset(
-        "P-tuning (Liu 2021): vectors through an MLP (or --prompt.shape.network lstm) without a skip connection. Paper mode: the "
-        "baseline of SMoP's code: width 128, N(0, 1) start, SMoP's schedule.",
+        "P-tuning (Liu 2021): vectors through an MLP (or an LSTM: prompt.shape.network) without a "
+        "skip connection. Paper mode: the baseline in SMoP's code: width 128, N(0, 1) start, "
+        "SMoP's schedule.",
         ours={"prompt": {"length": 20, "shape": {"kind": "encoder"}}},
         paper={
             "prompt": {
@@ -169,7 +183,7 @@ def preset_settings(name: str, paper: bool = False) -> dict[str, Any]:
     if name not in PRESETS:
         raise UserError(f"There is no preset {name!r}; choose one of {', '.join(PRESETS)}.")
     if paper and not PRESETS[name].paper:
-        raise UserError(f"The preset {name} is of no paper; leave --paper out.")
+        raise UserError(f"The preset {name} is from no paper; leave {setting('paper')} out.")
     return {
         "preset": name,
         "paper": paper,

@@ -83,7 +83,7 @@ def run_config(*layers: Mapping[str, Any]) -> RunConfig:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` over `below`, mapping by mapping; a choice of another kind drops the options below."""
+    """`above` over `below`, mapping by mapping; another kind drops the options of the one below."""
     merged = dict(below)
     for name, value in above.items():
         under = merged.get(name)

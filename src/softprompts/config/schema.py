@@ -6,7 +6,6 @@ completion all read it, so that a setting is written down in one place.
 
 import ast
 import dataclasses
-import functools
 import inspect
 import math
 import os
@@ -38,7 +37,7 @@ def option(
 
 
 class Settings:
-    """Base of frozen dataclasses whose fields are checked, and made of their types, when created."""
+    """Base of frozen dataclasses whose fields are checked and converted to their types."""
 
     section: ClassVar[str] = ""
     """Path of these settings in a configuration, such as `tuning`."""
@@ -83,9 +82,17 @@ def _plain(value: Any, schema: Schema) -> Any:
 # -- describing ------------------------------------------------------------------------------------
 
 
-@functools.cache
 def schema_of(kind: type) -> Schema:
     """The JSON Schema of a dataclass. Choices and nested settings are left as references."""
+    if kind not in _schemas:
+        _schemas[kind] = _describe(kind)
+    return _schemas[kind]
+
+
+_schemas: dict[type, Schema] = {}
+
+
+def _describe(kind: type) -> Schema:
     hints, docs = typing.get_type_hints(kind), attribute_docs(kind)
     properties, required = {}, []
     for field in dataclasses.fields(kind):
@@ -125,7 +132,6 @@ def schema_of_hint(hint: Any) -> Schema:
     return {}
 
 
-@functools.cache
 def attribute_docs(kind: type) -> dict[str, str]:
     """The docstring under each attribute of a class and of its bases."""
     docs = {}

@@ -13,8 +13,8 @@ class TaskConfig(Settings):
     section: ClassVar[str] = "task"
 
     task: str | None = None
-    """A task by name, such as helpdesk/intent or superglue/rte (see softprompts tasks list); several
-    joined with + are a mixture."""
+    """A task by name, such as helpdesk/intent or superglue/rte (see softprompts tasks list);
+    several joined with + are a mixture."""
 
     data_dir: str | None = None
     """A folder with the rows of named tasks (DIR/superglue/rte/train.jsonl.gz); none:
@@ -31,7 +31,8 @@ class TaskConfig(Settings):
     """The most examples of one task that count in a mixture (SPoT's K)."""
 
     train: str | None = None
-    """Training data: a CSV, TSV, JSONL or Parquet file, or a Hugging Face dataset (folder or id)."""
+    """Training data: a CSV, TSV, JSONL or Parquet file, or a Hugging Face dataset (folder or
+    id)."""
 
     validation: str | None = None
     """Validation data; none: the dataset's own validation split, or a stratified tenth of the
@@ -70,7 +71,8 @@ class TaskConfig(Settings):
     (Lester 2021 §2.2); it is neither scored nor shown."""
 
     shuffle_labels: bool = False
-    """Shuffle the training labels with split_seed: a control, in which nothing should be learned."""
+    """Shuffle the training labels with split_seed: a control, in which nothing should be
+    learned."""
 
     metric: str | None = None
     """The metric that picks the best checkpoint; none: the task's first, or accuracy."""

@@ -1,7 +1,7 @@
 """head: how does a backbone that only encodes predict labels?
 
-By the words of its masked language model, or by a small classifier that is part of the prompt. Not a
-fourth choice of what a prompt is: models that generate always answer in words.
+By the words of its masked language model, or by a small classifier that is part of the prompt. Not
+a fourth choice of what a prompt is: models that generate always answer in words.
 """
 
 from abc import abstractmethod

@@ -1,5 +1,5 @@
-"""A soft prompt is three independent choices: start x shape x route. The four papers are four points
-in the space they span.
+"""A soft prompt is three independent choices: start x shape x route. The four papers are four
+points in the space they span.
 
     Prompt Tuning (Lester 2021)            vocabulary  direct    single
     Residual Prompt Tuning (2023)          vocabulary  residual  single

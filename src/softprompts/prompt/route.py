@@ -2,9 +2,9 @@
 
 SMoP (Choi 2023) sends every input to one of K short prompts: a linear router without bias reads the
 mean of the text's input embeddings. A route takes the K prompts [K, P, H] and the text's mean
-embedding [B, H] and gives each row its own prompt [B, P, H]. Rows never see each other (the official
-code sums the routed prompts over the batch). Noise exists in training only, comes from the run's
-generator, and can be passed in.
+embedding [B, H] and gives each row its own prompt [B, P, H]. Rows never see each other (the
+official code sums the routed prompts over the batch). Noise exists in training only, comes from the
+run's generator, and can be passed in.
 
 `level` serves transfer, `fold` and `unfold` what is saved.
 """
@@ -93,7 +93,8 @@ class ModuleRouter(Router):
 
 
 class RouteModule(nn.Module, ABC):
-    """K prompts [K, P, H] and each text's mean embedding [B, H] in, each row's prompt [B, P, H] out."""
+    """K prompts [K, P, H] and each text's mean embedding [B, H] in, each row's prompt [B, P, H]
+    out."""
 
     router: Router | None
     """What reads the text; None where the text makes no difference."""

@@ -1,9 +1,9 @@
 """start: where do a prompt's numbers come from?
 
-Lester 2021 §2.2 compares uniform numbers, sampled vocabulary and class labels. Vu 2022 (SPoT) starts
-from prompts learned on other tasks. A start is a dataclass of its options; its `build` takes what it
-may draw on, the sizes and a random generator, and gives K prompts of P vectors. The same seed gives
-the same prompt.
+Lester 2021 §2.2 compares uniform numbers, sampled vocabulary and class labels. Vu 2022 (SPoT)
+starts from prompts learned on other tasks. A start is a dataclass of its options; its `build` takes
+what it may draw on, the sizes and a random generator, and gives K prompts of P vectors. The same
+seed gives the same prompt.
 
 Shape letters: K prompts in a mixture, P prompt tokens, H hidden, V vocabulary.
 """
@@ -178,9 +178,9 @@ class TrainedPrompt(Start):
     """Another task's prompt, or the weighted mean of several (Vu 2022, SPoT).
 
     Weights are divided by their sum (SPoT's alpha). Length: a longer source gives its first P
-    tokens, a shorter one is filled up from sampled vocabulary. Count: K prompts go to K prompts with
-    their router; one prompt goes to K as copies, which the router tells apart (`route.Top.level`);
-    any other count is refused unless `index` picks one prompt of the mixture.
+    tokens, a shorter one is filled up from sampled vocabulary. Count: K prompts go to K prompts
+    with their router; one prompt goes to K as copies, which the router tells apart
+    (`route.Top.level`); any other count is refused unless `index` picks one prompt of the mixture.
     """
 
     sources: list[str]

@@ -37,13 +37,15 @@ DEFAULTS = {"config": json.loads(json.dumps(RunConfig().plain()))}
 
 def check_unchanged(cells: Sequence[Cell], folder: StudyFolder) -> None:
     """A cell that has begun, or that a worker is running, must be what the study file says now."""
-    changes, now = {}, folder.now()
+    changes = {}
     for cell in cells:
         old = folder.cell(cell.name).plan()
         if old is None:
             continue
         change = difference(old, json.loads(json.dumps(cell.plain())), DEFAULTS)
-        if change and (is_begun(folder, cell.name) or lease_holder(folder, cell.name, now)):
+        if change is None:
+            continue
+        if is_begun(folder, cell.name) or lease_holder(folder, cell.name, folder.now()):
             changes[cell.name] = change
     if changes:
         name, change = next(iter(changes.items()))

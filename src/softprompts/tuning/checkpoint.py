@@ -32,20 +32,20 @@ def save_checkpoint(run: "Run", folder: RunFolder) -> None:
 def load_checkpoint(run: "Run", folder: RunFolder) -> None:
     """Put `run`, just created from the same config, where the checkpoint left off."""
     restart = (
-        f"to start that run again, remove {folder.path}, "
+        f"To start that run again, remove {folder.path}, "
         f"or restart all runs with {setting('overwrite')}"
     )
     try:
         tensors, note = folder.read_checkpoint()
     except UserError as error:
-        raise UserError(f"{error.message.rstrip('.')}; {restart}.") from None
+        raise UserError(f"{error.message} {restart}.") from None
     _check_origin(run, note, folder)
     try:
         _restore(run, tensors, note)
         _check_complete(run, tensors)
     except (KeyError, IndexError, RuntimeError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
-            f"{folder.checkpoint} is corrupted or of another version ({error}); {restart}."
+            f"{folder.checkpoint} is corrupted or of another version ({error}). {restart}."
         ) from None
 
 

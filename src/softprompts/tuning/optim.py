@@ -233,7 +233,8 @@ def make_optimizer(
         for name, params in parts.items()
         if params
     ]
-    return optimizers.make(config.optimizer).build(groups, config)
+    optimizer: torch.optim.Optimizer = optimizers.make(config.optimizer).build(groups, config)
+    return optimizer
 
 
 def learning_rate(config: TuningConfig, step: int, steps: int) -> float:
