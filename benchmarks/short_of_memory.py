@@ -33,7 +33,7 @@ def trial(
     reset_memory(backbone)
     tuning = {"optimizer": "adamw", "lr": 0.01, "weight_decay": 1e-5, "recompute": recompute}
     settings = {"preset": "prompt-tuning", "prompt": {"length": 100, "unit": 1.0}, "tuning": tuning}
-    runs = [make_run(backbone, own, settings, run) for run, own in enumerate(batches)]
+    runs = [make_run(backbone, part, settings, run) for run, part in enumerate(batches)]
     ours = OurRuns(runs, compiles)
     torch.cuda.synchronize()
     began = time.perf_counter()

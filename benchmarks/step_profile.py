@@ -57,7 +57,7 @@ def profile_steps(options: argparse.Namespace) -> dict[str, Any]:
         options.workload, backbone, options.runs, total, options.batch, 0, options.data_dir
     )
     settings = {"preset": options.preset, "prompt": {"length": options.prompt}}
-    runs = [make_run(backbone, own, settings, run) for run, own in enumerate(batches)]
+    runs = [make_run(backbone, part, settings, run) for run, part in enumerate(batches)]
     ours = OurRuns(runs, set_compile(backbone, True))
     numbers = iter(range(total))
 

@@ -168,9 +168,9 @@ def run_jobs(
 ) -> dict[str, Record]:
     """The results of `work` by name, `jobs` at once; each is printed when it is finished."""
     if jobs == 1:
-        return {name: _print_result(name, work(*given)) for name, given in arguments.items()}
+        return {name: _print_result(name, work(*args)) for name, args in arguments.items()}
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        names = {pool.submit(work, *given): name for name, given in arguments.items()}
+        names = {pool.submit(work, *args): name for name, args in arguments.items()}
         try:
             results = {
                 names[future]: _print_result(names[future], future.result())

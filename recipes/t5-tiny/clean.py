@@ -70,14 +70,14 @@ def texts_of(row: Any) -> Iterator[str]:
 
 def hash_evaluation_data(folder: Path) -> Hashes:
     """The hashes of all rows below a folder, sorted."""
-    found = []
+    files = []
     for file in sorted(folder.rglob("*.jsonl.gz")):
         with gzip.open(file, "rt", encoding="utf-8") as rows:
             hashes = [ngram_hashes(text) for row in rows for text in texts_of(json.loads(row))]
-            found.append(np.unique(np.concatenate(hashes)))
-    if not found:
+            files.append(np.unique(np.concatenate(hashes)))
+    if not files:
         raise SystemExit(f"There are no *.jsonl.gz files below {folder}; name another folder.")
-    return np.unique(np.concatenate(found))
+    return np.unique(np.concatenate(files))
 
 
 def _start_worker(path: str) -> None:

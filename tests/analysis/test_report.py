@@ -164,7 +164,8 @@ def test_a_verdict_says_what_chance_alone_gives(
     assert verdict.startswith(
         "Starting from another task's prompt raised the mean score in 2 of 4 cells, in 1 of them "
         "at p < 0.05 (Welch's t), and lowered it at this level in 1; chance alone gives at most "
-        "about 0.1 each way. Each target's best source, chosen by these scores, cut its errors by 40"
+        "about 0.1 each way. Each target's best source, chosen by these scores, cut its errors by "
+        "40"
     )
 
 

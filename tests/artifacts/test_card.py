@@ -54,7 +54,10 @@ def test_unknown_keys_are_kept() -> None:
         ({"prompt": {"count": 2}}, "it lacks prompt.length"),
         ({"prompt": {"length": 3, "route": 5}}, "is 5"),
         ({"backbone": {"name": "toy"}}, "it lacks backbone.fingerprint"),
-        ({"backbone": {"name": "toy", "fingerprint": "x", "hidden": 4.5}}, "backbone.hidden is 4.5"),
+        (
+            {"backbone": {"name": "toy", "fingerprint": "x", "hidden": 4.5}},
+            "backbone.hidden is 4.5",
+        ),
         ({"task": {"name": ""}}, "task has no name"),
         ({"task": {"name": "mood", "form": {"template": "{text}"}}}, "it lacks task.form.label"),
         ({"task": {"name": "mood", "metrics": "accuracy"}}, "task.metrics is 'accuracy'"),
@@ -81,13 +84,13 @@ def test_a_corrupted_card_is_a_clear_error(
 
 
 def test_a_card_of_a_newer_version_asks_for_an_upgrade() -> None:
-    with pytest.raises(UserError, match="newer version .* upgrade softprompts"):
+    with pytest.raises(UserError, match=r"newer version .* upgrade softprompts"):
         Card.of({**MINIMAL, "format": FORMAT + 1})
 
 
 def test_a_new_card_names_its_format_and_no_lineage() -> None:
     plain = card().plain()
-    assert list(plain)[0] == "prompt"
+    assert next(iter(plain)) == "prompt"
     assert plain["format"] == FORMAT
     assert "lineage" not in plain
     assert Card.of(json.loads(json.dumps(plain))) == card()

@@ -1,4 +1,5 @@
-"""PEFT both ways, with PEFT itself on the other side: what it saved we read, what we wrote it loads, and the logits are the same."""
+"""PEFT both ways, checked with PEFT itself: we read what it saves, it loads what we write, and the
+logits are the same."""
 
 import importlib
 import importlib.util
@@ -16,11 +17,11 @@ from softprompts.artifacts.run_folder import RunFolder
 from softprompts.backbone import Backbone, Causal, EncoderDecoder, Masked
 from softprompts.cli import main
 from softprompts.config.choice import Choice
+from softprompts.config.prompt import PromptConfig
+from softprompts.config.run import run_config
 from softprompts.errors import UserError
 from softprompts.prompt import Material
-from softprompts.config.prompt import PromptConfig
 from softprompts.prompt.prompt import build_prompt
-from softprompts.config.run import run_config
 from softprompts.tuning.tune import tune_config
 from softprompts.tuning.tuned import import_peft, load
 
@@ -47,7 +48,9 @@ def test_peft_loads_what_we_export_with_the_same_logits(
     write_adapter(tmp_path, prompt.fold(), backbone.family, backbone.name)
     model = peft.PeftModel.from_pretrained(random_model(kind).model, tmp_path).eval()
     expected = peft_log_probs(backbone, model, 5)
-    torch.testing.assert_close(our_log_probs(backbone, prompt.fold().table), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        our_log_probs(backbone, prompt.fold().table), expected, rtol=1e-4, atol=1e-4
+    )
     assert not torch.allclose(
         our_log_probs(backbone, prompt.fold().table[:, :0]), expected, rtol=1e-4, atol=1e-4
     ), "the prompt matters"
@@ -72,7 +75,10 @@ def test_we_import_what_peft_saves_with_the_same_logits(
     assert len(rows) == (12 if backbone.family == "encoder-decoder" else 6), "the dead second half"
     tuned = import_peft(tmp_path / "adapter", backbone=backbone, labels=["positive", "negative"])
     torch.testing.assert_close(
-        our_log_probs(backbone, tuned.prompt.table), peft_log_probs(backbone, model, 6), rtol=1e-4, atol=1e-4
+        our_log_probs(backbone, tuned.prompt.table),
+        peft_log_probs(backbone, model, 6),
+        rtol=1e-4,
+        atol=1e-4,
     )
     tuned.save(tmp_path / "ours")
     again = load(tmp_path / "ours", backbone=backbone)
@@ -126,7 +132,7 @@ def edited(adapter: Path, **changes: Any) -> None:
         ({"peft_type": {}}, "which is not a soft prompt"),
     ],
 )
-def test_an_adapter_that_is_no_prompt_of_this_model_is_one_sentence(
+def test_an_adapter_that_is_not_a_prompt_of_this_model_is_a_clear_error(
     adapter: Path, t5: Backbone, changes: dict[str, Any], why: str
 ) -> None:
     edited(adapter, **changes)
@@ -141,7 +147,7 @@ def test_an_adapter_that_names_no_model_needs_one(adapter: Path) -> None:
             import_peft(adapter)
 
 
-def test_damaged_adapters_are_one_sentence(adapter: Path, t5: Backbone, tmp_path: Path) -> None:
+def test_corrupted_adapters_are_clear_errors(adapter: Path, t5: Backbone, tmp_path: Path) -> None:
     weights = adapter / "adapter_model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-40])
@@ -177,9 +183,13 @@ def test_damaged_adapters_are_one_sentence(adapter: Path, t5: Backbone, tmp_path
         ({"head": Choice("linear")}, "cannot hold this prompt's linear head"),
     ],
 )
-def test_what_peft_cannot_say_is_refused(config: dict[str, Any], why: str, tmp_path: Path) -> None:
+def test_what_peft_does_not_support_is_refused(
+    config: dict[str, Any], why: str, tmp_path: Path
+) -> None:
     backbone = random_model("minilm")
-    prompt = build_prompt(PromptConfig(length=5, **config), Material(backbone, ["a", "b"], None, 32), 0)
+    prompt = build_prompt(
+        PromptConfig(length=5, **config), Material(backbone, ["a", "b"], None, 32), 0
+    )
     with pytest.raises(UserError, match=why):
         write_adapter(tmp_path / "adapter", prompt.fold(), backbone.family, backbone.name)
     assert not (tmp_path / "adapter").exists()
@@ -244,7 +254,7 @@ def test_the_command_line_both_ways(
 def test_an_imported_prompt_starts_a_run(
     adapter: Path, t5: Backbone, tmp_path: Path, toy_csv: Path
 ) -> None:
-    """Which PEFT cannot do: its prompts cannot be loaded to train on."""
+    """PEFT cannot do this: its prompts cannot be trained further."""
     imported = import_peft(adapter, backbone=t5, labels={"0": "no", "1": "yes"})
     assert imported.form.words == {"0": "no", "1": "yes"}
     assert imported.card.config["prompt"]["length"] == 5

@@ -6,7 +6,7 @@ import pytest
 
 from softprompts.bench.measure import Clock
 from softprompts.cli import main
-from softprompts.cli.bench import BENCHMARKS
+from softprompts.cli.bench import ACTIONS
 
 
 @pytest.fixture(autouse=True)
@@ -27,16 +27,16 @@ def error_of(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return printed.err
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", ACTIONS)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--warmup", "-1"], "--warmup is -1; it must not be negative."),
-        (["--seed", "-1"], "The seed is -1; it must be from 0"),
-        (["--threads", "-3"], "--threads is -3; it must be from 1 to 1,024, or 0."),
-        (["--threads", "99999999999"], "--threads is 99999999999"),
-        (["--model", "t5-base", "--dtype", "fp64"], "set --dtype to fp32 or bf16."),
-        (["--model", "llama-135m", "--dtype", "fp16"], "set --dtype to fp32 or bf16."),
+        (["--seed", "-1"], "--seed is -1; it must be from 0 to below 2,147,483,648."),
+        (["--threads", "-3"], "--threads is -3; it must be from 0 to 1,024."),
+        (["--threads", "99999999999"], "--threads is 99,999,999,999"),
+        (["--model", "t5-base", "--dtype", "fp64"], "choose one of auto, fp32, bf16."),
+        (["--model", "llama-135m", "--dtype", "fp16"], "choose one of auto, fp32, bf16."),
     ],
 )
 def test_settings(

@@ -164,7 +164,7 @@ def test_training_a_tokenizer_on_nothing_is_an_error() -> None:
 
 
 def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no tokenizer"):
+    with pytest.raises(UserError, match="no readable tokenizer"):
         load_t5_tokenizer(str(tmp_path))
-    with pytest.raises(UserError, match="there is no such folder"):
+    with pytest.raises(UserError, match="no such folder"):
         load_t5_tokenizer(str(tmp_path / "gone"))

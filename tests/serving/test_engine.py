@@ -18,7 +18,7 @@ from softprompts.tuning.tuned import Tuned
 from ..backbone.test_kv_cache import calls
 from ..cards import card
 from ..models import TOY, random_model
-from ..tuning.test_evaluate import made
+from ..tuning.test_evaluate import random_prompt
 
 TEXTS = [text for text, _ in TOY]
 MOODS = ["positive", "negative"]
@@ -41,7 +41,7 @@ def tuned(
         config={"tuning": {"max_length": 64}},
     )
     head = {"head": Choice(backbone.default_head(MOODS))}
-    prompt = made(backbone, seed, labels or MOODS, **head | choices).fold()
+    prompt = random_prompt(backbone, seed, labels or MOODS, **head | choices).fold()
     return Tuned(prompt, backbone, described)
 
 

@@ -22,7 +22,7 @@ def test_a_sentinel_does_not_change_labels_and_examples(toy_csv: Path) -> None:
         plain.validation,
     )
     assert marked.score([e.target for e in marked.validation])["accuracy"] == 100.0
-    assert marked.card()["form"]["sentinel"] is True
+    assert marked.form.sentinel
 
 
 def test_a_mixture_can_have_a_sentinel() -> None:

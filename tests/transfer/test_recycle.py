@@ -1,4 +1,4 @@
-"""A prompt goes to another backbone: exactly where the embeddings are a rotation, by its words elsewhere, or not at all, in a sentence."""
+"""Recycling: exact where embeddings are rotated, by words elsewhere, or a clear error."""
 
 import copy
 import json
@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from softprompts.artifacts.embedding import read_embedding, write_embedding
 from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 import softprompts
-from softprompts.artifacts.prompt_file import load_prompt
+from softprompts.artifacts.run_folder import RunFolder
 from softprompts.backbone import Backbone, EncoderDecoder
 from softprompts.cli import main as cli
 from softprompts.cli.recycle import main
@@ -25,8 +24,9 @@ from softprompts.errors import UserError
 from softprompts.files import write_json
 from softprompts.files.tensors import write_tensors
 from softprompts.library.library import Library
-from softprompts.prompt.prompt import Prompt, folded_prompt, router_of
-from softprompts.transfer.recycle import Recycling, recycle, shared_words
+from softprompts.prompt.prompt import Prompt, folded_prompt
+from softprompts.transfer.recycle import recycle, shared_words
+from softprompts.transfer.settings import Recycling
 from softprompts.tuning import Predictor
 
 from ..models import random_t5
@@ -36,29 +36,32 @@ def rotation(size: int) -> Tensor:
     return torch.linalg.qr(torch.randn(size, size, generator=torch.Generator().manual_seed(1)))[0]
 
 
-def turned(backbone: Backbone, scale: float = 3.0, tokenizer: Any = None) -> Backbone:
-    """The same model in other coordinates, its embeddings rotated and larger, perhaps with another vocabulary."""
+def rotated(backbone: Backbone, scale: float = 3.0, tokenizer: Any = None) -> Backbone:
+    """The model with its embeddings rotated and scaled, perhaps with another vocabulary."""
     model = copy.deepcopy(backbone.model)
     table = model.get_input_embeddings().weight
     table.data.copy_(scale * table @ rotation(table.shape[1]))
-    return EncoderDecoder(model, tokenizer or backbone.tokenizer, "turned")
+    return EncoderDecoder(model, tokenizer or backbone.tokenizer, "rotated")
 
 
 def same_in_other_coordinates(backbone: Backbone) -> Backbone:
-    """A T5 that computes the same: all that reads or writes the residual stream is rotated (its norms' gains are 1, as in a fresh T5)."""
-    model = turned(backbone, scale=1.0).model
-    turn = rotation(backbone.hidden)
+    """A T5 that computes the same: all that reads or writes the residual stream is rotated.
+
+    The gains of its norms are 1, as in a new T5.
+    """
+    model = rotated(backbone, scale=1.0).model
+    matrix = rotation(backbone.hidden)
     for name, weight in model.named_parameters():
         kind = name.split(".")[-2]
         if kind in ("q", "k", "v", "wi_0", "wi_1"):
-            weight.data.copy_(weight @ turn)
+            weight.data.copy_(weight @ matrix)
         elif kind in ("o", "wo"):
-            weight.data.copy_(turn.T @ weight)
+            weight.data.copy_(matrix.T @ weight)
     return EncoderDecoder(model, backbone.tokenizer, "same")
 
 
 def other_order(backbone: Backbone, kept: int) -> tuple[Any, list[int]]:
-    """A tokenizer of which only the first `kept` usable pieces keep their spelling, ids reversed; and the old id of each new one."""
+    """A tokenizer with reversed ids that shares `kept` usable pieces; the old id of each new one."""
     usable = set(backbone.common_pieces(kept).tolist())
     state = json.loads(backbone.tokenizer.backend_tokenizer.to_str())
     pieces = state["model"]["vocab"]
@@ -67,61 +70,65 @@ def other_order(backbone: Backbone, kept: int) -> tuple[Any, list[int]]:
         [pieces[old][0] if old in usable or old < 3 else f"q{old}", pieces[old][1]] for old in order
     ]
     state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < 3]
-    made = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(state)),
         eos_token="</s>",
         pad_token="<pad>",
         unk_token="<unk>",
     )
-    return made, order
+    return tokenizer, order
 
 
 def mixture(vectors: Tensor) -> Prompt:
     router = torch.randn(len(vectors), vectors.shape[2], generator=torch.Generator().manual_seed(3))
     return folded_prompt(
         vectors,
-        router,
+        {"weight": router},
         PromptConfig(count=len(vectors), length=vectors.shape[1], route=Choice("top1")),
     )
 
 
-def some(count: int, hidden: int) -> Tensor:
+def random_vectors(count: int, hidden: int) -> Tensor:
     return torch.randn(count, 5, hidden, generator=torch.Generator().manual_seed(2))
 
 
 def test_least_squares_is_exact_where_the_space_is_rotated_and_scaled(t5: Backbone) -> None:
-    prompt = folded_prompt(some(1, t5.hidden))
-    made = recycle(prompt, t5, turned(t5))
-    assert torch.allclose(made.table, 3 * prompt.table @ rotation(t5.hidden), atol=1e-3)
-    assert (made.config.length, made.config.count) == (5, 1)
+    prompt = folded_prompt(random_vectors(1, t5.hidden))
+    recycled = recycle(prompt, t5, rotated(t5))
+    assert torch.allclose(recycled.table, 3 * prompt.table @ rotation(t5.hidden), atol=1e-3)
+    assert (recycled.config.length, recycled.config.count) == (5, 1)
 
 
-def test_a_model_that_computes_the_same_answers_the_same(t5: Backbone) -> None:
+def test_a_model_that_computes_the_same_gives_the_same_answers(t5: Backbone) -> None:
     other, labels, texts = (
         same_in_other_coordinates(t5),
         ["negative", "positive"],
         ["what a lovely film", "never again"],
     )
-    for prompt in (folded_prompt(some(1, t5.hidden)), mixture(some(3, t5.hidden))):
-        asked = Predictor(t5, prompt, labels).probabilities(texts)
-        told = Predictor(other, recycle(prompt, t5, other), labels).probabilities(texts)
+    for prompt in (
+        folded_prompt(random_vectors(1, t5.hidden)),
+        mixture(random_vectors(3, t5.hidden)),
+    ):
+        expected = Predictor(t5, prompt, labels).probabilities(texts)
+        mapped = Predictor(other, recycle(prompt, t5, other), labels).probabilities(texts)
         unmapped = Predictor(other, prompt, labels).probabilities(texts)
-        assert told == [pytest.approx(row, rel=1e-3) for row in asked]
-        assert unmapped != [pytest.approx(row, rel=1e-3) for row in asked]
+        assert mapped == [pytest.approx(row, rel=1e-3) for row in expected]
+        assert unmapped != [pytest.approx(row, rel=1e-3) for row in expected]
 
 
-def test_a_mixture_goes_with_its_router(t5: Backbone) -> None:
-    prompt, other = mixture(some(3, t5.hidden)), turned(t5)
-    made = recycle(prompt, t5, other)
-    assert torch.allclose(made.table, 3 * prompt.table @ rotation(t5.hidden), atol=1e-3)
+def test_a_mixture_is_mapped_with_its_router(t5: Backbone) -> None:
+    prompt, other = mixture(random_vectors(3, t5.hidden)), rotated(t5)
+    recycled = recycle(prompt, t5, other)
+    assert torch.allclose(recycled.table, 3 * prompt.table @ rotation(t5.hidden), atol=1e-3)
     ids = t5.common_pieces(50)
     before, after = (
-        router_of(p.route)(b.input_embeddings(ids)) for p, b in ((prompt, t5), (made, other))
+        b.input_embeddings(ids) @ p.router_tensors()["weight"].T
+        for p, b in ((prompt, t5), (recycled, other))
     )
     assert torch.allclose(before, after, atol=1e-3)
 
 
-def test_words_that_only_one_vocabulary_has_are_left_out(t5: Backbone) -> None:
+def test_only_shared_words_are_used(t5: Backbone) -> None:
     tokenizer, order = other_order(t5, kept=400)
     model = copy.deepcopy(t5.model)
     table = model.get_input_embeddings().weight
@@ -135,29 +142,29 @@ def test_words_that_only_one_vocabulary_has_are_left_out(t5: Backbone) -> None:
     pairs = shared_words(t5, other)
     assert pairs[:, 0].tolist() == t5.common_pieces(400).tolist()
     assert [order[new] for new in pairs[:, 1].tolist()] == pairs[:, 0].tolist()
-    prompt = folded_prompt(some(1, t5.hidden))
+    prompt = folded_prompt(random_vectors(1, t5.hidden))
     assert torch.allclose(
         recycle(prompt, t5, other).table, prompt.table @ rotation(t5.hidden), atol=1e-3
     )
     with pytest.raises(
         UserError,
-        match=r"share 20 words that are used, and a linear map needs 32; use --method words",
+        match="share 20 words, and a linear map needs 32; use method='words'",
     ):
         recycle(prompt, t5, other, Recycling(words=20))
 
 
 def test_a_vector_near_a_word_becomes_that_word(t5: Backbone) -> None:
-    other = turned(t5)
+    other = rotated(t5)
     ids = t5.common_pieces(300)[[7, 100, 250]]
     prompt = folded_prompt((2 * t5.input_embeddings(ids) + 0.01)[None])
     assert torch.allclose(recycle(prompt, t5, other, "words").table[0], other.input_embeddings(ids))
     several = recycle(prompt, t5, other, Recycling("words", nearest=2)).table[0]
-    own = torch.nn.functional.cosine_similarity(several, other.input_embeddings(ids))
-    assert bool((own > 0.7).all())
-    assert bool((own < 0.999).all())
+    cosines = torch.nn.functional.cosine_similarity(several, other.input_embeddings(ids))
+    assert bool((cosines > 0.7).all())
+    assert bool((cosines < 0.999).all())
 
 
-def test_marks_of_a_words_beginning_are_told_apart(t5: Backbone) -> None:
+def test_pieces_that_begin_words_are_distinguished(t5: Backbone) -> None:
     """BERT's `##ing` is T5's `ing` and its `great` T5's `▁great`; GPT-2 writes `Ġgreat`."""
     marks = {
         "bert": Tokenizer(
@@ -165,9 +172,9 @@ def test_marks_of_a_words_beginning_are_told_apart(t5: Backbone) -> None:
         ),
         "gpt2": Tokenizer(models.BPE({"Ġgreat": 1, "ing": 2, "great": 3}, [])),
     }
-    for made in marks.values():
+    for tokenizer in marks.values():
         other: Any = SimpleNamespace(
-            tokenizer=PreTrainedTokenizerFast(tokenizer_object=made),
+            tokenizer=PreTrainedTokenizerFast(tokenizer_object=tokenizer),
             common_pieces=lambda _: torch.arange(1, 4),
         )
         pairs = shared_words(t5, other).tolist()
@@ -176,16 +183,14 @@ def test_marks_of_a_words_beginning_are_told_apart(t5: Backbone) -> None:
         assert ("ing", 3) not in spelled
 
 
-def test_what_cannot_be_mapped_is_told(t5: Backbone) -> None:
-    other = turned(t5)
-    with pytest.raises(
-        UserError, match="There is no method 'sideways'; choose one of least-squares, words"
-    ):
-        recycle(folded_prompt(some(1, t5.hidden)), t5, other, "sideways")
-    with pytest.raises(UserError, match="router cannot be told in words"):
-        recycle(mixture(some(2, t5.hidden)), t5, other, "words")
+def test_prompts_that_cannot_be_mapped_are_reported(t5: Backbone) -> None:
+    other = rotated(t5)
+    with pytest.raises(UserError, match="method is 'sideways'; choose one of least-squares, words"):
+        recycle(folded_prompt(random_vectors(1, t5.hidden)), t5, other, "sideways")
+    with pytest.raises(UserError, match="router of a mixture cannot be mapped by words"):
+        recycle(mixture(random_vectors(2, t5.hidden)), t5, other, "words")
     headed = folded_prompt(
-        some(1, t5.hidden), like=PromptConfig(head=Choice("linear")), head=(2, t5.hidden)
+        random_vectors(1, t5.hidden), like=PromptConfig(head=Choice("linear")), head=(2, t5.hidden)
     )
     with pytest.raises(UserError, match="linear head"):
         recycle(headed, t5, other)
@@ -197,24 +202,34 @@ def saved(folder: Path, toy: Path, model: Backbone, **settings: Any) -> Path:
     model.model.save_pretrained(folder / "old")
     model.tokenizer.save_pretrained(folder / "old")
     softprompts.tune(
-        model=str(folder / "old"), train=str(toy), text="review", label="mood", steps=3, batch_size=4, output=folder / "run", device="cpu",
-        dtype="fp32", preset="prompt-tuning", prompt={"length": 4}, **settings,
-    )  # fmt: skip
-    new = turned(model, scale=1.0)
+        model=str(folder / "old"),
+        train=str(toy),
+        text="review",
+        label="mood",
+        steps=3,
+        batch_size=4,
+        output=folder / "run",
+        device="cpu",
+        dtype="fp32",
+        preset="prompt-tuning",
+        prompt={"length": 4},
+        **settings,
+    )
+    new = rotated(model, scale=1.0)
     new.model.save_pretrained(folder / "new")
     new.tokenizer.save_pretrained(folder / "new")
     return folder / "run"
 
 
-def test_the_command_writes_a_prompt_that_can_be_used_and_tuned_on(
+def test_the_command_writes_a_prompt_that_can_be_used_and_tuned(
     toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = saved(tmp_path, toy_csv, random_t5(vocab_size=16100))
     out, options = tmp_path / "out", ["--model", str(tmp_path / "new"), "--device", "cpu"]
     assert main([str(run), *options, "--output", str(out), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     card = RunFolder(out).card()
-    assert told == card.plain() | {"folder": str(out)}
+    assert printed == card.plain() | {"folder": str(out)}
     assert card.lineage is not None
     assert card.lineage.recycled_from == str(run)
     assert card.lineage.metrics == RunFolder(run).card().metrics
@@ -224,27 +239,35 @@ def test_the_command_writes_a_prompt_that_can_be_used_and_tuned_on(
     assert used.backbone.name == str(tmp_path / "new")
     assert set(used.predict(["never again"], "labels")) <= {"negative", "positive"}
     started = softprompts.tune(
-        model=str(tmp_path / "new"), train=str(toy_csv), text="review", label="mood", steps=1, lr=1e-9, preset="prompt-tuning",
-        prompt={"length": 4, "start": {"kind": "prompt", "sources": [str(out)]}}, device="cpu", dtype="fp32",
-    )  # fmt: skip
+        model=str(tmp_path / "new"),
+        train=str(toy_csv),
+        text="review",
+        label="mood",
+        steps=1,
+        lr=1e-9,
+        preset="prompt-tuning",
+        prompt={"length": 4, "start": {"kind": "prompt", "sources": [str(out)]}},
+        device="cpu",
+        dtype="fp32",
+    )
     assert torch.allclose(started.prompt.table, used.prompt.table, atol=1e-4)
 
 
-def test_the_command_tells_bad_input_and_leaves_folders_alone(
+def test_the_command_reports_bad_input_and_changes_nothing(
     toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = saved(tmp_path, toy_csv, random_t5(vocab_size=16100))
     new, old, out = (str(tmp_path / name) for name in ("new", "old", "out"))
 
     def refused(*argv: str) -> str:
-        with pytest.raises(UserError) as told:
+        with pytest.raises(UserError) as error:
             main([*argv, "--device", "cpu"])
-        return str(told.value)
+        return str(error.value)
 
     assert "There is no prompt at" in refused(
         str(tmp_path / "none"), "--model", new, "--output", out
     )
-    assert "name that one with --from-model" in refused(
+    assert "name the right one with --from-model" in refused(
         str(run), "--model", new, "--from-model", new, "--output", out
     )
     stale = json.loads((run / "prompt.json").read_text())
@@ -252,10 +275,10 @@ def test_the_command_tells_bad_input_and_leaves_folders_alone(
         shutil.copytree(run, tmp_path / "stale") / "prompt.json",
         stale | {"backbone": stale["backbone"] | {"fingerprint": "abc"}},
     )
-    told = refused(str(tmp_path / "stale"), "--model", new, "--output", out)
-    assert f"was tuned on another version of {old}; name that one with --from-model" in told
-    assert "already; use it as it is" in refused(str(run), "--model", old, "--output", out)
-    assert "holds a run of its own" in refused(str(run), "--model", new, "--output", str(run))
+    message = refused(str(tmp_path / "stale"), "--model", new, "--output", out)
+    assert f"was tuned on another version of {old}; name the right one with --from-model" in message
+    assert "itself; use it as it is" in refused(str(run), "--model", old, "--output", out)
+    assert "holds a run;" in refused(str(run), "--model", new, "--output", str(run))
     assert "The output folder has no name" in refused(str(run), "--model", new, "--output", "")
     assert "positive --ridge" in refused(str(run), "--model", new, "--output", out, "--ridge", "0")
     assert not (tmp_path / "out").exists()
@@ -298,7 +321,7 @@ def test_the_command_tells_bad_input_and_leaves_folders_alone(
         )
         == 0
     )
-    assert RunFolder(Path(out)).embedding() is None, "another prompt's embedding does not stay"
+    assert RunFolder(Path(out)).embedding() is None, "the embedding of another prompt is removed"
     library.add(Path(out), "theirs")
     capsys.readouterr()
     assert cli(["prompts", "show", "theirs", "--library", str(library.folder)]) == 0

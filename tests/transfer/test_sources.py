@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from softprompts.backbone import Backbone
-from softprompts.cli.transfer import choice
+from softprompts.cli.transfer_summary import describe_choice
 from softprompts.config.products import expand_lists
 from softprompts.config.run import run_config
 from softprompts.errors import UserError
 from softprompts.files.tensors import write_tensors
 from softprompts.library.library import Library
+from softprompts.transfer.settings import Request
 from softprompts.transfer.sources import _summarized
-from softprompts.transfer.transfer import Request, run_transfer
+from softprompts.transfer.transfer import run_transfer
 from softprompts.tuning.tune import tune_cohort, tune_config
 
 from ..models import random_t5
@@ -31,7 +32,7 @@ def test_the_targets_own_task_is_left_out_unless_kept(
     assert [prompt["name"] for prompt in record["left_out"]] == ["urgency"]
     assert (
         "left out: urgency: it was tuned on the target's own task (--keep-same-task keeps it)"
-        in choice(record)
+        in describe_choice(record)
     )
     kept = run_transfer(
         Request(target(), library, "all", keep_same_task=True), tmp_path / "with", backbone=backbone

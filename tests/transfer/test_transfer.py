@@ -17,13 +17,15 @@ import softprompts
 from softprompts.artifacts.run_folder import RunFolder
 from softprompts.backbone import Backbone
 from softprompts.cli import main as cli
-from softprompts.cli.transfer import choice, main, outcome
+from softprompts.cli.transfer import main
+from softprompts.cli.transfer_summary import describe_choice, describe_result
 from softprompts.errors import UserError
 from softprompts.files import read_json, write_json
 from softprompts.library.library import Library
 from softprompts.library.search import SIMILARITIES
+from softprompts.transfer.settings import Request
 from softprompts.transfer.strategies import shares
-from softprompts.transfer.transfer import Request, run_transfer
+from softprompts.transfer.transfer import run_transfer
 from softprompts.tuning import Watcher
 from softprompts.tuning.tune import tune_config
 
@@ -210,25 +212,29 @@ def test_other_lengths_and_too_few_sources_are_printed(
         request,
         tmp_path / "out",
         backbone=backbone,
-        on_choice=lambda record: printed.append(choice(record)),
+        on_choice=lambda record: printed.append(describe_choice(record)),
     )
     assert "area has 3 tokens: its first 2 start the run" in printed[0]
-    assert "from each of the 3 prompts (of 9 asked for) most similar to the probe" in printed[0]
+    assert "from each of the 3 prompts (of 9 requested) most similar to the probe" in printed[0]
     named = Request(target(prompt={"length": 5}), library, "named", "area")
     run_transfer(
         named,
         tmp_path / "named",
         backbone=backbone,
-        on_choice=lambda record: printed.append(choice(record)),
+        on_choice=lambda record: printed.append(describe_choice(record)),
     )
     assert "area has 3 tokens: sampled vocabulary fills up to 5" in printed[1]
     run_transfer(
         Request(target(seed=1), library, probe_steps=1),
         tmp_path / "seed",
         backbone=backbone,
-        on_choice=lambda record: printed.append(choice(record)),
+        on_choice=lambda record: printed.append(describe_choice(record)),
     )
-    assert ["not all of the probe's seed" in text for text in printed] == [False, False, True]
+    assert ["not all sources have the probe's seed" in text for text in printed] == [
+        False,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.usefixtures("loads_backbone")
@@ -423,7 +429,7 @@ def test_the_command_on_the_embedded_model(
     assert main(command) == 0
     text = capsys.readouterr().out
     assert "left out: intent: it is of another backbone than t5-tiny" in text
-    assert "against the baseline:" in text, (
+    assert "compared with the baseline:" in text, (
         "the probe had all the steps of a run, so it is the baseline"
     )
     assert text.splitlines()[-1] == f"the prompt and choice.json are in {tmp_path / 'out'}"
@@ -440,12 +446,12 @@ def test_the_choice_is_printed_with_its_reasons(
         tmp_path / "out",
         baseline=True,
         backbone=backbone,
-        on_choice=lambda record: printed.append(choice(record)),
+        on_choice=lambda record: printed.append(describe_choice(record)),
     )
     (text,) = printed
     lines = text.splitlines()
     assert lines[0] == "a probe of 2 steps, compared by per_token_average_cosine"
-    assert "embeddings are of step 4" in lines[1]
+    assert "were embedded at step 4" in lines[1]
     assert lines[2].split() == ["rank", "source", "task", "similarity", "weight", "chosen"]
     for line, row in zip(lines[3:6], record["ranked"], strict=True):
         assert line.split()[1:4] == [row["name"], row["task"], f"{row['similarity']:.4f}"]
@@ -453,9 +459,9 @@ def test_the_choice_is_printed_with_its_reasons(
     assert lines[-1].startswith(
         "average: one run starts from the mean of the 2 prompts most similar"
     )
-    ended = outcome(record, tmp_path / "out")
+    ended = describe_result(record, tmp_path / "out")
     assert "baseline (the usual start)" in ended
-    assert f"against the baseline: {record['gain']['points']:+.1f} points" in ended
+    assert f"compared with the baseline: {record['gain']['points']:+.1f} points" in ended
 
 
 def test_a_failed_run_is_printed_and_the_others_count() -> None:
@@ -484,10 +490,12 @@ def test_a_failed_run_is_printed_and_the_others_count() -> None:
         "baseline": usual,
         "kept": "from-a",
     }
-    text = outcome(record | {"gain": {"points": -10.0, "error_reduction": -0.2}}, Path("out"))
+    text = describe_result(
+        record | {"gain": {"points": -10.0, "error_reduction": -0.2}}, Path("out")
+    )
     assert "from-b failed: the loss was not finite" in text
     assert "kept: from-a, accuracy 40.0" in text
-    assert "against the baseline: -10.0 points; relative error reduction -20.0 %" in text
+    assert "compared with the baseline: -10.0 points; relative error reduction -20.0 %" in text
     assert f"the baseline is better; its prompt is in {Path('out/runs/baseline')}" in text
 
 
@@ -536,8 +544,8 @@ BAD = [
         ],
         "can be a source for helpdesk/urgency: 3 (area, intent, register), because each has "
         "3 tokens and the target 5, and only prompts of the target's length are averaged (give the "
-        "target 3, or tune sources of 5); 1 (urgency), because it was tuned on the target's own task "
-        "(keep_same_task keeps prompts of the target's own task).",
+        "target 3, or tune sources of 5); 1 (urgency), because it was tuned on the target's own "
+        "task (keep_same_task keeps prompts of the target's own task).",
     ),
     (
         ["--to", "helpdesk/urgency", "--from", "missing"],

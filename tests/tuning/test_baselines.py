@@ -1,4 +1,4 @@
-"""Baselines as runs of the same loop: the whole model tuned, alone or on a mixture; prompts that people write."""
+"""Baselines in the same loop: model tuning, alone or on a mixture, and prompt design."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from softprompts.backbone import Backbone
+from softprompts.config.run import run_config
 from softprompts.errors import UserError
 from softprompts.tasks import load_task
-from softprompts.config.run import run_config
 from softprompts.tuning.tune import tune_config
 from softprompts.tuning.tuned import load
 
@@ -33,7 +33,7 @@ def settings(toy_csv: Path, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama", "bert", "minilm"])
-def test_the_whole_model_learns_and_is_saved(kind: str, toy_csv: Path, tmp_path: Path) -> None:
+def test_the_whole_model_is_trained_and_saved(kind: str, toy_csv: Path, tmp_path: Path) -> None:
     backbone = random_model(kind)
     before = backbone.fingerprint
     weights = {name: value.clone() for name, value in backbone.model.named_parameters()}
@@ -44,17 +44,25 @@ def test_the_whole_model_learns_and_is_saved(kind: str, toy_csv: Path, tmp_path:
         for name, value in backbone.model.named_parameters()
         if not torch.equal(value, weights[name])
     ]
-    assert len(changed) > 0.8 * len(weights), "nearly all of it moved"
+    assert len(changed) > 0.8 * len(weights), "nearly all of it changed"
     assert tuned.backbone.fingerprint != before
-    assert all(not value.requires_grad for value in backbone.model.parameters()), "settled again"
+    assert all(not value.requires_grad for value in backbone.model.parameters()), "frozen again"
     texts = ["never again", "I love it"]
     again = load(tmp_path / "run", device="cpu")
     assert again.probabilities(texts) == tuned.probabilities(texts)
     with pytest.raises(UserError, match="was tuned on another version"):
         load(tmp_path / "run", backbone=random_model(kind))
     # the tuned model is an ordinary backbone: SPoT's "multi-task model tuning before it"
-    more = run_config({"preset": "prompt-tuning", "model": str(tmp_path / "run" / "model"), "task": settings(toy_csv).plain()["task"],
-                       "tuning": {"steps": 2, "batch_size": 4}, "prompt": {"length": 4}, "device": "cpu"})  # fmt: skip
+    more = run_config(
+        {
+            "preset": "prompt-tuning",
+            "model": str(tmp_path / "run" / "model"),
+            "task": settings(toy_csv).plain()["task"],
+            "tuning": {"steps": 2, "batch_size": 4},
+            "prompt": {"length": 4},
+            "device": "cpu",
+        }
+    )
     assert tune_config(more, tmp_path / "next").card.steps == 2
 
 
@@ -65,7 +73,7 @@ def test_model_tuning_learns_the_toy(toy_csv: Path) -> None:
     assert tuned.metrics["accuracy"] > tuned.card.majority["accuracy"]
 
 
-def test_prompt_and_model_are_one_or_the_other(toy_csv: Path) -> None:
+def test_either_the_prompt_or_the_model_is_trained(toy_csv: Path) -> None:
     with pytest.raises(UserError, match="preset='model-tuning' sets both"):
         tune_config(settings(toy_csv, prompt={"length": 3}), None, backbone=random_model("t5"))
     with pytest.raises(UserError, match="preset='model-tuning' sets both"):
@@ -74,11 +82,11 @@ def test_prompt_and_model_are_one_or_the_other(toy_csv: Path) -> None:
         )
     half = random_model("t5")
     half.model.to(torch.bfloat16)
-    with pytest.raises(UserError, match="needs it whole and in fp32"):
+    with pytest.raises(UserError, match="needs fp32 weights that are not sharded"):
         tune_config(settings(toy_csv), None, backbone=half)
 
 
-def test_written_prompts_are_judged_without_learning(toy_csv: Path, tmp_path: Path) -> None:
+def test_designed_prompts_are_evaluated_without_training(toy_csv: Path, tmp_path: Path) -> None:
     """Zero-shot and few-shot prompt design: the same loop with nothing to train."""
     task = {
         "train": str(toy_csv),
@@ -119,7 +127,7 @@ def test_written_prompts_are_judged_without_learning(toy_csv: Path, tmp_path: Pa
         assert again.predict(["fine"]) == tuned.predict(["fine"])
 
 
-def test_an_instruction_that_leaves_no_room_for_the_text_is_refused(toy_csv: Path) -> None:
+def test_an_instruction_that_leaves_no_tokens_for_the_text_is_refused(toy_csv: Path) -> None:
     task = {"train": str(toy_csv), "text": "review", "label": "mood"}
     for more, fits in (
         ({"instruction": "word " * 100}, False),
@@ -134,13 +142,15 @@ def test_an_instruction_that_leaves_no_room_for_the_text_is_refused(toy_csv: Pat
             }
         )
         told = (
-            nullcontext() if fits else pytest.raises(UserError, match="leave no tokens for the text")
+            nullcontext()
+            if fits
+            else pytest.raises(UserError, match="leave no tokens for the text")
         )
         with told:
             tune_config(config, None, backbone=random_model("t5"))
 
 
-def test_the_embedded_model_answers_an_instruction(tiny: Backbone, tmp_path: Path) -> None:
+def test_the_included_model_answers_an_instruction(tiny: Backbone, tmp_path: Path) -> None:
     rows = [("A wonderful, moving film.", "positive"), ("A dull, stupid film.", "negative")] * 10
     (tmp_path / "films.csv").write_text(
         "text,mood\n" + "".join(f'"{text}",{mood}\n' for text, mood in rows)

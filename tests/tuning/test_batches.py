@@ -1,4 +1,5 @@
-"""The order of rows: every row once an epoch, like lengths together, a pure function of seed and place."""
+"""The order of rows: every row once an epoch, similar lengths together, and a pure function of seed
+and position."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ def test_every_row_once_an_epoch(lengths: list[int], size: int, seed: int) -> No
     )
 
 
-def test_seeds_and_epochs_differ_and_little_is_padding() -> None:
+def test_seeds_and_epochs_differ_and_padding_is_small() -> None:
     lengths = [(7 * i) % 100 + 1 for i in range(800)]
     batches = Batches(lengths, 16, 0)
     assert batches[0] != Batches(lengths, 16, 1)[0] != batches[batches.per_epoch]

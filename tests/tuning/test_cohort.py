@@ -1,4 +1,4 @@
-"""A cohort: many runs, one forward and backward pass, and each run's result is that of the run alone."""
+"""A cohort: many runs, one forward and backward pass, each with its result when run alone."""
 
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,10 @@ from torch import Tensor
 
 from softprompts.backbone import Backbone, load_backbone
 from softprompts.backbone.dropout import row_uniforms
+from softprompts.config.run import run_config
 from softprompts.errors import UserError
 from softprompts.tasks import load_task
 from softprompts.tuning import Cohort, Run, microbatch
-from softprompts.config.run import run_config
 
 from ..models import random_model
 
@@ -63,23 +63,19 @@ def make(csv: Path, backbone: Backbone, *settings: dict[str, Any], **tuning: Any
     return runs
 
 
-def same(one: Run, other: Run, tolerance: float = 1e-4) -> None:
+def assert_same(one: Run, other: Run, tolerance: float = 1e-4) -> None:
     assert (one.step, one.stopped, len(one.history)) == (
         other.step,
         other.stopped,
         len(other.history),
     )
-    for mine, theirs in zip(one.history, other.history, strict=True):
-        assert mine["loss"] == pytest.approx(theirs["loss"], rel=tolerance)
-        assert mine[one.metric] == theirs[one.metric]
+    for left, right in zip(one.history, other.history, strict=True):
+        assert left["loss"] == pytest.approx(right["loss"], rel=tolerance)
+        assert left[one.metric] == right[one.metric]
     if one.failed:
         return
-    for (
-        name,
-        value,
-    ) in (
-        one.state().items()
-    ):  # by length: Adam makes whole steps of gradients that are zero but for rounding
+    # by norm: Adam takes full steps for gradients that are zero up to rounding
+    for name, value in one.state().items():
         distance = (value - other.state()[name]).norm() / other.state()[name].norm().clamp(min=1e-6)
         assert float(distance) < 10 * tolerance, name
 
@@ -99,16 +95,17 @@ def compare(
     for run in alone:
         Cohort([run], [None]).train()
     for one, other in zip(together, alone, strict=True):
-        same(one, other, tolerance)
+        assert_same(one, other, tolerance)
     return together
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart", "gpt2", "llama", "bert", "deberta", "minilm"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_each_run_is_the_run_alone(kind: str, dropout: float, toy_csv: Path) -> None:
+def test_each_run_equals_the_run_alone(kind: str, dropout: float, toy_csv: Path) -> None:
     """Lengths, methods, optimisers, schedules, clipping, accumulation and places mixed.
 
-    With dropout too: what a row loses is counted out from its run's own seed, so it is the same alone and in company.
+    With dropout, too: what a row drops follows from its run's seed, so it does not depend on the
+    other runs.
     """
     runs = compare(toy_csv, random_model(kind), MIXED, dropout=dropout)
     assert [run.step for run in runs] == [4] * 6 + [3] + [4]
@@ -116,13 +113,13 @@ def test_each_run_is_the_run_alone(kind: str, dropout: float, toy_csv: Path) -> 
 
 @gpu
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
-def test_each_run_is_the_run_alone_on_a_gpu_with_dropout(kind: str, toy_csv: Path) -> None:
+def test_each_run_equals_the_run_alone_on_a_gpu_with_dropout(kind: str, toy_csv: Path) -> None:
     backbone = random_model(kind)
     backbone.model.to("cuda")
     compare(toy_csv, backbone, MIXED, tolerance=1e-3, dropout=0.1)
 
 
-def test_one_pass_reads_the_rows_of_all(
+def test_one_pass_reads_the_rows_of_all_runs(
     t5: Backbone, toy_csv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
@@ -139,7 +136,7 @@ def test_one_pass_reads_the_rows_of_all(
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
-def test_a_ruined_run_stops_and_touches_nobody(kind: str, toy_csv: Path) -> None:
+def test_a_failed_run_stops_and_leaves_the_others_alone(kind: str, toy_csv: Path) -> None:
     settings = [
         {
             "preset": "prompt-tuning",
@@ -160,9 +157,7 @@ def test_a_ruined_run_stops_and_touches_nobody(kind: str, toy_csv: Path) -> None
         assert all(bool(value.isfinite().all()) for value in run.state().values())
 
 
-def test_numbers_that_are_none_touch_nobody_from_the_first_step(
-    t5: Backbone, toy_csv: Path
-) -> None:
+def test_nan_from_the_first_step_leaves_the_others_alone(t5: Backbone, toy_csv: Path) -> None:
     settings = [
         {"preset": "prompt-tuning", "prompt": {"length": 4}, "seed": seed} for seed in range(3)
     ]
@@ -172,11 +167,11 @@ def test_numbers_that_are_none_touch_nobody_from_the_first_step(
     Cohort(runs, [None] * 3).train()
     for index in (0, 2):
         Cohort([alone[index]], [None]).train()
-        same(runs[index], alone[index])
+        assert_same(runs[index], alone[index])
     assert runs[1].failed
 
 
-def test_a_run_that_loses_patience_leaves(toy_csv: Path, t5: Backbone) -> None:
+def test_a_run_that_runs_out_of_patience_stops(toy_csv: Path, t5: Backbone) -> None:
     settings = [
         {"preset": "prompt-tuning", "tuning": {"patience": 1, "lr": 1e-9, "shape_lr": None}},
         {"preset": "residual", "seed": 1},
@@ -187,7 +182,7 @@ def test_a_run_that_loses_patience_leaves(toy_csv: Path, t5: Backbone) -> None:
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "minilm"])
-def test_what_does_not_fit_is_split_and_nothing_is_lost(
+def test_rows_that_do_not_fit_into_memory_are_split(
     kind: str, toy_csv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backbone = random_model(kind)
@@ -214,12 +209,12 @@ def test_what_does_not_fit_is_split_and_nothing_is_lost(
     for run in alone:
         Cohort([run], [None]).train()
     for one, other in zip(together, alone, strict=True):
-        same(one, other)
+        assert_same(one, other)
     assert first > 0
     assert len(seen) < 4 * first, "what did not fit is remembered"
 
 
-def test_rows_that_cannot_be_embedded_together_are_taken_in_parts(
+def test_rows_that_cannot_be_embedded_together_are_split(
     t5: Backbone, toy_csv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together, alone = make(toy_csv, t5, *MIXED[:5]), make(toy_csv, t5, *MIXED[:5])
@@ -238,10 +233,10 @@ def test_rows_that_cannot_be_embedded_together_are_taken_in_parts(
     assert refused
     for one, other in zip(together, alone, strict=True):
         Cohort([other], [None]).train()
-        same(one, other)
+        assert_same(one, other)
 
 
-def test_a_row_that_never_fits_is_told_in_a_sentence(
+def test_a_row_that_never_fits_is_a_clear_error(
     t5: Backbone, toy_csv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: Any) -> Any:
@@ -254,12 +249,12 @@ def test_a_row_that_never_fits_is_told_in_a_sentence(
 
 @pytest.mark.parametrize("kind", ["t5", "bart", "llama", "bert"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_recomputed_activations_give_the_same(kind: str, dropout: float, toy_csv: Path) -> None:
+def test_recomputed_activations_change_nothing(kind: str, dropout: float, toy_csv: Path) -> None:
     check_recomputed(toy_csv, random_model(kind), dropout, 1e-5)
 
 
 @gpu
-def test_recomputed_activations_give_the_same_on_a_gpu_with_dropout(toy_csv: Path) -> None:
+def test_recomputed_activations_change_nothing_on_a_gpu_with_dropout(toy_csv: Path) -> None:
     check_recomputed(toy_csv, load_backbone(dtype="fp32", device="cuda"), 0.1, 1e-3)
 
 
@@ -269,10 +264,10 @@ def check_recomputed(csv: Path, backbone: Backbone, dropout: float, tolerance: f
     )
     for run in (kept, again):
         Cohort([run], [None]).train()
-    same(kept, again, tolerance)
+    assert_same(kept, again, tolerance)
 
 
-def test_counted_dropout_drops_its_share_and_no_pattern() -> None:
+def test_seeded_dropout_has_its_rate_and_no_pattern() -> None:
     chance = row_uniforms(torch.arange(64), (33, 47))
     assert 0 <= float(chance.min()) <= float(chance.max()) <= 1
     for rate in (0.1, 0.5):
@@ -292,7 +287,7 @@ def test_counted_dropout_drops_its_share_and_no_pattern() -> None:
             )
 
 
-def test_the_groups_of_a_padded_family_waste_little(toy_csv: Path) -> None:
+def test_the_passes_of_a_padded_family_have_little_padding(toy_csv: Path) -> None:
     runs = make(toy_csv, random_model("gpt2"), MIXED[0], MIXED[2])
     text = runs[0].backbone.embed_rows([[5] * size for size in (3, 4, 90, 95)])
     rows = [microbatch._Row(runs[0], index, [1], 1.0, 0) for index in range(4)]
@@ -315,8 +310,8 @@ def test_whole_models_are_tuned_one_at_a_time(toy_csv: Path) -> None:
         Cohort([*whole, *whole], [None, None])
 
 
-def test_a_model_that_was_tuned_is_read_anew(toy_csv: Path) -> None:
-    """What was made of its weights before they changed is made again."""
+def test_a_tuned_model_is_packed_again(toy_csv: Path) -> None:
+    """What was computed from its weights before they changed is computed again."""
     backbone = random_model("t5")
     text, vectors = backbone.embed_rows([[5, 6, 7, 1], [8, 1]]), torch.randn(2, 3, backbone.hidden)
     asked = (vectors, text, [[9, 1], [10, 1]], torch.ones(2), torch.zeros(2))
@@ -331,7 +326,7 @@ def test_a_model_that_was_tuned_is_read_anew(toy_csv: Path) -> None:
     )
 
 
-def test_one_run_that_is_due_is_judged_in_smaller_batches_when_memory_is_short(
+def test_evaluation_uses_smaller_batches_when_memory_is_short(
     t5: Backbone, toy_csv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (wanted,), (run,) = (make(toy_csv, t5, MIXED[1]) for _ in range(2))
@@ -345,4 +340,4 @@ def test_one_run_that_is_due_is_judged_in_smaller_batches_when_memory_is_short(
 
     monkeypatch.setattr(type(t5), "generate", small)
     Cohort([run], [None]).train()
-    same(run, wanted)
+    assert_same(run, wanted)

@@ -1,4 +1,4 @@
-"""Rows of many prompts in one batch: every row gets the answer that its prompt gives to it alone, read plainly from the start."""
+"""Rows of many prompts in one batch: every row gets the same answer as from its prompt alone."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,8 +8,8 @@ import torch
 
 from softprompts.backbone import Backbone
 from softprompts.config.choice import Choice
-from softprompts.prompt import Material, Prompt
 from softprompts.config.prompt import PromptConfig
+from softprompts.prompt import Material, Prompt
 from softprompts.prompt.prompt import build_prompt
 from softprompts.tuning.bank import PromptBank
 from softprompts.tuning.evaluate import Predictor, answer_all
@@ -20,8 +20,10 @@ from ..models import CAUSALS, KINDS, TOY, random_model
 TEXTS = [text for text, _ in TOY]
 
 
-def made(backbone: Backbone, seed: int, labels: Sequence[str] = (), **choices: Any) -> Prompt:
-    """A random prompt with numbers of its own, ready for use; `route` and `shape` as their names."""
+def random_prompt(
+    backbone: Backbone, seed: int, labels: Sequence[str] = (), **choices: Any
+) -> Prompt:
+    """A random prompt; `route` and `shape` by their names."""
     named = {
         name: Choice(value) if name in ("route", "shape") else value
         for name, value in choices.items()
@@ -35,7 +37,7 @@ def made(backbone: Backbone, seed: int, labels: Sequence[str] = (), **choices: A
 
 
 def predictors(backbone: Backbone) -> list[Predictor]:
-    """Tasks that differ in all they can differ in."""
+    """Tasks that differ in everything that can differ."""
     two, three, one = ["positive", "negative"], ["food", "film", "week"], ["great", "worst"]
     head = {"head": Choice("linear")} if backbone.default_head(two) == "linear" else {}
     after = "after-bos" if backbone.special_token_counts[0] else "prefix"
@@ -43,7 +45,7 @@ def predictors(backbone: Backbone) -> list[Predictor]:
     def predictor(
         seed: int, labels: list[str], scoring: str, longest: int | None = None, **choices: Any
     ) -> Predictor:
-        prompt = made(backbone, seed, labels or two, **head | choices)
+        prompt = random_prompt(backbone, seed, labels or two, **head | choices)
         return Predictor(
             backbone,
             prompt,
@@ -53,7 +55,7 @@ def predictors(backbone: Backbone) -> list[Predictor]:
             answer_length=longest,
         )
 
-    some = [
+    found_predictors = [
         predictor(1, two, "labels", length=3),
         predictor(2, three, "labels", length=6, shape="residual"),
         predictor(3, two, "generate", length=5),
@@ -65,37 +67,37 @@ def predictors(backbone: Backbone) -> list[Predictor]:
         predictor(9, two, "generate", longest=7, length=3, count=2, route="stochastic"),
     ]
     if backbone.generates:
-        some += [
+        found_predictors += [
             predictor(10, [], "generate", longest=5, length=2, place=after),
             predictor(11, [], "generate", longest=3, length=2),
         ]
     if head:
         first = {"head": Choice("linear", {"pool": "first"})}
-        some += [
+        found_predictors += [
             predictor(12, three, "labels", length=3, **first),
             predictor(13, two, "labels", length=3, place=after, **first),
         ]
-    return some
+    return found_predictors
 
 
-def plainly(predictor: Predictor, row: Sequence[int]) -> str:
-    """The answer to one row by itself: [prompt; text] from the start for every candidate, or for the greedy answer."""
+def answer_alone(predictor: Predictor, row: Sequence[int]) -> str:
+    """The answer to one row by itself, without any cache."""
     if predictor.scoring == "labels":
-        scores = scored(predictor, row)
+        scores = probabilities_alone(predictor, row)
         return max(scores, key=lambda label: scores[label])
     backbone, text = (
         predictor.backbone,
         predictor.backbone.embed_rows([row], predictor.prompt.config.place),
     )
-    written = backbone.decode(
+    generated = backbone.decode(
         backbone.generate(predictor.prompt(text.embeds, text.mask), text, predictor.answer_length)
     )[0]
-    return predictor.spellings.get(written, written)
+    return predictor.spellings.get(generated, generated)
 
 
 @torch.no_grad()
-def scored(predictor: Predictor, row: Sequence[int]) -> dict[str, float]:
-    """The share of each label in the same way."""
+def probabilities_alone(predictor: Predictor, row: Sequence[int]) -> dict[str, float]:
+    """The probabilities of the labels, without any cache."""
     text = predictor.backbone.embed_rows([row], predictor.prompt.config.place)
     vectors = predictor.prompt(text.embeds, text.mask)
     losses = [
@@ -106,7 +108,7 @@ def scored(predictor: Predictor, row: Sequence[int]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_mixed_batches_answer_as_each_prompt_alone(kind: str) -> None:
+def test_mixed_batches_give_the_answers_of_each_prompt_alone(kind: str) -> None:
     backbone = random_model(kind)
     jobs = [
         (
@@ -115,52 +117,62 @@ def test_mixed_batches_answer_as_each_prompt_alone(kind: str) -> None:
         )
         for number, predictor in enumerate(predictors(backbone))
     ]
-    ticks: list[int] = []
-    together = answer_all(jobs, ticks.append, batch_size=16)
-    assert together == [[plainly(predictor, row) for row in rows] for predictor, rows in jobs]
+    answered: list[int] = []
+    together = answer_all(jobs, answered.append, batch_size=16)
+    assert together == [[answer_alone(predictor, row) for row in rows] for predictor, rows in jobs]
     assert together == [predictor.answers(rows) for predictor, rows in jobs]
-    assert sum(ticks) == sum(len(rows) for _, rows in jobs)
-    assert max(ticks) == 16 or not backbone.generates
+    assert sum(answered) == sum(len(rows) for _, rows in jobs)
+    assert max(answered) == 16 or not backbone.generates
     bank = PromptBank([predictor for predictor, _ in jobs])
-    asked = [
+    queries = [
         (number, row)
         for number, (predictor, rows) in enumerate(jobs)
         if predictor.labels
         for row in rows[:2]
     ]
-    for (number, row), shares in zip(asked, bank.probabilities(asked, batch_size=16), strict=True):
-        assert shares == pytest.approx(scored(bank.predictors[number], row), rel=1e-4, abs=1e-5)
+    for (number, row), shares in zip(
+        queries, bank.probabilities(queries, batch_size=16), strict=True
+    ):
+        assert shares == pytest.approx(
+            probabilities_alone(bank.predictors[number], row), rel=1e-4, abs=1e-5
+        )
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "llama", "bert", "minilm"])
 def test_many_tasks_of_one_row_are_one_batch(kind: str) -> None:
-    """64 prompts: all rows in one pass, and the prompts are neither stacked nor read again the next time."""
+    """64 prompts: all rows in one pass; the prompts are stacked and read only the first time."""
     backbone = random_model(kind)
     labels = ["positive", "negative"]
     head = {"head": Choice(backbone.default_head(labels))}
-    prompts = [made(backbone, seed, labels, length=1 + seed % 5, **head) for seed in range(64)]
+    prompts = [
+        random_prompt(backbone, seed, labels, length=1 + seed % 5, **head) for seed in range(64)
+    ]
     bank = PromptBank([Predictor(backbone, prompt, labels, "labels", 64) for prompt in prompts])
-    asked = bank.tokenise([(number, TEXTS[number % len(TEXTS)]) for number in range(64)])
-    first = bank.answers(asked)
+    queries = bank.tokenise([(number, TEXTS[number % len(TEXTS)]) for number in range(64)])
+    first = bank.answers(queries)
     block = next(
         name for name, part in backbone.model.named_modules() if part is backbone.blocks()[0]
     )
     with calls(backbone, lambda name: name == block) as seen:
-        assert bank.answers(asked) == first
+        assert bank.answers(queries) == first
     assert len(seen) == (2 if kind in CAUSALS else 1), (
         "the texts; and where the model itself writes on, the candidates"
     )
     if kind in CAUSALS:
-        assert seen[0][1] == max(len(row) for _, row in asked), "no column of a prompt is read"
+        assert seen[0][1] == max(len(row) for _, row in queries), "no column of a prompt is read"
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_a_text_without_a_word_is_answered_too(kind: str) -> None:
-    """There is nothing after the prompt to read, so the prompt is read."""
+def test_an_empty_text_is_answered_too(kind: str) -> None:
+    """There is nothing to read after the prompt, so the cache cannot be used."""
     backbone = random_model(kind)
     place = "after-bos" if backbone.special_token_counts[0] else "prefix"
     predictor = Predictor(
-        backbone, made(backbone, 1, length=4, place=place), [], max_length=64, answer_length=4
+        backbone,
+        random_prompt(backbone, 1, length=4, place=place),
+        [],
+        max_length=64,
+        answer_length=4,
     )
     rows = backbone.tokenise(["", "never again"], 20)
     assert len(rows[0]) == backbone.special_token_counts[0]
@@ -172,15 +184,15 @@ def test_a_text_without_a_word_is_answered_too(kind: str) -> None:
     assert predictor.answers(rows) == alone
 
 
-def test_rows_longer_than_a_window_are_read_with_their_prompts() -> None:
+def test_rows_longer_than_the_attention_window_do_not_use_the_cache() -> None:
     backbone = random_model("gemma2")
     predictor = Predictor(
-        backbone, made(backbone, 1, length=4), ["positive", "negative"], "labels", 64
+        backbone, random_prompt(backbone, 1, length=4), ["positive", "negative"], "labels", 64
     )
     rows = backbone.tokenise([TEXTS[0], " ".join(TEXTS)], predictor.budget)
     with calls(backbone, lambda name: name == "model.layers.0") as seen:
-        told = predictor.answers(rows)
-    assert told == [plainly(predictor, row) for row in rows]
+        answers = predictor.answers(rows)
+    assert answers == [answer_alone(predictor, row) for row in rows]
     longest = predictor.answer_length - 1
     assert sorted(columns for _, columns in seen) == sorted(
         [4, len(rows[0]), longest, 4 + len(rows[1]), longest]
@@ -190,7 +202,7 @@ def test_rows_longer_than_a_window_are_read_with_their_prompts() -> None:
 def test_a_prompt_is_read_once_by_its_predictor() -> None:
     backbone = random_model("gpt2")
     predictor = Predictor(
-        backbone, made(backbone, 1, length=50), ["positive", "negative"], "labels", 100
+        backbone, random_prompt(backbone, 1, length=50), ["positive", "negative"], "labels", 100
     )
     rows = predictor.backbone.tokenise(TEXTS, predictor.budget)
     with calls(backbone, lambda name: name == "transformer.h.0") as seen:
@@ -200,12 +212,15 @@ def test_a_prompt_is_read_once_by_its_predictor() -> None:
     assert all(columns <= max(map(len, rows)) for _, columns in seen[1:])
 
 
-def test_jobs_on_other_models_and_without_rows_come_out_right() -> None:
+def test_jobs_on_several_models_and_without_rows() -> None:
     one, other = random_model("t5"), random_model("gpt2")
     jobs = [
         (
             Predictor(
-                backbone, made(backbone, 1, length=2), ["positive", "negative"], max_length=64
+                backbone,
+                random_prompt(backbone, 1, length=2),
+                ["positive", "negative"],
+                max_length=64,
             ),
             backbone.tokenise(texts, 40),
         )

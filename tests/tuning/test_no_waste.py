@@ -1,4 +1,5 @@
-"""What a step does not do: wait for the device, or store what only a frozen weight's gradient would need."""
+"""What a step does not do: wait for the device, or store what only the gradient of a frozen weight
+would need."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,41 +23,44 @@ from softprompts.tuning.run import CHECK_EVERY
 from ..models import random_model
 from .test_cohort import MIXED, gpu, make
 
-LASTING = [own for own in MIXED if own["preset"] != "p-tuning"]
-"""Runs of many kinds, none of which ends before it looks at its losses."""
-UNSEEN = 3
-"""Steps before that look."""
+LONG = [settings for settings in MIXED if settings["preset"] != "p-tuning"]
+"""Runs of many kinds, none of which ends before its losses are checked."""
+UNCHECKED = 3
+"""Steps before that check."""
 
 
-def lasting(csv: Path, backbone: Backbone, **tuning: Any) -> list[Run]:
+def long_runs(csv: Path, backbone: Backbone, **tuning: Any) -> list[Run]:
     runs = make(
-        csv, backbone, *LASTING, steps=2 * CHECK_EVERY, evaluate_every=2 * CHECK_EVERY, **tuning
+        csv, backbone, *LONG, steps=2 * CHECK_EVERY, evaluate_every=2 * CHECK_EVERY, **tuning
     )
     for run in runs:
-        run.step = CHECK_EVERY - 1 - UNSEEN
+        run.step = CHECK_EVERY - 1 - UNCHECKED
     return runs
 
 
 def check_reads_nothing(runs: Sequence[Run]) -> None:
-    """On a device that works out shapes and holds no number, whoever reads one fails: here the step that looks at the losses, no other."""
+    """On the meta device, which has shapes but no numbers, reading one is an error.
+
+    Only the step that checks the losses raises it.
+    """
     runs[0].backbone.model.to("meta")
     for run in runs:
         run.prompt.to("meta")
         run.optimizer = make_optimizer(run._parameter_groups(), run.config.tuning)
     cohort = Cohort(runs, [None] * len(runs))
-    for _ in range(UNSEEN):
+    for _ in range(UNCHECKED):
         cohort.step()
     with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
         cohort.step()
     assert {run.step for run in runs} == {CHECK_EVERY}
 
 
-def test_a_step_reads_no_number_from_the_device(
+def test_a_step_reads_nothing_from_the_device(
     toy_csv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """t5-tiny over rows laid end to end. What the CPU made for itself, such as lengths and counts of steps, it may read."""
+    """t5-tiny with packed rows. What is on the CPU, such as lengths, may be read."""
     monkeypatch.setattr(EncoderDecoder, "packs_rows", True)
-    check_reads_nothing(lasting(toy_csv, load_backbone(dtype="fp32", device="cpu")))
+    check_reads_nothing(long_runs(toy_csv, load_backbone(dtype="fp32", device="cpu")))
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart", "gpt2", "llama", "bert", "deberta", "minilm"])
@@ -64,10 +68,10 @@ def test_a_step_reads_no_number_from_the_device(
 def test_nor_does_a_step_over_padded_rows(
     kind: str, dropout: float, toy_csv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of ours does: transformers asks whether a mask masks anything, and is answered here without a look."""
+    """Our code reads nothing; transformers would ask whether a mask masks anything."""
     for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
         monkeypatch.setattr(masking_utils, name, lambda *_: False)
-    check_reads_nothing(lasting(toy_csv, random_model(kind), dropout=dropout))
+    check_reads_nothing(long_runs(toy_csv, random_model(kind), dropout=dropout))
 
 
 @pytest.mark.parametrize("place", ["prefix", "suffix"])
@@ -89,7 +93,7 @@ def test_nor_does_the_layout_of_recorded_steps(place: Any, given: list[int] | No
 def test_a_step_does_not_wait_for_a_gpu(
     recorded: bool, toy_csv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same runs twice, because layers are compiled and steps recorded the first time; the second time waiting is an error."""
+    """Layers are compiled and steps recorded first; the second time, waiting is an error."""
     if recorded and not kernels.AVAILABLE:
         pytest.skip("recorded steps need Triton")
     monkeypatch.setattr(EncoderDecoder, "packs_rows", True)
@@ -97,10 +101,10 @@ def test_a_step_does_not_wait_for_a_gpu(
     backbone.compile(recorded)
     try:
         for mode in ("default", "error"):
-            runs = lasting(toy_csv, backbone)
+            runs = long_runs(toy_csv, backbone)
             cohort = Cohort(runs, [None] * len(runs))
             torch.cuda.set_sync_debug_mode(mode)
-            for _ in range(UNSEEN):
+            for _ in range(UNCHECKED):
                 cohort.step()
         with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
             cohort.step()
@@ -109,7 +113,7 @@ def test_a_step_does_not_wait_for_a_gpu(
 
 
 class Products(TorchFunctionMode):
-    """Inside, notes what every operation on a frozen matrix stores for the backward pass: the matrix itself, and what else."""
+    """Records what operations on frozen matrices store for the backward pass."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -117,20 +121,20 @@ class Products(TorchFunctionMode):
             _storage(weight): name for name, weight in model.named_parameters() if weight.dim() > 1
         }
         self.used: set[str] = set()
-        self.besides: list[tuple[Any, torch.Size]] = []
+        self.other_tensors: list[tuple[Any, torch.Size]] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = [part for part in tree_leaves((args, kwargs or {})) if isinstance(part, Tensor)]
-        if not any(_storage(part) in self.matrices for part in given):
+        tensors = [part for part in tree_leaves((args, kwargs or {})) if isinstance(part, Tensor)]
+        if not any(_storage(part) in self.matrices for part in tensors):
             return func(*args, **(kwargs or {}))
 
         def store(tensor: Tensor) -> Tensor:
             if _storage(tensor) in self.matrices:
                 self.used.add(self.matrices[_storage(tensor)])
             else:
-                self.besides.append((func, tensor.shape))
+                self.other_tensors.append((func, tensor.shape))
             return tensor
 
         with saved_tensors_hooks(store, lambda tensor: tensor):
@@ -146,12 +150,15 @@ def _storage(tensor: Tensor) -> int:
 def test_nothing_is_stored_for_a_frozen_weights_gradient(
     kind: str, dropout: float, toy_csv: Path
 ) -> None:
-    """A product with a matrix stores the matrix for its input's gradient and its input for the matrix's: here only the former."""
+    """A product with a matrix stores the matrix for the gradient of its input.
+
+    It would store its input for the gradient of the matrix, which is not needed.
+    """
     backbone = random_model(kind)
     runs = make(toy_csv, backbone, *MIXED, dropout=dropout)
     with Products(backbone.model) as products:
         Cohort(runs, [None] * len(runs)).step()
-    assert products.besides == []
+    assert products.other_tensors == []
     for block in backbone.blocks()[1::2]:  # the last of each stack of two
         assert {
             products.matrices[_storage(weight)] for weight in block.parameters() if weight.dim() > 1

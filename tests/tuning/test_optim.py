@@ -7,10 +7,10 @@ import torch
 
 from softprompts.backbone import Backbone
 from softprompts.config.choice import Choice
-from softprompts.prompt import Material
 from softprompts.config.prompt import PromptConfig
-from softprompts.prompt.prompt import build_prompt
 from softprompts.config.tuning import TuningConfig
+from softprompts.prompt import Material
+from softprompts.prompt.prompt import build_prompt
 from softprompts.tuning.optim import Adafactor, AdamW, learning_rate, make_optimizer, step_all
 
 from ..conftest import golden
@@ -35,7 +35,7 @@ def test_adafactor_matches_t5x_step_by_step(case: str) -> None:
 def by_the_formula(
     parameter: torch.Tensor, gradients: list[torch.Tensor], start: int
 ) -> torch.Tensor:
-    """Adafactor's paper written out in float64 for one matrix, factored when both sides reach 128."""
+    """Adafactor's paper in float64 for one matrix, factored when both sides reach 128."""
     rows = torch.zeros(parameter.shape[0], 1, dtype=torch.float64)
     columns = torch.zeros(1, parameter.shape[1], dtype=torch.float64)
     whole = torch.zeros_like(parameter)
@@ -142,8 +142,9 @@ def test_table_shape_and_router_have_their_own_rates(t5: Backbone) -> None:
     assert rates == [0.3, 0.3, 0.3]
 
 
-def test_adamw_is_torchs_for_many_runs_at_once() -> None:
-    """To the bit, with rates that change, a run that joined later, one with another kind of optimiser, and a parameter without gradient."""
+def test_adamw_equals_torchs_for_many_runs_at_once() -> None:
+    """To the bit: with changing rates, a run that joins later, one with another optimiser, and a
+    parameter without a gradient."""
     torch.manual_seed(0)
     starts = [torch.randn(5, 3), torch.randn(2, 4, 8), torch.randn(7)]
     settings = [

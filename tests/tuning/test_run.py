@@ -1,4 +1,5 @@
-"""The loop: it learns, it resumes bit for bit, it survives a kill, it stops what goes wrong, and runs do not touch each other."""
+"""The training loop: it learns, resumes bit for bit, survives a kill, stops failing runs, and keeps
+runs apart."""
 
 import json
 import shutil
@@ -14,19 +15,18 @@ import torch
 
 from softprompts.backbone import Backbone, load_backbone
 from softprompts.cli import main
+from softprompts.config.presets import PRESETS
+from softprompts.config.run import RunConfig, run_config
+from softprompts.config.task import TaskConfig
 from softprompts.errors import UserError
 from softprompts.files import atomic as files
 from softprompts.files.tensors import read_tensors, write_tensors
 from softprompts.tasks import load_task
-from softprompts.config.task import TaskConfig
 from softprompts.tuning import Cohort, Run, RunFailedError
-from softprompts.config.presets import PRESETS
-from softprompts.config.run import RunConfig
-from softprompts.config.run import run_config
-from softprompts.tuning.tune import tune_config
 from softprompts.tuning.evaluate import label_spellings
 from softprompts.tuning.microbatch import MicroBatch, TokenBudget, backward
 from softprompts.tuning.run import check_losses
+from softprompts.tuning.tune import tune_config
 
 from ..conftest import write_toy
 from ..models import random_model
@@ -57,7 +57,7 @@ def config(toy: Path, preset: str = "prompt-tuning", seed: int = 0, **tuning: An
 
 
 class Watch:
-    """Notes the steps it sees, and interrupts at one, as a person's Ctrl-C would."""
+    """Records the steps it sees, and interrupts at one, like Ctrl-C."""
 
     def __init__(self, stop: int = -1, during: str = "step") -> None:
         self.stop, self.during, self.steps = stop, during, list[int]()
@@ -91,7 +91,7 @@ def model_for(preset: str) -> Backbone:
     ],
     ids=str,
 )
-def test_an_interrupted_run_goes_on_bit_for_bit(
+def test_an_interrupted_run_resumes_bit_for_bit(
     toy_csv: Path, tmp_path: Path, preset: str, settings: dict[str, Any]
 ) -> None:
     wanted = config(toy_csv, preset, **settings)
@@ -131,7 +131,7 @@ def test_data_that_changed_since_is_noticed(t5: Backbone, toy_csv: Path, tmp_pat
         tune_config(config(toy_csv), tmp_path / "r", backbone=t5)
 
 
-def test_ruined_parameters_never_reach_a_checkpoint(
+def test_parameters_that_are_not_finite_never_reach_a_checkpoint(
     t5: Backbone, toy_csv: Path, tmp_path: Path
 ) -> None:
     class Ruin(Watch):
@@ -196,9 +196,7 @@ def test_a_run_that_goes_nan_is_stopped_and_leaves_the_others_alone(
     assert bad.stopped is not None
     assert "lower lr (now 1e+30)" in bad.stopped
     assert not (tmp_path / "checkpoint.safetensors").exists(), "ruined numbers are not saved"
-    with pytest.raises(
-        RunFailedError, match="The run left no prompt: the loss was not finite"
-    ):
+    with pytest.raises(RunFailedError, match="The run left no prompt: the loss was not finite"):
         bad.restore_best()
 
 
@@ -268,7 +266,7 @@ def test_other_settings_in_the_same_folder_are_refused(
     assert replaced.card.config["tuning"]["lr"] == 0.2
 
 
-def test_a_truncated_checkpoint_is_one_sentence(
+def test_a_truncated_checkpoint_is_a_clear_error(
     t5: Backbone, toy_csv: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
@@ -279,7 +277,7 @@ def test_a_truncated_checkpoint_is_one_sentence(
         tune_config(config(toy_csv), tmp_path, backbone=t5)
 
 
-def test_a_prompt_longer_than_the_budget_is_one_sentence(
+def test_a_prompt_longer_than_the_budget_is_a_clear_error(
     t5: Backbone, bart: Backbone, toy_csv: Path
 ) -> None:
     task = load_task(config(toy_csv).task)
@@ -290,24 +288,25 @@ def test_a_prompt_longer_than_the_budget_is_one_sentence(
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
-    """A command, and the folder of its run that nobody killed."""
-    home = tmp_path_factory.mktemp("undisturbed")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
+    """A command, and the folder of its run, which was not killed."""
+    home = tmp_path_factory.mktemp("uninterrupted")
     command = [
-        "tune", "--train", str(write_toy(home)), "--text", "review", "--label", "mood", "--steps", "30", "--batch-size", "4",
-        "--evaluate-every", "5", "--checkpoint-every", "5", "--prompt.length", "4", "--max-length", "32", "--device", "cpu", "--output",
-    ]  # fmt: skip
+        *("tune", "--train", str(write_toy(home)), "--text", "review", "--label", "mood"),
+        *("--steps", "30", "--batch-size", "4", "--evaluate-every", "5", "--checkpoint-every", "5"),
+        *("--prompt.length", "4", "--max-length", "32", "--device", "cpu", "--output"),
+    ]
     assert main([*command, str(home / "whole")]) == 0
     return command, home / "whole"
 
 
 @pytest.mark.parametrize("moment", [0.5, 1.5, 3.0])
 def test_kill_9_loses_at_most_the_steps_since_the_last_checkpoint(
-    undisturbed: tuple[list[str], Path], tmp_path: Path, moment: float
+    uninterrupted: tuple[list[str], Path], tmp_path: Path, moment: float
 ) -> None:
-    """A real process, killed at a moment of no one's choosing; the same command then finishes as if nothing had happened."""
-    parts, whole = tmp_path / "parts", undisturbed[1]
-    command = [sys.executable, "-m", "softprompts", *undisturbed[0], str(parts)]
+    """A real process, killed at any moment; the same command then finishes with the same result."""
+    parts, whole = tmp_path / "parts", uninterrupted[1]
+    command = [sys.executable, "-m", "softprompts", *uninterrupted[0], str(parts)]
     victim = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.time() + 60
     while (
@@ -322,7 +321,7 @@ def test_kill_9_loses_at_most_the_steps_since_the_last_checkpoint(
     _, note = read_tensors(parts / "checkpoint.safetensors")
     assert note["step"] % 5 == 0
     left = files.temporary_path(parts / "checkpoint.safetensors", 999999999)
-    left.write_bytes(b"what a write that was killed leaves")
+    left.write_bytes(b"left by a killed process")
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     one, other = (
         read_tensors(folder / "prompt.safetensors")[0]["vectors"] for folder in (parts, whole)
@@ -357,7 +356,7 @@ def test_a_bf16_backbone_keeps_a_float32_prompt_and_learns(toy_csv: Path) -> Non
     assert run.history[-1]["loss"] < run.history[0]["loss"]
 
 
-def test_a_label_the_model_cannot_write_is_one_sentence(t5: Backbone, tmp_path: Path) -> None:
+def test_a_label_the_model_cannot_generate_is_a_clear_error(t5: Backbone, tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text(
         "".join(
@@ -376,10 +375,12 @@ def test_labels_are_matched_as_the_tokenizer_spells_them(t5: Backbone) -> None:
         "other": "other",
     }
     with pytest.raises(UserError, match="the same"):
-        label_spellings(t5, ["two  words", "two words"], t5.tokenise_targets(["two  words", "two words"]))
+        label_spellings(
+            t5, ["two  words", "two words"], t5.tokenise_targets(["two  words", "two words"])
+        )
 
 
-def test_texts_are_counted_as_cut_only_when_they_are(t5: Backbone, toy_csv: Path) -> None:
+def test_only_truncated_texts_are_counted(t5: Backbone, toy_csv: Path) -> None:
     task = load_task(config(toy_csv).task)
     longest = max(len(ids) for ids in t5.tokenise([e.input for e in task.train], 400))
     assert Run(config(toy_csv, max_length=longest + 4), task, t5).cut_texts == 0
@@ -411,7 +412,7 @@ def test_two_threads_give_the_same_run_twice(toy_csv: Path, preset: str) -> None
     assert torch.equal(*tables)
 
 
-def test_a_resumed_run_needs_its_source_no_more(
+def test_a_resumed_run_does_not_need_its_source(
     t5: Backbone, toy_csv: Path, tmp_path: Path
 ) -> None:
     source = tune_config(config(toy_csv), tmp_path / "source", backbone=t5)
@@ -429,7 +430,7 @@ def test_a_resumed_run_needs_its_source_no_more(
 @pytest.mark.parametrize(
     "change", [{"step": -5}, {"step": "x"}, {"history": 5}, {"first": None, "step": 99}], ids=str
 )
-def test_an_edited_checkpoint_is_one_sentence(
+def test_an_edited_checkpoint_is_a_clear_error(
     t5: Backbone, toy_csv: Path, tmp_path: Path, change: dict[str, Any]
 ) -> None:
     with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,5 @@
-"""Several processes on one run, as `accelerate launch` starts them: two on the CPU (gloo), with the frozen model whole or sharded."""
+"""Several processes on one run, as `accelerate launch` starts them: two on the CPU (gloo), with the
+frozen model sharded or not."""
 
 import json
 import os
@@ -20,13 +21,15 @@ from softprompts.tuning.team import Team
 from ..models import random_model
 
 SETTINGS = [
-    "--text", "review", "--label", "mood", "--steps", "10", "--batch-size", "7", "--evaluate-every", "5", "--checkpoint-every", "5",
-    "--prompt.length", "4", "--lr", "0.1", "--device", "cpu", "--quiet", "--max-length", "64",
-]  # fmt: skip
+    *("--text", "review", "--label", "mood", "--steps", "10", "--batch-size", "7"),
+    *("--evaluate-every", "5", "--checkpoint-every", "5", "--prompt.length", "4", "--lr", "0.1"),
+    *("--device", "cpu", "--quiet", "--max-length", "64"),
+]
 LAUNCH = [
-    sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no",
-    "--dynamo_backend", "no", "--main_process_port", "0",
-]  # fmt: skip
+    *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2"),
+    *("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"),
+    *("--main_process_port", "0"),
+]
 TWO = [*LAUNCH, "--multi_gpu", "-m"]
 SHARDED = [*LAUNCH, "--use_fsdp", "--fsdp_version", "2", "-m"]
 
@@ -39,9 +42,9 @@ save, write = cohort.save_checkpoint, tuned.Tuned.save
 cohort.save_checkpoint = lambda run, folder: (counts["written"].append(run.step), save(run, folder))
 tuned.Tuned.save = lambda one, folder: (counts["written"].append("prompt"), write(one, folder))
 answers = evaluate.Predictor.answers
-def counted(self, rows, tick=lambda rows: None):
+def counted(self, rows, on_rows=lambda rows: None):
     counts["evaluated"] += len(rows)
-    return answers(self, rows, tick)
+    return answers(self, rows, on_rows)
 evaluate.Predictor.answers = counted
 from softprompts.backbone import EncoderDecoder
 losses = EncoderDecoder.losses
@@ -50,14 +53,17 @@ def read(self, prompt, text, targets):
     return losses(self, prompt, text, targets)
 EncoderDecoder.losses = read
 from softprompts.tuning import team
-made = team.Parallel.load
+load = team.Parallel.load
 def loaded(self, *arguments):
-    backbone = made(self, *arguments)
-    counts["shards"] = [p.to_local().numel() / p.numel() for b in backbone.blocks() for p in b.parameters() if hasattr(p, "to_local")]
+    backbone = load(self, *arguments)
+    parameters = [p for block in backbone.blocks() for p in block.parameters()]
+    sharded = [p for p in parameters if hasattr(p, "to_local")]
+    counts["shards"] = [p.to_local().numel() / p.numel() for p in sharded]
     return backbone
 team.Parallel.load = loaded
 code = cli.main(sys.argv[2:])
-open(os.path.join(sys.argv[1], "counts-" + os.environ.get("RANK", "0")), "w").write(json.dumps(counts))
+path = os.path.join(sys.argv[1], "counts-" + os.environ.get("RANK", "0"))
+open(path, "w").write(json.dumps(counts))
 sys.exit(code)
 """
 
@@ -120,8 +126,9 @@ def alone(folder: Path, *options: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_learn_what_one_does(model: Path, toy_csv: Path, tmp_path: Path) -> None:
-    """22 training rows in batches of 7: the last batch of an epoch has one row, so that one process has none. SMoP draws noise."""
+def test_two_processes_learn_the_same_as_one(model: Path, toy_csv: Path, tmp_path: Path) -> None:
+    """22 training rows in batches of 7: the last batch of an epoch has one row, so that one process
+    has none. SMoP draws noise."""
     settings = [
         "tune",
         "--model",
@@ -141,9 +148,7 @@ def test_two_processes_learn_what_one_does(model: Path, toy_csv: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_sharded_backbone_learns_what_a_whole_one_does(
-    model: Path, toy_csv: Path, tmp_path: Path
-) -> None:
+def test_a_sharded_backbone_learns_the_same(model: Path, toy_csv: Path, tmp_path: Path) -> None:
     settings = [
         "tune",
         "--model",
@@ -211,7 +216,7 @@ def test_rows_are_shared_out_and_files_written_once(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_processes(
+def test_a_run_resumes_with_another_number_of_processes(
     model: Path, toy_csv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = [
@@ -238,14 +243,14 @@ def test_a_run_goes_on_with_another_number_of_processes(
     same(tmp_path / "whole", tmp_path / "parts")
     again = run(TWO, tmp_path / "parts", *settings[:-2], "--max-length", "63", check=False)
     assert again.returncode != 0
-    assert again.stderr.count("holds a run with other settings") == 1, "told once"
+    assert again.stderr.count("holds a run with other settings") == 1, "reported once"
     with exclusive(tmp_path / "parts"):
         again = run(TWO, tmp_path / "parts", *settings, check=False)
     assert again.returncode != 0
     assert again.stderr.count("Another process is using") == 1, "all of them end"
 
 
-def test_one_process_is_a_team_of_itself() -> None:
+def test_a_single_process_is_a_team() -> None:
     team = Team()
     assert team.is_main
     assert team.share([1, 2, 3]) == team.gather([1, 2, 3]) == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""Ids of texts are made once, and read from memory or disk after that."""
+"""Texts are tokenised once; later their ids come from memory or disk."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 
 from softprompts.backbone import Backbone
+from softprompts.config.run import RunConfig
 from softprompts.files.tensors import read_tensors
 from softprompts.tasks import load
 from softprompts.tuning import tokens, tune
-from softprompts.config.run import RunConfig
 from softprompts.tuning.run import Run
 
 TEXTS = [f"text {number} " + "and more " * (number % 7) for number in range(40)]
 
 
 @pytest.fixture
-def made(t5: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The texts of every call of the tokenizer, with nothing remembered from before."""
+def tokenised(t5: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The texts of every call of the tokenizer, with an empty cache."""
     calls: list[list[str]] = []
     tokenise = t5.token_ids
 
@@ -33,40 +33,40 @@ def made(t5: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[
 
 
 def test_ids_come_from_memory_then_from_disk(
-    t5: Backbone, made: list[list[str]], tmp_path: Path
+    t5: Backbone, tokenised: list[list[str]], tmp_path: Path
 ) -> None:
     plain = tokens.cached_ids(t5, TEXTS)
     assert plain == [t5.tokenizer(text)["input_ids"] for text in TEXTS]
     assert tokens.cached_ids(t5, TEXTS) is plain
     tokens._memory.clear()
     assert tokens.cached_ids(t5, TEXTS) == plain
-    assert made == [TEXTS]
+    assert tokenised == [TEXTS]
     (path,) = (tmp_path / "cache" / "tokens").iterdir()
     assert int(read_tensors(path)[0]["ends"][-1]) == sum(map(len, plain))
     path.write_bytes(path.read_bytes()[:-9])
     tokens._memory.clear()
-    assert tokens.cached_ids(t5, TEXTS) == plain, "a damaged file is made again"
-    assert made == [TEXTS, TEXTS]
+    assert tokens.cached_ids(t5, TEXTS) == plain, "a corrupted file is written again"
+    assert tokenised == [TEXTS, TEXTS]
 
 
 def test_a_cache_that_cannot_be_written_costs_time_not_the_run(
-    t5: Backbone, made: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    t5: Backbone, tokenised: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("SOFTPROMPTS_CACHE", str(tmp_path / "file" / "cache"))
     assert tokens.cached_ids(t5, TEXTS) == [t5.tokenizer(text)["input_ids"] for text in TEXTS]
-    assert made == [TEXTS]
+    assert tokenised == [TEXTS]
 
 
 def test_memory_is_bounded(
-    t5: Backbone, made: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    t5: Backbone, tokenised: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lists = [[f"{word} {text}" for text in TEXTS[:10]] for word in "abc"]
     one = sum(len(row) for row in tokens.cached_ids(t5, lists[0]))
     monkeypatch.setattr(tokens, "MAX_TOKENS", int(2.5 * one))
     for texts in (lists[1], lists[0], lists[2], lists[0], lists[1]):
         tokens.cached_ids(t5, texts)
-    assert made == [lists[0], lists[1], lists[2], lists[1]], (
+    assert tokenised == [lists[0], lists[1], lists[2], lists[1]], (
         "the one that was not asked for longest goes"
     )
     monkeypatch.setattr(tokens, "MAX_TOKENS", 1)
@@ -74,8 +74,8 @@ def test_memory_is_bounded(
     assert len(tokens._memory) == 1
 
 
-def test_a_mixture_reads_what_its_tasks_read(
-    t5: Backbone, made: list[list[str]], monkeypatch: pytest.MonkeyPatch
+def test_a_mixture_shares_the_ids_of_its_tasks(
+    t5: Backbone, tokenised: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
     load_own = load._load_own
@@ -88,17 +88,15 @@ def test_a_mixture_reads_what_its_tasks_read(
         "helpdesk/intent+helpdesk/urgency",
         "helpdesk/urgency+helpdesk/intent",
     ]
-    configs = [
-        RunConfig.of({"task": {"task": name}, "prompt": {"length": 2}}) for name in names
-    ]
+    configs = [RunConfig.of({"task": {"task": name}, "prompt": {"length": 2}}) for name in names]
     tasks = tune.load_tasks(configs)
     assert read == names[:2]
     alone = [Run(config, each, t5) for config, each in zip(configs[:2], tasks[:2], strict=True)]
-    before = len(made)
+    before = len(tokenised)
     both, turned = (
         Run(config, each, t5) for config, each in zip(configs[2:], tasks[2:], strict=True)
     )
-    assert len(made) == before
+    assert len(tokenised) == before
     assert both.inputs == alone[0].inputs + alone[1].inputs
     assert turned.held_out == alone[1].held_out + alone[0].held_out
     assert both.batches.parts == (len(alone[0].inputs), len(alone[1].inputs))

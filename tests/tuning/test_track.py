@@ -1,4 +1,4 @@
-"""Trackers: a real TensorBoard log, read back; names that are unknown or not installed in one sentence."""
+"""Trackers: a TensorBoard log read back; clear errors for unknown or missing trackers."""
 
 from pathlib import Path
 
@@ -6,10 +6,10 @@ import pytest
 
 from softprompts.backbone import Backbone
 from softprompts.cli import main
-from softprompts.errors import UserError
 from softprompts.config.run import run_config
-from softprompts.tuning.tune import tune_config
+from softprompts.errors import UserError
 from softprompts.tuning.track import TRACKERS, check_trackers
+from softprompts.tuning.tune import tune_config
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -38,9 +38,7 @@ def test_tensorboard_gets_losses_scores_and_settings(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_run_that_starts_anew_starts_its_log_anew(
-    t5: Backbone, toy_csv: Path, tmp_path: Path
-) -> None:
+def test_a_restarted_run_restarts_its_log(t5: Backbone, toy_csv: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -58,7 +56,7 @@ def test_a_run_that_starts_anew_starts_its_log_anew(
     assert [event.step for event in logs.Scalars("train/loss")] == [10, 20]
 
 
-def test_unknown_and_missing_trackers_are_one_sentence(
+def test_unknown_and_missing_trackers_are_clear_errors(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["tune", "--task", "helpdesk/intent", "--trackers", "abacus"]) == 2

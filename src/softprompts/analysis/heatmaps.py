@@ -222,11 +222,11 @@ def _scatter(axes: "Axes", result: Correlation, weak: bool) -> None:
 
 def _inches(rows: Sequence[str], columns: Sequence[str]) -> tuple[float, float]:
     """Width and height of the cells, with the longest names beside and below them."""
-    beside, below = (
+    left, below = (
         max((len(name) for name in names), default=0) * 0.075 for names in (rows, columns)
     )
     width, height = max(CELL * len(columns), 2.0), max(CELL * 0.8 * len(rows), 1.5)
-    return width + beside + 0.5, height + below + 0.5
+    return width + left + 0.5, height + below + 0.5
 
 
 def _cells(

@@ -55,7 +55,7 @@ def retrieval_table(
             by_target = {target: seeds for target, (seeds, _) in best.items()}
             table.append(_result(scores, "best of top-k", similarity.name, k, by_target, missing))
     # Results that do not depend on the target's seed have no spread, as if there were one seed.
-    cells = {target: found for target in targets if (found := _other_cells(scores, target))}
+    cells = {target: values for target in targets if (values := _other_cells(scores, target))}
     for k in ks:
         expected = {
             target: {0: expected_best(values, k)}

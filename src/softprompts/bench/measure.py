@@ -179,7 +179,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def ratio(theirs: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
     """How many times as long the others take, step by step on the same batches."""
-    return spread([other / own for other, own in zip(theirs, ours, strict=True)])
+    return spread([slow / fast for slow, fast in zip(theirs, ours, strict=True)])
 
 
 def compare_losses(

@@ -180,13 +180,13 @@ def _compare_losses(measured: dict[str, Measurement], alone: int, dtype: str) ->
 
 
 def _peers(settings: Settings, backbone: Backbone, batches: Sequence[RunBatches]) -> list[Subject]:
-    starts = [start(settings, backbone, own, run) for run, own in enumerate(batches)]
+    starts = [start(settings, backbone, part, run) for run, part in enumerate(batches)]
 
     def make(mode: str) -> list[Learner]:
         peer = PeftModel(backbone, settings.prompt, mode)
         return [
-            PeftRun(peer, vectors, own, settings.lr, WEIGHT_DECAY)
-            for vectors, own in zip(starts, batches, strict=True)
+            PeftRun(peer, vectors, part, settings.lr, WEIGHT_DECAY)
+            for vectors, part in zip(starts, batches, strict=True)
         ]
 
     return [
@@ -203,8 +203,8 @@ def _ours(
 
     def runs(count: int) -> list[Any]:
         return [
-            make_run(backbone, own, _config(settings), settings.seed + run)
-            for run, own in enumerate(batches[:count])
+            make_run(backbone, part, _config(settings), settings.seed + run)
+            for run, part in enumerate(batches[:count])
         ]
 
     def one_by_one() -> list[Learner]:
@@ -297,7 +297,7 @@ def _measure_group(
     for name, group in learners.items():
         seconds = [clock.seconds() for clock in clocks[name]]
         per_run = [
-            fmean(own[step] / learner.runs for learner, own in zip(group, seconds, strict=True))
+            fmean(times[step] / learner.runs for learner, times in zip(group, seconds, strict=True))
             for step in range(steps)
         ]
         typical = sum(map(median, seconds))

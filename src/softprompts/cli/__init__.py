@@ -106,11 +106,11 @@ def _help() -> str:
     rows = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())
     return (
         "softprompts: one frozen model, many tiny prompts.\n\n"
-        "usage: softprompts COMMAND [options]     "
-        f"(softprompts COMMAND --help shows the options)\n\n{rows}\n\n"
+        f"usage: softprompts COMMAND [options]\n\n{rows}\n\n"
+        "softprompts COMMAND --help shows the options.\n\n"
         "options of every command:\n"
-        "  --plugin FILE  load a Python file or module that registers tasks, metrics, prompt parts\n"
-        "                 or model families\n"
+        "  --plugin FILE  load a Python file or module that registers tasks, metrics,\n"
+        "                 prompt parts or model families\n"
         "  --json         print the result as JSON\n"
         "  --quiet        show no progress\n"
         "  --debug        show the traceback of an error\n\n"

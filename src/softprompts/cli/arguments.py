@@ -37,9 +37,9 @@ def add_model(parser: argparse.ArgumentParser, model: str, required: bool = Fals
         "--dtype",
         choices=["auto", "fp32", "bf16"],
         default="auto",
-        help="precision of the frozen model: fp32, bf16 or auto",
+        help="precision of the frozen model (default auto: bf16 on a GPU, fp32 on a CPU)",
     )
-    parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="run code that comes with a hub model"
     )

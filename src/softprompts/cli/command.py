@@ -27,6 +27,20 @@ class Parser(argparse.ArgumentParser):
             choices = ", ".join(map(str, action.choices))
             raise UserError(f"{name} is {value!r}; choose one of {choices}.")
 
+    def format_help(self) -> str:
+        """With a short usage: what is required, and [options] for the rest."""
+        if self.usage is not None:
+            return super().format_help()
+        required = []
+        for action in self._actions:
+            name = action.metavar or action.dest.upper()
+            if not action.option_strings:
+                required.append(str(name))
+            elif action.required:
+                required.append(f"{action.option_strings[0]} {name}")
+        self.usage = " ".join([self.prog, *required, "[options]"])
+        return super().format_help()
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if Parser._caught is not None:
             Parser._caught.append(self)
@@ -59,8 +73,8 @@ def make_parser(name: str, examples: str, about: str | None) -> Parser:
     parser.add_argument(
         "--plugin",
         metavar="FILE",
-        help="a Python file or module that registers tasks, metrics, model families, or kinds of "
-        "start, shape, route, head or optimizer; may be repeated",
+        help="load a Python file or module that registers tasks, metrics, prompt parts or model "
+        "families; may be repeated",
     )
     return parser
 
@@ -72,7 +86,7 @@ def run_action(
     if not argv or argv[0] in ("-h", "--help"):
         usage = f"softprompts {command} {noun.upper()}"
         rows = "\n".join(f"  {name:<10} {action.__doc__}" for name, action in actions.items())
-        print(f"usage: {usage} [options]     ({usage} --help shows the options)\n\n{rows}")
+        print(f"usage: {usage} [options]\n\n{rows}\n\n{usage} --help shows the options.")
         return 0
     if argv[0] not in actions:
         raise UserError(f"There is no {noun} {argv[0]!r}; choose one of {', '.join(actions)}.")

@@ -4,28 +4,79 @@ import argparse
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..config.task import TaskConfig
 from ..errors import UserError
-from .command import make_parser, scores, tell, wordless
-from .loading import add_prompt_folder, load_prompt
+from ..tasks import Definition, Example, Task, load_task
+from ..tasks.load import own_split
+from ..tasks.metrics import rounded, score
+from ..tasks.mixture import mixture_names
+from ..tasks.named import check_labelled, data_folder, named_split
+from ..tasks.prefix_lm import PREFIX_LM
+from ..tasks.registry import definition
+from ..tasks.sources import is_file, read_rows
+from .arguments import add_tuned_prompt, load_tuned_prompt
+from .command import make_parser
+from .output import format_scores, invalid_answers, print_result
 
 if TYPE_CHECKING:
-    from ..config.task import TaskConfig
-    from ..tasks.definition import Definition
-    from ..tasks.sources import Row
     from ..tuning.tuned import Tuned
+
+EXAMPLES = """softprompts evaluate runs/stars --file test.csv
+  softprompts evaluate runs/qqp --task glue/mrpc --data-dir DATA      # zero-shot"""
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Labelled rows, and how predictions for them are scored."""
+
+    examples: list[Example]
+    metrics: list[str]
+    labels: list[str]
+    translation: dict[str, str] = field(default_factory=dict)
+    """The prompt's label words in the words of another task."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Score a tuned prompt on labelled rows."""
-    parser = make_parser(
-        "evaluate",
-        "softprompts evaluate runs/stars --file test.csv\n"
-        "  softprompts evaluate runs/qqp --task glue/mrpc --data-dir DATA      # zero-shot on another domain",
-        main.__doc__,
-    )
-    add_prompt_folder(parser)
+    options = _parser().parse_args(argv)
+    if options.file and options.task:
+        raise UserError("Rows come from --file or from --task; leave one out.")
+
+    from .progress import RowProgress
+
+    tuned = load_tuned_prompt(options)
+    data = _evaluation_set(tuned, options)
+    examples, labels = data.examples, data.labels
+    with RowProgress("evaluating", len(examples), options.quiet) as progress:
+        inputs = [example.input for example in examples]
+        answers = tuned.predictor(options.scoring)(inputs, progress.advance_rows)
+    predictions = [data.translation.get(answer, answer) for answer in answers]
+    majority = tuned.card.task.commonest
+    if options.task or not majority:
+        majority = Counter(example.target for example in examples).most_common(1)[0][0]
+    constant = [majority] * len(examples)
+    result: dict[str, Any] = {
+        "prompt": str(options.prompt),
+        "task": options.task or tuned.card.task.name,
+        "rows": len(examples),
+        "scoring": options.scoring or tuned.card.scoring,
+        "metrics": rounded(score(data.metrics, examples, predictions, labels)),
+        "majority": rounded(score(data.metrics, examples, constant, labels)),
+        "invalid": sum(answer not in labels for answer in predictions) if labels else 0,
+    }
+    lines = [f"{format_scores(result)} on {len(examples)} rows"]
+    if note := invalid_answers(result["invalid"], len(examples), bool(tuned.card.steps)):
+        lines.append(note)
+    print_result(options, result, "\n".join(lines))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser("evaluate", EXAMPLES, main.__doc__)
+    add_tuned_prompt(parser)
     parser.add_argument(
         "--file",
         metavar="FILE",
@@ -34,135 +85,99 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--task",
         metavar="NAME",
-        help="another named task to be judged by, its label words taken for this one's",
+        help="another named task to evaluate on, with as many labels, matched in order",
     )
     parser.add_argument(
         "--split",
         default="validation",
-        help="train, validation, or what else the task or the dataset has (default validation)",
+        help="train, validation, or another split of the task or dataset (default validation)",
     )
     parser.add_argument(
-        "--data-dir", metavar="DIR", help="a folder with named tasks' rows (default: as tuned)"
+        "--data-dir",
+        metavar="DIR",
+        help="a folder with named tasks' rows (default: as tuned)",
     )
     parser.add_argument(
-        "--skip-bad-rows", action="store_true", help="leave out rows with an empty text or label"
+        "--skip-bad-rows", action="store_true", help="skip rows with an empty text or label"
     )
-    options = parser.parse_args(argv)
-
-    from ..tasks.metrics import score, rounded
-    from .progress import RowProgress
-
-    if options.file and options.task:
-        raise UserError("Rows come from --file or from --task; leave one out.")
-    tuned = load_prompt(options)
-    examples, names, labels, rewrite = _judged_by(tuned, options)
-    with RowProgress("evaluating", len(examples), options.quiet) as progress:
-        told = tuned.predictor(options.scoring)([e.input for e in examples], progress.tick)
-    predictions = [rewrite.get(answer, answer) for answer in told]
-    commonest = tuned.card.task.commonest
-    if options.task or not commonest:
-        commonest = Counter(e.target for e in examples).most_common(1)[0][0]
-    result: dict[str, Any] = {
-        "prompt": str(options.prompt),
-        "task": options.task or tuned.card.task.name,
-        "rows": len(examples),
-        "scoring": options.scoring or tuned.card.scoring,
-        "metrics": rounded(score(names, examples, predictions, labels)),
-        "majority": rounded(score(names, examples, [commonest] * len(examples), labels)),
-        "invalid": sum(p not in labels for p in predictions) if labels else 0,
-    }
-    why = wordless(result["invalid"], len(examples), bool(tuned.card.steps))
-    tell(options, result, f"{scores(result)} on {len(examples)} rows" + (f"\n{why}" if why else ""))
-    return 0
+    return parser
 
 
-def _judged_by(
-    tuned: "Tuned", options: argparse.Namespace
-) -> tuple[list[Any], list[str], list[str], dict[str, str]]:
-    """Examples, metrics, label words, and what each of the prompt's own label words means there."""
-    from ..config.task import TaskConfig
-    from ..tasks import load_task
-    from ..tasks.registry import definition
-    from ..tasks.load import own_split
-    from ..tasks.named import check_labelled, data_folder, named_split
-
-    form, names = tuned.form, list(tuned.card.task.metrics)
-    own = TaskConfig.of(
-        {
-            **tuned.card.task_settings,
-            **({"data_dir": options.data_dir} if options.data_dir else {}),
-        },
-    )
+def _evaluation_set(tuned: "Tuned", options: argparse.Namespace) -> EvaluationSet:
+    form, metrics = tuned.form, list(tuned.card.task.metrics)
     if options.file:
-        rows = _rows(options)
+        if options.split != "validation" and is_file(options.file):
+            raise UserError(f"{options.file} is a file without splits; leave out --split.")
+        rows = read_rows(options.file, options.split)
         form.check_columns(rows)
-        return form.examples(rows, options.skip_bad_rows, "validation"), names, form.labels, {}
-    mixed = _of_mixture(own, options.task)
-    task = None
-    if mixed is not None:
-        own, task = mixed, load_task(mixed)
-        form, names = task.form, list(task.metrics)
-    elif options.task:
-        other = definition(options.task)
-        examples = form.wrap(named_split(other, options.split, data_folder(own), form.task_word))
-        check_labelled(other.name, options.split, examples)
-        return examples, list(other.metrics), list(other.labels), _meanings(form.labels, other)
-    if form.task is not None and options.split != "validation" and own.splits == "official":
-        examples = form.wrap(
-            named_split(definition(form.task), options.split, data_folder(own), form.task_word)
-        )
-        check_labelled(form.task, options.split, examples)
-        return examples, names, form.labels, {}
-    if own.task is None and own.train is None:
+        examples = form.examples(rows, options.skip_bad_rows, "validation")
+        return EvaluationSet(examples, metrics, form.labels)
+    data_dir = {"data_dir": options.data_dir} if options.data_dir else {}
+    config = TaskConfig.of({**tuned.card.task_settings, **data_dir})
+    if not options.task:
+        return _own_rows(tuned, config, options)
+    member = _mixture_member(config, options.task)
+    if member is not None:
+        return _own_rows(tuned, member, options, load_task(member))
+    other = definition(options.task)
+    examples = form.wrap(named_split(other, options.split, data_folder(config), form.task_word))
+    check_labelled(other.name, options.split, examples)
+    translation = _translation(form.labels, other)
+    return EvaluationSet(examples, list(other.metrics), list(other.labels), translation)
+
+
+def _own_rows(
+    tuned: "Tuned", config: TaskConfig, options: argparse.Namespace, member: Task | None = None
+) -> EvaluationSet:
+    """Rows of the task that the prompt was tuned on, or of one `member` of its mixture."""
+    form, metrics, split = tuned.form, list(tuned.card.task.metrics), options.split
+    if member is not None:
+        form, metrics = member.form, list(member.metrics)
+    if form.task is not None and split != "validation" and config.splits == "official":
+        named = named_split(definition(form.task), split, data_folder(config), form.task_word)
+        examples = form.wrap(named)
+        check_labelled(form.task, split, examples)
+        return EvaluationSet(examples, metrics, form.labels)
+    if config.task is None and config.train is None:
         raise UserError(
-            f"{options.prompt} was imported and brings no rows of its own; give labelled rows with --file."
+            f"{options.prompt} was imported without rows of its own; "
+            "give labelled rows with --file."
         )
-    task = task or load_task(own)
+    task = member or load_task(config)
     if task.metrics[0] == "mean":
-        raise UserError("A mixture is judged task by task; name one with --task.")
-    drawn = mixed is None and (
-        form.task is None or own.splits != "official"
-    )  # rows that were learned from might be among others now
-    told = tuned.card.task.digests.get(options.split) if drawn else None
-    if told is not None and task.digests[options.split] != told:
-        mend = "put the old rows back, or give labelled rows with --file"
+        raise UserError("A mixture is evaluated one task at a time; name one with --task.")
+    if member is None and (form.task is None or config.splits != "official"):
+        _check_same_rows(tuned, task, options)
+    return EvaluationSet(own_split(config, task, split), metrics, form.labels)
+
+
+def _check_same_rows(tuned: "Tuned", task: Task, options: argparse.Namespace) -> None:
+    """Other rows would be split otherwise: training rows could be among those evaluated on."""
+    digest = tuned.card.task.digests.get(options.split)
+    if digest is not None and task.digests[options.split] != digest:
         raise UserError(
-            f"The {options.split} rows of {task.name} are not those that {options.prompt} was tuned with any more; {mend}."
+            f"The {options.split} rows of {task.name} have changed since {options.prompt} was "
+            "tuned; restore them, or give labelled rows with --file."
         )
-    return own_split(own, task, options.split), names, form.labels, {}
 
 
-def _rows(options: argparse.Namespace) -> "list[Row]":
-    """The rows of --file; only a dataset has splits."""
-    from ..tasks.sources import is_file, read_rows
-
-    if options.split != "validation" and is_file(options.file):
-        raise UserError(f"{options.file} is one file without splits; leave --split out.")
-    return read_rows(options.file, options.split)
-
-
-def _of_mixture(own: "TaskConfig", name: str | None) -> "TaskConfig | None":
-    """One task of the mixture that a prompt was tuned on, with the mixture's settings."""
-    from ..tasks.mixture import mixture_names
-    from ..tasks.registry import definition
-    from ..tasks.prefix_lm import PREFIX_LM
-
-    if name is None or own.task is None or "+" not in own.task:
+def _mixture_member(config: TaskConfig, name: str) -> TaskConfig | None:
+    """A task of the mixture that a prompt was tuned on, with the mixture's settings."""
+    if config.task is None or "+" not in config.task:
         return None
-    wanted = definition(name).name
-    parts = [
-        part
-        for part in mixture_names(own.task)
-        if part != PREFIX_LM and definition(part).name == wanted
-    ]
-    return dataclasses.replace(own, task=parts[0]) if parts else None
+    names = [part for part in mixture_names(config.task) if part != PREFIX_LM]
+    full_name = definition(name).name
+    matches = [part for part in names if definition(part).name == full_name]
+    return dataclasses.replace(config, task=matches[0]) if matches else None
 
 
-def _meanings(labels: Sequence[str], other: "Definition") -> dict[str, str]:
-    """Label words of the prompt, one for one, as another task's; words that are the same mean the same."""
+def _translation(labels: Sequence[str], other: Definition) -> dict[str, str]:
+    """The prompt's label words as another task's, in order; none if the words are the same."""
     if set(other.labels) == set(labels):
         return {}
     if len(other.labels) != len(labels):
-        told = f"{other.name} has {len(other.labels) or 'no'} labels, and the prompt knows {len(labels) or 'none'}"
-        raise UserError(f"{told}; name a task with as many.")
+        raise UserError(
+            f"{other.name} has {len(other.labels) or 'no'} labels, and the prompt has "
+            f"{len(labels) or 'none'}; name a task with as many."
+        )
     return dict(zip(labels, other.labels, strict=True))

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     """All settings of a run, and a file of them."""
     defaults = run_config()
     about = (
-        f"The defaults are those of the preset {defaults.preset}; "
-        "another --preset, or --paper, changes them (docs/prompts.md)."
+        f"The defaults are those of the preset {defaults.preset}; another --preset, or --paper,\n"
+        "changes them (docs/prompts.md)."
     )
     parser.add_argument(
         "--config", metavar="FILE", type=Path, help="a YAML file of settings; flags override it"
@@ -158,7 +159,8 @@ def _kinds() -> list[str]:
         for kind in table:
             options = table.schema(kind)["properties"].items()
             shown = ", ".join(_option(name, schema) for name, schema in options) or "no options"
-            lines.append(f"{as_flag(table.path)} {kind}: {shown}")
+            line = f"{as_flag(table.path)} {kind}: {shown}"
+            lines.append(textwrap.fill(line, 76, subsequent_indent="    "))
     return lines
 
 

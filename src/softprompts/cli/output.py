@@ -28,7 +28,7 @@ def invalid_answers(invalid: int, rows: int, trained: bool = True) -> str | None
 
 
 def advice_on_labels(trained: bool = True) -> str:
-    """What helps where a model generates other words than labels; without training, steps do not."""
+    """What helps if a model generates other words than labels: more steps, unless untrained."""
     scoring = "use label scoring (--scoring labels)"
     return f"tune with more --steps, or {scoring}" if trained else scoring
 

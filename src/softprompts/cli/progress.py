@@ -1,4 +1,4 @@
-"""What a person at a terminal sees of long work; nothing at all where there is no terminal."""
+"""Progress on a terminal; nothing where there is none."""
 
 import math
 import time
@@ -26,12 +26,12 @@ from rich.text import Text
 from ..config.products import spell
 from ..tuning import Run, Watcher
 
-REDRAWN = 0.1
-"""Seconds between two looks at a run: steps may be far shorter."""
-
-
+REFRESH_SECONDS = 0.1
+"""Between two updates of a run's bar: steps may be far shorter."""
 NARROW = 110
-"""Columns of a terminal below which a run is told in fewer words, so that the time left stays in sight."""
+"""Columns of a terminal below which a bar has fewer details, so that the time left fits in."""
+NAME_WIDTH = 22
+"""Columns of a task's name on a narrow terminal."""
 
 
 class _Rate(ProgressColumn):
@@ -40,54 +40,51 @@ class _Rate(ProgressColumn):
         return Text(f"{task.speed:.1f} {unit}/s" if task.speed else f"- {unit}/s", style="cyan")
 
 
-class _Left(ProgressColumn):
-    """The time left, where a bar knows it better than by its own rate."""
+class _TimeLeft(ProgressColumn):
+    """The time left: a better estimate than the bar's own rate where there is one."""
 
     def render(self, task: Task) -> Text:
-        seconds = (
-            task.fields["left"] if task.fields.get("left") is not None else task.time_remaining
-        )
-        return Text(
-            "-:--:--" if seconds is None else str(timedelta(seconds=round(seconds))),
-            style="progress.remaining",
-        )
+        estimate = task.fields.get("seconds_left")
+        seconds = task.time_remaining if estimate is None else estimate
+        text = "-:--:--" if seconds is None else str(timedelta(seconds=round(seconds)))
+        return Text(text, style="progress.remaining")
+
+
+Event = Literal["step", "evaluation"]
 
 
 class Pace:
-    """How long steps and evaluations took so far, and what is left of both will take."""
+    """How long steps and evaluations took so far, and how long the remaining ones will take."""
 
     def __init__(self) -> None:
-        self.seconds, self.many = {"step": 0.0, "judge": 0.0}, {"step": 0, "judge": 0}
+        self.seconds: dict[Event, float] = {"step": 0.0, "evaluation": 0.0}
+        self.counts: dict[Event, int] = {"step": 0, "evaluation": 0}
         self.last: float | None = None
+        """When the last step or evaluation ended."""
 
-    def took(self, what: Literal["step", "judge"]) -> None:
-        """A run has taken a step or was judged; what came before the first is not counted, because compiling may be in it."""
+    def record(self, event: Event) -> None:
+        """A step or an evaluation has ended. The first is not timed: it may include compiling."""
         now = time.monotonic()
         if self.last is not None:
-            self.seconds[what] += now - self.last
-            self.many[what] += 1
+            self.seconds[event] += now - self.last
+            self.counts[event] += 1
         self.last = now
 
-    def left(self, runs: Sequence[Run]) -> float | None:
-        """Seconds; before the first evaluation, a row that is judged counts as half of one that is learned from."""
-        if self.last is None or not self.many["step"]:
+    def seconds_left(self, runs: Sequence[Run]) -> float | None:
+        """Before the first evaluation, a row counts half as much in evaluation as in training."""
+        if self.last is None or not self.counts["step"]:
             return None
-        step, to_go = (
-            self.seconds["step"] / self.many["step"],
-            [run for run in runs if run.stopped is None],
-        )
-        known = self.seconds["judge"] / self.many["judge"] if self.many["judge"] else None
-        judging = sum(
-            _evaluations_left(run)
-            * (
-                len(run.held_out) / run.config.tuning.batch_size * step / 2
-                if known is None
-                else known
-            )
-            for run in to_go
-        )
-        told = judging + step * sum(run.steps - run.step for run in to_go)
-        return max(0.0, told - (time.monotonic() - self.last))
+        step = self.seconds["step"] / self.counts["step"]
+        seconds = 0.0
+        for run in runs:
+            if run.stopped is not None:
+                continue
+            if self.counts["evaluation"]:
+                evaluation = self.seconds["evaluation"] / self.counts["evaluation"]
+            else:
+                evaluation = len(run.held_out) / run.config.tuning.batch_size * step / 2
+            seconds += evaluation * _evaluations_left(run) + step * (run.steps - run.step)
+        return max(0.0, seconds - (time.monotonic() - self.last))
 
 
 def _evaluations_left(run: Run) -> int:
@@ -96,8 +93,8 @@ def _evaluations_left(run: Run) -> int:
     return max(0, math.ceil(run.steps / every) - done)
 
 
-class ProgressWatcher(Watcher):
-    """A bar per run: steps, loss, the metric so far, rate and time left; and one more while it is evaluated."""
+class RunProgress(Watcher):
+    """A bar per run: steps, loss, metric, rate and time left; a second one while it evaluates."""
 
     def __init__(self, quiet: bool = False) -> None:
         console = Console(stderr=True)
@@ -106,17 +103,18 @@ class ProgressWatcher(Watcher):
             TextColumn("{task.description}"),
             BarColumn(8 if self.narrow else 40),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[news]}"),
+            TextColumn("{task.fields[info]}"),
             _Rate(),
             *(() if self.narrow else (TimeElapsedColumn(),)),
             TextColumn("left"),
-            _Left(),
+            _TimeLeft(),
         )
         self.shown = console.is_terminal and not quiet
         self.pace = Pace()
         self.progress = Progress(*columns, console=console, disable=not self.shown)
         self.bars: dict[int, tuple[TaskID, TaskID]] = {}
-        self.looked = 0.0
+        """The bars of training and of evaluation, by the run's id."""
+        self.updated_at = 0.0
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -131,89 +129,94 @@ class ProgressWatcher(Watcher):
         self.progress.stop()
 
     def on_step(self, run: Run) -> None:
-        self.pace.took("step")
-        if self.shown and (run.finished or time.monotonic() - self.looked > REDRAWN):
-            self.looked = time.monotonic()
-            self.progress.update(
-                self._bar(run)[0],
-                completed=run.step,
-                news=_news(run, self.narrow),
-                left=self.pace.left([run]),
-            )
+        self.pace.record("step")
+        now = time.monotonic()
+        if self.shown and (run.finished or now - self.updated_at > REFRESH_SECONDS):
+            self.updated_at = now
+            self._update(run, completed=run.step)
 
     def on_rows_answered(self, run: Run, rows: int) -> None:
         if self.shown:
-            self.progress.update(self._bar(run)[1], advance=rows, visible=True)
+            self.progress.update(self._bars(run)[1], advance=rows, visible=True)
 
     def on_evaluation(self, run: Run) -> None:
-        self.pace.took("judge")
+        self.pace.record("evaluation")
         if self.shown:
-            training, judging = self._bar(run)
-            self.progress.reset(judging, visible=False)
-            self.progress.update(training, news=_news(run, self.narrow), left=self.pace.left([run]))
+            self.progress.reset(self._bars(run)[1], visible=False)
+            self._update(run)
 
-    def _bar(self, run: Run) -> tuple[TaskID, TaskID]:
+    def _update(self, run: Run, completed: float | None = None) -> None:
+        self.progress.update(
+            self._bars(run)[0],
+            completed=completed,
+            info=_info(run, self.narrow),
+            seconds_left=self.pace.seconds_left([run]),
+        )
+
+    def _bars(self, run: Run) -> tuple[TaskID, TaskID]:
         if id(run) not in self.bars:
-            name = (
-                _short(run.task.name) if self.narrow else f"{run.task.name} seed {run.config.seed}"
-            )
+            name = f"{run.task.name} seed {run.config.seed}"
+            name = _shortened(run.task.name) if self.narrow else name
             training = self.progress.add_task(
-                name, total=run.steps, completed=run.step - 1, news="", unit="steps"
+                name, total=run.steps, completed=run.step - 1, info="", unit="steps"
             )
-            judging = self.progress.add_task(
-                "  evaluating", total=len(run.held_out), visible=False, news="", unit="rows"
+            evaluation = self.progress.add_task(
+                "  evaluating", total=len(run.held_out), visible=False, info="", unit="rows"
             )
-            self.bars[id(run)] = (training, judging)
+            self.bars[id(run)] = (training, evaluation)
         return self.bars[id(run)]
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= 22 else f"{name[:21]}…"
+def _shortened(name: str) -> str:
+    return name if len(name) <= NAME_WIDTH else f"{name[: NAME_WIDTH - 1]}…"
 
 
-def _news(run: Run, narrow: bool = False) -> str:
-    if narrow and run.history:
-        return f"{run.history[-1][run.metric]:.1f} (best {run.best_entry[run.metric]:.1f})"
-    parts = [f"loss {loss}"] if (loss := _loss(run)) else []
+def _info(run: Run, narrow: bool = False) -> str:
+    """Loss and metric; on a narrow terminal, the metric's value alone once there is one."""
+    score = ""
     if run.history:
-        parts.append(
-            f"{run.metric} {run.history[-1][run.metric]:.1f} (best {run.best_entry[run.metric]:.1f})"
-        )
-    return "  ".join(parts)
+        last, best = run.history[-1][run.metric], run.best_entry[run.metric]
+        score = f"{last:.1f} (best {best:.1f})"
+    if narrow and score:
+        return score
+    loss = _loss(run)
+    parts = [f"loss {loss}" if loss else "", f"{run.metric} {score}" if score else ""]
+    return "  ".join(filter(None, parts))
 
 
 def _loss(run: Run) -> str:
-    """The last loss that is known. Another thread may be adding to it."""
+    """The last known loss. Another thread may be appending to the lists."""
     pending, history = run.pending, run.history
-    return f"{pending[-1]:.3f}" if pending else f"{history[-1]['loss']:.3f}" if history else ""
+    if pending:
+        return f"{pending[-1]:.3f}"
+    return f"{history[-1]['loss']:.3f}" if history else ""
 
 
-class CohortWatcher(Watcher):
-    """Many runs on one screen: a row for each, the unfinished first, and one bar over the steps of all.
+class CohortProgress(Watcher):
+    """Many runs on one screen: a row for each, unfinished ones first, and a bar over all steps.
 
     A thread draws it twice a second from the runs themselves, so that a step costs nothing.
     """
 
     def __init__(self, settings: Sequence[Mapping[str, Any]], quiet: bool = False) -> None:
-        """`settings` set each run apart from the others."""
+        """`settings` are those in which the runs differ, one mapping per run."""
         self.console = Console(stderr=True)
         self.shown = self.console.is_terminal and not quiet
         self.settings = list(settings)
         self.runs: list[Run] = []
-        self.ended = False
-        self.judged: dict[int, int] = {}
-        """Rows answered in the evaluation that a run is in, by the run's id."""
+        self.finished = False
+        self.answered: dict[int, int] = {}
+        """Rows answered in the current evaluation of a run, by the run's id."""
         columns = (
+            TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             _Rate(),
             TimeElapsedColumn(),
             TextColumn("left"),
-            _Left(),
+            _TimeLeft(),
         )
-        self.progress = Progress(
-            TextColumn("{task.description}"), *columns, console=self.console, auto_refresh=False
-        )
+        self.progress = Progress(*columns, console=self.console, auto_refresh=False)
         self.pace = Pace()
         self.live = Live(console=self.console, get_renderable=self._screen, refresh_per_second=2)
 
@@ -223,7 +226,7 @@ class CohortWatcher(Watcher):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.ended = error is None
+        self.finished = error is None
         self.live.stop()
 
     def on_start(self, runs: Sequence[Run]) -> None:
@@ -232,53 +235,57 @@ class CohortWatcher(Watcher):
             self.progress.add_task(
                 f"{len(runs)} runs",
                 total=sum(run.steps for run in runs),
-                completed=self._done(),
+                completed=self._steps_done(),
                 unit="run-steps",
             )
             self.live.start(refresh=True)
 
     def on_step(self, run: Run) -> None:
-        self.pace.took("step")
+        self.pace.record("step")
 
     def on_rows_answered(self, run: Run, rows: int) -> None:
-        self.judged[id(run)] = self.judged.get(id(run), 0) + rows
+        self.answered[id(run)] = self.answered.get(id(run), 0) + rows
 
     def on_evaluation(self, run: Run) -> None:
-        self.pace.took("judge")
-        self.judged.pop(id(run), None)
+        self.pace.record("evaluation")
+        self.answered.pop(id(run), None)
 
-    def _done(self) -> int:
+    def _steps_done(self) -> int:
         return sum(run.steps if run.finished else run.step for run in self.runs)
 
     def _screen(self) -> Group:
         for bar in self.progress.task_ids:
-            self.progress.update(bar, completed=self._done(), left=self.pace.left(self.runs))
-        return Group(*([] if self.ended else self._table()), self.progress)
+            seconds_left = self.pace.seconds_left(self.runs)
+            self.progress.update(bar, completed=self._steps_done(), seconds_left=seconds_left)
+        return Group(*([] if self.finished else self._table()), self.progress)
 
     def _table(self) -> list[Table | Text]:
-        """As many runs as the terminal is high."""
-        room = max(1, self.console.height - 4)
-        order = sorted(range(len(self.runs)), key=lambda place: self.runs[place].finished)
+        """As many runs as fit on the terminal."""
+        height = max(1, self.console.height - 4)
+        order = sorted(range(len(self.runs)), key=lambda index: self.runs[index].finished)
         table = Table(*self.settings[0], "step", "loss", "score", "best", box=None, pad_edge=False)
         for column in table.columns:
             column.no_wrap = True
-        for place in order[:room]:
-            table.add_row(*map(spell, self.settings[place].values()), *self._row(self.runs[place]))
-        return [table, Text(f"... and {len(order) - room} more")] if len(order) > room else [table]
+        for index in order[:height]:
+            settings = map(spell, self.settings[index].values())
+            table.add_row(*settings, *self._row(self.runs[index]))
+        hidden = len(order) - height
+        return [table, Text(f"... and {hidden} more")] if hidden > 0 else [table]
 
     def _row(self, run: Run) -> list[str]:
-        entry = run.history[-1] if run.history else None
-        score = f"{run.metric} {entry[run.metric]:.1f}" if entry else ""
-        if id(run) in self.judged:
-            score = f"evaluating {self.judged.get(id(run), 0)}/{len(run.held_out)}"
-        best = f"{run.best_entry[run.metric]:.1f}" if entry else ""
+        score = best = ""
+        if run.history:
+            score = f"{run.metric} {run.history[-1][run.metric]:.1f}"
+            best = f"{run.best_entry[run.metric]:.1f}"
+        if id(run) in self.answered:
+            score = f"evaluating {self.answered.get(id(run), 0)}/{len(run.held_out)}"
         return [f"{run.step}/{run.steps}", "failed" if run.failed else _loss(run), score, best]
 
 
 class RowProgress(Progress):
     """A bar over rows, for predicting and evaluating."""
 
-    def __init__(self, what: str, rows: int, quiet: bool = False) -> None:
+    def __init__(self, description: str, rows: int, quiet: bool = False) -> None:
         console = Console(stderr=True)
         columns = (
             TextColumn("{task.description}"),
@@ -291,7 +298,7 @@ class RowProgress(Progress):
         super().__init__(
             *columns, console=console, disable=quiet or not console.is_terminal, transient=True
         )
-        self.bar = self.add_task(what, total=rows, unit="rows")
+        self.bar = self.add_task(description, total=rows, unit="rows")
 
-    def tick(self, rows: int) -> None:
+    def advance_rows(self, rows: int) -> None:
         self.update(self.bar, advance=rows)

@@ -1,14 +1,15 @@
-"""The command `softprompts prompts`: look through a library, bring prompts in, take them out."""
+"""The command `softprompts prompts`: list, show and search a library; import and export prompts."""
 
 import argparse
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from ..library.library import ignore, named_prompt
-from .command import act, aligned, make_parser, tell
-from .exchange import export, take_in
-from .naming import add_library, add_prompt
+from ..library import Similarity
+from . import export_prompt, import_prompts, recycle
+from .arguments import add_library, add_library_prompt, whole_number
+from .command import make_parser, run_action
+from .output import aligned, print_result
 
 if TYPE_CHECKING:
     from ..artifacts.card import Card
@@ -17,31 +18,21 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    """One of the actions on prompts."""
-    actions = {
-        "list": _list,
-        "show": _show,
-        "search": _search,
-        "import": take_in,
-        "export": export,
-        "recycle": _recycle,
-    }
-    return act("prompts", actions, argv)
+    """Manage a library of prompts."""
+    return run_action("prompts", ACTIONS, argv)
 
 
-SIMILAR = "per_token_average_cosine (default) or cosine_of_average_tokens"
-
-
-def _list(argv: Sequence[str]) -> int:
-    """The prompts of a library, all or of one task or backbone."""
-    examples = "softprompts prompts list\n  softprompts prompts list --task 'helpdesk/*' --backbone t5-tiny --json"
-    parser = make_parser("prompts list", examples, _list.__doc__)
+def list_prompts(argv: Sequence[str]) -> int:
+    """List the prompts of a library, or those of a task or backbone."""
+    examples = """softprompts prompts list
+  softprompts prompts list --task 'helpdesk/*' --backbone t5-tiny --json"""
+    parser = make_parser("prompts list", examples, list_prompts.__doc__)
     add_library(parser)
     parser.add_argument(
         "--task",
         metavar="NAME",
         default="*",
-        help="only prompts of this task; * stands for anything",
+        help="only prompts of this task; * matches anything",
     )
     parser.add_argument(
         "--backbone",
@@ -50,66 +41,61 @@ def _list(argv: Sequence[str]) -> int:
         help="only prompts of this backbone, by name or fingerprint",
     )
     options = parser.parse_args(argv)
-    entries = [entry for entry in _there(options).entries() if _wanted(entry, options)]
+
+    from ..library.library import Library
+
+    library = Library(options.library).existing()
+    entries = [entry for entry in library.entries() if _matches(entry, options)]
     rows = [("name", "task", "score", "backbone", "method", "prompt", "embedded at")]
-    rows += [
-        (
-            e.name,
-            e.card.task.name,
-            _score(e),
-            _backbone(e),
-            str(e.card.method),
-            _size(e),
-            _step(e),
-        )
-        for e in entries
-    ]
-    every = (options.task, options.backbone) == ("*", "*")
-    none = f"The library {options.library} holds no prompt{'' if every else ' of that task and backbone'}."
-    text = _table(rows) if entries else none
-    tell(
-        options,
-        {"library": str(options.library), "prompts": [_record(entry) for entry in entries]},
-        text,
-    )
+    for entry in entries:
+        card = entry.card
+        what = (entry.name, card.task.name, _score(entry), card.backbone.name)
+        rows.append((*what, str(card.method), _size(entry), _step(entry)))
+    filtered = (options.task, options.backbone) != ("*", "*")
+    none = f"The library {options.library} holds no prompt"
+    text = _table(rows) if entries else none + (" of that task and backbone." if filtered else ".")
+    result = {"library": str(options.library), "prompts": [_record(entry) for entry in entries]}
+    print_result(options, result, text)
     return 0
 
 
-def _wanted(entry: "Entry", options: argparse.Namespace) -> bool:
+def _matches(entry: "Entry", options: argparse.Namespace) -> bool:
     backbone = (entry.card.backbone.name, entry.fingerprint)
     return fnmatchcase(entry.card.task.name, options.task) and any(
         fnmatchcase(name, options.backbone) for name in backbone
     )
 
 
-def _show(argv: Sequence[str]) -> int:
-    """A prompt's card: task, backbone, scores, how it was made and what it started from."""
-    parser = make_parser(
-        "prompts show",
-        "softprompts prompts show intent\n  softprompts prompts show runs/intent --json",
-        _show.__doc__,
-    )
+def show_prompt(argv: Sequence[str]) -> int:
+    """Show a prompt's card: task, backbone, scores, how it was tuned and what it started from."""
+    examples = """softprompts prompts show intent
+  softprompts prompts show runs/intent --json"""
+    parser = make_parser("prompts show", examples, show_prompt.__doc__)
     add_library(parser)
-    add_prompt(parser)
+    add_library_prompt(parser)
     options = parser.parse_args(argv)
+
+    from ..library.library import named_prompt
+
     entry = named_prompt(options.prompt, options.library)
+    card = entry.card
     lineage = {
-        "started_from": entry.card.sources,
-        "weights": entry.card.source_weights,
-        "recycled_from": entry.card.lineage and entry.card.lineage.recycled_from,
+        "started_from": card.sources,
+        "weights": card.source_weights,
+        "recycled_from": card.lineage and card.lineage.recycled_from,
     }
     result = {"name": entry.name, "folder": str(entry.folder), "lineage": lineage}
-    tell(options, {**result, "card": entry.card.plain()}, _description(entry))
+    print_result(options, {**result, "card": card.plain()}, _describe(entry))
     return 0
 
 
-def _description(entry: "Entry") -> str:
+def _describe(entry: "Entry") -> str:
     card = entry.card
     rows = [
         ("name", entry.name),
         ("folder", str(entry.folder)),
         ("task", card.task.name),
-        ("backbone", f"{_backbone(entry)}, fingerprint {entry.fingerprint}"),
+        ("backbone", f"{card.backbone.name}, fingerprint {entry.fingerprint}"),
         ("method", str(card.method) + ("" if card.seed is None else f", seed {card.seed}")),
         ("prompt", f"{_size(entry)} vectors"),
         ("started from", _origin(card)),
@@ -135,95 +121,97 @@ def _origin(card: "Card") -> str:
     return card.start.kind if card.start and card.steps is not None else "unknown"
 
 
-def _search(argv: Sequence[str]) -> int:
-    """The prompts that are most like one, among those of its backbone."""
-    examples = "softprompts prompts search intent\n  softprompts prompts search runs/new-task --by cosine_of_average_tokens --top 3 --json"
-    parser = make_parser("prompts search", examples, _search.__doc__)
+def search_prompts(argv: Sequence[str]) -> int:
+    """Find the prompts most similar to one, among those of its backbone."""
+    examples = """softprompts prompts search intent
+  softprompts prompts search runs/new-task --by cosine_of_average_tokens --top 3 --json"""
+    parser = make_parser("prompts search", examples, search_prompts.__doc__)
     add_library(parser)
-    add_prompt(parser)
+    add_library_prompt(parser)
     parser.add_argument(
-        "--by", metavar="SIMILARITY", default="per_token_average_cosine", help=SIMILAR
+        "--by",
+        metavar="SIMILARITY",
+        choices=get_args(Similarity),
+        default="per_token_average_cosine",
+        help="per_token_average_cosine (default) or cosine_of_average_tokens",
     )
     parser.add_argument(
         "--top",
         metavar="K",
-        type=int,
+        type=whole_number("top"),
         default=10,
-        help="how many to tell, the most similar first (default 10)",
+        help="how many to show, the most similar first (default 10)",
     )
     options = parser.parse_args(argv)
-    library, asked = _there(options), named_prompt(options.prompt, options.library)
-    own = [asked.name] if asked.folder.resolve().parent == library.folder.resolve() else []
-    found = library.search(asked.vectors(), asked.fingerprint, options.by, options.top, own)
+
+    from ..library.library import Library, named_prompt
+
+    library = Library(options.library).existing()
+    query = named_prompt(options.prompt, options.library)
+    in_library = query.folder.resolve().parent == library.folder.resolve()
+    without = [query.name] if in_library else []
+    matches = library.search(query.vectors(), query.fingerprint, options.by, options.top, without)
     result = {
-        "prompt": asked.name,
+        "prompt": query.name,
         "similarity": options.by,
-        "backbone": asked.card.backbone.name,
-        "fingerprint": asked.fingerprint,
-        "step": asked.card.embedded_at,
-        "found": [{"similarity": one.similarity, **_record(one.entry)} for one in found],
+        "backbone": query.card.backbone.name,
+        "fingerprint": query.fingerprint,
+        "step": query.card.embedded_at,
+        "found": [{"similarity": match.similarity, **_record(match.entry)} for match in matches],
     }
     rows = [("similarity", "name", "task", "score", "embedded at")]
-    rows += [
-        (
-            f"{o.similarity:.4f}",
-            o.entry.name,
-            o.entry.card.task.name,
-            _score(o.entry),
-            _step(o.entry),
-        )
-        for o in found
-    ]
+    for match in matches:
+        entry = match.entry
+        task = entry.card.task.name
+        rows.append((f"{match.similarity:.4f}", entry.name, task, _score(entry), _step(entry)))
     lines = [
-        f"most like {asked.name} (embedded at {_step(asked)}) by {options.by}, on {_backbone(asked)}:",
+        f"most similar to {query.name} (embedded at {_step(query)}) by {options.by}, "
+        f"on {query.card.backbone.name}:",
         _table(rows),
+        *_caveats(query, [match.entry for match in matches]),
     ]
-    if any(one.entry.card.embedded_at != asked.card.embedded_at for one in found):
-        lines.append(
-            "the embeddings are of different steps, which makes similarities less sure; tune with the same --embed-at"
-        )
-    if any(one.entry.card.seed != asked.card.seed for one in found):
-        lines.append(
-            "the prompts are of different seeds, and those of one seed start from the same words, so they seem more alike"
-        )
-    tell(options, result, "\n".join(lines) if found else _none_like(asked, library))
+    print_result(options, result, "\n".join(lines) if matches else _no_match(query, library))
     return 0
 
 
-def _none_like(asked: "Entry", library: "Library") -> str:
-    """That there is nothing to compare with; a model's name may have gone over to another one."""
-    library.warn = ignore  # the search told of damaged prompts already
+def _caveats(query: "Entry", entries: Sequence["Entry"]) -> list[str]:
+    caveats = []
+    if any(entry.card.embedded_at != query.card.embedded_at for entry in entries):
+        caveats.append(
+            "the embeddings are from different steps, so similarities are less reliable; "
+            "tune with the same --embed-at"
+        )
+    if any(entry.card.seed != query.card.seed for entry in entries):
+        caveats.append(
+            "the prompts have different seeds; prompts with the same seed start from the same "
+            "words and look more similar"
+        )
+    return caveats
+
+
+def _no_match(query: "Entry", library: "Library") -> str:
+    """That there is nothing to compare with; or only prompts of another version of the model."""
+    from ..library.library import Library, ignore
+
+    backbone = query.card.backbone.name
     others = [
-        e
-        for e in library.entries()
-        if _backbone(e) == _backbone(asked) and e.fingerprint != asked.fingerprint
+        entry
+        for entry in Library(library.folder, ignore).entries()
+        if entry.card.backbone.name == backbone and entry.fingerprint != query.fingerprint
     ]
-    none = f"{library.folder} holds no other prompt of {_backbone(asked)} to compare with"
+    text = f"{library.folder} holds no other prompt of {backbone} to compare with"
     if not others:
-        return f"{none}."
-    many = (
-        f"{len(others)} were tuned on other versions"
-        if len(others) > 1
-        else f"{others[0].name} was tuned on another version"
+        return f"{text}."
+    count = f"{len(others)} were tuned on other versions"
+    if len(others) == 1:
+        count = f"{others[0].name} was tuned on another version"
+    return (
+        f"{text}: {count} of it; map prompts with "
+        "`softprompts prompts recycle PROMPT --from-model OLD`, or tune again."
     )
-    return f"{none}: {many} of it; map prompts with `softprompts prompts recycle PROMPT --from-model OLD`, or tune anew."
-
-
-def _recycle(argv: Sequence[str]) -> int:
-    """A prompt of one backbone for another."""
-    from .recycle import main as recycle
-
-    return recycle(argv)
-
-
-def _there(options: argparse.Namespace) -> "Library":
-    from ..library.library import Library
-
-    return Library(options.library).existing()
 
 
 def _record(entry: "Entry") -> dict[str, Any]:
-    """An entry for machines."""
     card = entry.card
     return {
         "name": entry.name,
@@ -244,10 +232,6 @@ def _score(entry: "Entry") -> str:
     return next((f"{name} {value:.1f}" for name, value in entry.card.metrics.items()), "-")
 
 
-def _backbone(entry: "Entry") -> str:
-    return entry.card.backbone.name
-
-
 def _size(entry: "Entry") -> str:
     return f"{entry.card.prompt.count} x {entry.card.prompt.length}"
 
@@ -259,3 +243,13 @@ def _step(entry: "Entry") -> str:
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join(aligned(rows))
+
+
+ACTIONS = {
+    "list": list_prompts,
+    "show": show_prompt,
+    "search": search_prompts,
+    "import": import_prompts.main,
+    "export": export_prompt.main,
+    "recycle": recycle.main,
+}

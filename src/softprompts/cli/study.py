@@ -1,14 +1,16 @@
 """The command `softprompts study`: run a study, see where it stands, write its report."""
 
 import argparse
-import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UserError
-from .command import act, make_parser, output_folder, tell
+from ..study.config import read_study
+from ..study.errors import study_errors
+from .arguments import output_folder, whole_number
+from .command import make_parser, run_action
+from .output import duration, print_result
 
 if TYPE_CHECKING:
     from ..study.status import StudyStatus
@@ -21,23 +23,26 @@ EXAMPLES = {
   softprompts study run recipes/spot-paper.yaml --ray      # on this machine's Ray cluster""",
     "status": "softprompts study status runs/spot\n  softprompts study status runs/spot --json",
     "report": "softprompts study report runs/spot --output results/spot",
-    "rerun": f"softprompts study rerun runs/spot {CELL} --output runs/again",
+    "rerun": f"softprompts study rerun runs/spot {CELL} \\\n      --output runs/again",
 }
 
 
 def main(argv: Sequence[str]) -> int:
-    """Sources x targets x seeds from one file: run them, see where they stand, write the report."""
-    return act("study", {"run": run, "status": status, "report": report, "rerun": rerun}, argv)
+    """Run a grid of runs that resumes, and report it as the SPoT paper does."""
+    return run_action("study", ACTIONS, argv)
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run all that is missing of a study; several processes may do so in one folder."""
+    """Run the missing cells of a study; several processes may share a folder."""
     options = _run_parser().parse_args(argv)
+    if options.study.is_file():
+        with study_errors():
+            read_study(options.study).grids()  # refuses a wrong file before torch is imported
 
     from ..study.study import Study
     from .study_progress import StudyBars
 
-    study, begun = Study.load(options.study), time.monotonic()
+    study, started_at = Study.load(options.study), time.monotonic()
     result = study.run(
         output=options.output,
         cohort=options.cohort,
@@ -53,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
         f"{describe(result)}\nthe cells are in {folder}; "
         f"`softprompts study report {folder}` writes their tables and figures"
     )
-    tell(options, {**result, "seconds": round(time.monotonic() - begun, 1)}, text)
+    print_result(options, {**result, "seconds": round(time.monotonic() - started_at, 1)}, text)
     return 1 if result["failed"] or result["blocked"] else 0
 
 
@@ -63,20 +68,20 @@ def _run_parser() -> argparse.ArgumentParser:
         "--output",
         metavar="FOLDER",
         type=output_folder,
-        help="where the cells go (default runs/NAME); an unfinished study resumes",
+        help="where the cells go (default runs/NAME); resumes an unfinished study found there",
     )
     parser.add_argument(
         "--cohort",
         metavar="N",
-        type=_number,
+        type=whole_number("cohort"),
         help="how many runs share one forward pass, at most (default: as the file says)",
     )
     parser.add_argument(
         "--workers",
         metavar="N",
-        type=_number,
+        type=whole_number("workers"),
         default=1,
-        help="worker processes on this machine (default 1); three or four use one GPU better",
+        help="worker processes on this machine (default 1); three or four make better use of a GPU",
     )
     parser.add_argument(
         "--only",
@@ -108,7 +113,7 @@ def status(argv: Sequence[str]) -> int:
     from ..study.study import Study
 
     result = Study.open(options.study).status()
-    tell(options, result, describe(result))
+    print_result(options, result, describe(result))
     return 0
 
 
@@ -132,7 +137,7 @@ def report(argv: Sequence[str]) -> int:
     missing = result["total"] - result["done"]
     note = f"{missing} of {result['total']} cells are missing; " if missing else ""
     text = f"{markdown(result['scores'])}\n{note}records, tables and figures are in "
-    tell(options, result, f"{text}{result['output']}")
+    print_result(options, result, f"{text}{result['output']}")
     return 0
 
 
@@ -160,7 +165,7 @@ def rerun(argv: Sequence[str]) -> int:
         + (" (was resumed)" if cell["resumed"] else "")
         for cell in cells
     ]
-    tell(options, {"cells": cells}, "\n".join(lines))
+    print_result(options, {"cells": cells}, "\n".join(lines))
     return 0 if all(cell["same"] for cell in cells if cell["cell"] == options.cell) else 1
 
 
@@ -192,24 +197,11 @@ def describe(status: "StudyStatus") -> str:
     return "\n".join(lines)
 
 
-def duration(seconds: float | None) -> str:
-    if seconds is None or not math.isfinite(seconds):
-        return "-"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def _number(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise UserError(f"--cohort and --workers take a whole number of at least 1, not {text}.")
-    return int(text)
-
-
 def _parser(action: str, about: str | None) -> argparse.ArgumentParser:
     parser = make_parser(f"study {action}", EXAMPLES[action], about)
     file = "a study file, or the folder of a study" if action == "run" else "the folder of a study"
     parser.add_argument("study", metavar="STUDY", type=Path, help=file)
     return parser
+
+
+ACTIONS = {"run": run, "status": status, "report": report, "rerun": rerun}

@@ -11,7 +11,7 @@ from ..study.plan import Cell
 from ..study.state import StudyState, StudyWatcher
 from ..study.status import Pace, pace, relative_work
 from ..tuning import Run
-from .study import duration
+from .output import duration
 
 STEPS_PER_UPDATE = 20
 """Steps of runs between two updates of the bars."""

@@ -1,4 +1,4 @@
-"""The command `softprompts tasks`: list the named tasks, show one, export a split, score predictions."""
+"""The command `softprompts tasks`: list, show and export named tasks, and score predictions."""
 
 import argparse
 import json
@@ -11,51 +11,49 @@ from typing import Any
 from ..config.task import TaskConfig
 from ..errors import UserError
 from ..files import write_text
+from ..tasks import Definition, Example
 from ..tasks.metrics import score
+from ..tasks.named import check_labelled, data_folder, named_split
+from ..tasks.prefix_lm import PREFIX_LM
 from ..tasks.registry import BENCHMARKS, definition, definitions
 from ..tasks.sources import read_predictions
 from ..tasks.starter import STARTERS
-from ..tasks.named import check_labelled, data_folder, named_split
-from ..tasks.prefix_lm import PREFIX_LM
-from .command import act, make_parser, tell
+from .command import make_parser, run_action
+from .output import print_result
 
 
 def main(argv: Sequence[str]) -> int:
-    """One of the actions on tasks."""
-    return act("tasks", {"list": _list, "show": _show, "export": _export, "score": _score}, argv)
+    """List named tasks, show one, export a split, score predictions."""
+    return run_action("tasks", ACTIONS, argv)
 
 
-def _list(argv: Sequence[str]) -> int:
-    """All named tasks and benchmarks."""
-    parser = make_parser("tasks list", "softprompts tasks list --json", _list.__doc__)
+def list_tasks(argv: Sequence[str]) -> int:
+    """List all named tasks and benchmarks."""
+    parser = make_parser("tasks list", "softprompts tasks list --json", list_tasks.__doc__)
     options = parser.parse_args(argv)
-    known = definitions()
+    tasks = definitions()
     result = {
-        "tasks": [*STARTERS, *known, PREFIX_LM],
+        "tasks": [*STARTERS, *tasks, PREFIX_LM],
         "benchmarks": {name: list(names) for name, names in BENCHMARKS.items()},
     }
-    rows = [f"{name:<30} starter data, embedded" for name in STARTERS]
-    rows += [
-        f"{name:<30} {', '.join(task.metrics):<36} {task.hub or 'own rows'}"
-        for name, task in known.items()
-    ]
-    rows += [
+    lines = [f"{name:<30} starter data, included" for name in STARTERS]
+    for name, task in tasks.items():
+        lines.append(f"{name:<30} {', '.join(task.metrics):<36} {task.hub or 'own rows'}")
+    lines += [
         f"{PREFIX_LM:<30} raw text, with --train FILE",
         "",
-        "benchmarks (of a + b + c, each may be one):",
+        "benchmarks (usable wherever several tasks are named, as in a+b+c):",
     ]
-    rows += [f"{name:<30} {', '.join(names)}" for name, names in BENCHMARKS.items()]
-    tell(options, result, "\n".join(rows))
+    lines += [f"{name:<30} {', '.join(names)}" for name, names in BENCHMARKS.items()]
+    print_result(options, result, "\n".join(lines))
     return 0
 
 
-def _show(argv: Sequence[str]) -> int:
-    """A task's columns, label words, metrics, and first examples where its rows are at hand."""
-    parser = make_parser(
-        "tasks show",
-        "softprompts tasks show helpdesk/intent\n  softprompts tasks show superglue/rte --data-dir DATA",
-        _show.__doc__,
-    )
+def show_task(argv: Sequence[str]) -> int:
+    """Show a task's columns, label words and metrics, and its first examples if available."""
+    commands = """softprompts tasks show helpdesk/intent
+  softprompts tasks show superglue/rte --data-dir DATA"""
+    parser = make_parser("tasks show", commands, show_task.__doc__)
     _add_task(parser)
     options = parser.parse_args(argv)
     task = definition(options.task)
@@ -67,62 +65,48 @@ def _show(argv: Sequence[str]) -> int:
         "labels": list(task.labels),
         "metrics": list(task.metrics),
     }
-    folder = data_folder(TaskConfig(data_dir=options.data_dir))
-    if folder is not None or task.files or task.rows:
-        examples = named_split(task, options.split, folder, options.task_word)
+    examples: list[Example] = []
+    if _data_folder(options) is not None or task.files or task.rows:
+        examples = _read_split(task, options)
         result |= {"split": options.split, "examples": len(examples)}
-        result["first"] = [{"input": e.input, "target": e.target} for e in examples[:3]]
-    told = {name: value for name, value in result.items() if name != "first" and value is not None}
     lines = [
         f"{name}: {', '.join(value) if isinstance(value, list) else value}"
-        for name, value in told.items()
+        for name, value in result.items()
+        if value is not None
     ]
-    lines += ["its rows are embedded"] if task.files else []
-    lines += [f"  {e['input']}\n  -> {e['target']}" for e in result.get("first", [])]
-    tell(options, result, "\n".join(lines))
+    lines += ["its rows are included"] if task.files else []
+    lines += [f"  {example.input}\n  -> {example.target}" for example in examples[:3]]
+    if "examples" in result:
+        result["first"] = [{"input": row.input, "target": row.target} for row in examples[:3]]
+    print_result(options, result, "\n".join(lines))
     return 0
 
 
-def _export(argv: Sequence[str]) -> int:
+def export_split(argv: Sequence[str]) -> int:
     """Write a split as JSON lines {"input": ..., "target": ...} in the official order."""
-    parser = make_parser(
-        "tasks export",
-        "softprompts tasks export superglue/boolq --split train --data-dir DATA [--no-task-word]",
-        _export.__doc__,
-    )
+    command = "softprompts tasks export superglue/boolq --split train --data-dir DATA"
+    parser = make_parser("tasks export", command, export_split.__doc__)
     _add_task(parser)
     parser.add_argument(
         "--output", metavar="FILE", type=Path, help="where the lines go (default: standard output)"
     )
     options = parser.parse_args(argv)
-    examples = named_split(
-        definition(options.task),
-        options.split,
-        data_folder(TaskConfig(data_dir=options.data_dir)),
-        options.task_word,
-    )
-    lines = [
-        json.dumps({"input": e.input, "target": e.target}, ensure_ascii=False) for e in examples
-    ]
+    examples = _read_split(definition(options.task), options)
+    objects = [{"input": example.input, "target": example.target} for example in examples]
+    lines = "".join(f"{json.dumps(entry, ensure_ascii=False)}\n" for entry in objects)
     if options.output is None:
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
-    else:
-        write_text(options.output, "".join(f"{line}\n" for line in lines))
-        tell(
-            options,
-            {"task": options.task, "examples": len(lines), "file": str(options.output)},
-            f"{len(lines)} examples in {options.output}",
-        )
+        sys.stdout.write(lines)
+        return 0
+    write_text(options.output, lines)
+    result = {"task": options.task, "examples": len(objects), "file": str(options.output)}
+    print_result(options, result, f"{len(objects)} examples are in {options.output}")
     return 0
 
 
-def _score(argv: Sequence[str]) -> int:
-    """Score predictions for a split, in its order; the metrics are printed as JSON."""
-    parser = make_parser(
-        "tasks score",
-        "softprompts tasks score superglue/rte --predictions answers.jsonl --data-dir DATA",
-        _score.__doc__,
-    )
+def score_predictions(argv: Sequence[str]) -> int:
+    """Score predictions for a split, in its order, and print the metrics as JSON."""
+    command = "softprompts tasks score superglue/rte --predictions answers.jsonl --data-dir DATA"
+    parser = make_parser("tasks score", command, score_predictions.__doc__)
     _add_task(parser, "validation")
     parser.add_argument(
         "--predictions",
@@ -134,17 +118,16 @@ def _score(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     task = definition(options.task)
     predictions = read_predictions(options.predictions)
-    examples = named_split(
-        task, options.split, data_folder(TaskConfig(data_dir=options.data_dir)), options.task_word
-    )
+    examples = _read_split(task, options)
     check_labelled(task.name, options.split, examples)
     if len(predictions) != len(examples):
-        held = f"{options.predictions} holds {len(predictions)} predictions"
         raise UserError(
-            f"{held}, and {task.name} has {len(examples)} examples in {options.split}; give one for each."
+            f"{options.predictions} holds {len(predictions)} predictions, and {task.name} has "
+            f"{len(examples)} examples in {options.split}; give one for each."
         )
-    found = score(task.metrics, examples, predictions, task.labels)
-    print(json.dumps({name: None if math.isnan(value) else value for name, value in found.items()}))
+    metrics = score(task.metrics, examples, predictions, task.labels)
+    shown = {name: None if math.isnan(value) else value for name, value in metrics.items()}
+    print(json.dumps(shown))
     return 0
 
 
@@ -164,5 +147,21 @@ def _add_task(parser: argparse.ArgumentParser, split: str = "train") -> None:
         "--task-word",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="the task's name in front of its texts",
+        help="put the task's name in front of its texts",
     )
+
+
+def _data_folder(options: argparse.Namespace) -> str | None:
+    return data_folder(TaskConfig(data_dir=options.data_dir))
+
+
+def _read_split(task: Definition, options: argparse.Namespace) -> list[Example]:
+    return named_split(task, options.split, _data_folder(options), options.task_word)
+
+
+ACTIONS = {
+    "list": list_tasks,
+    "show": show_task,
+    "export": export_split,
+    "score": score_predictions,
+}

@@ -30,8 +30,8 @@ class RunConfig(Settings):
     model: str = DEFAULT_MODEL
     """The frozen model: t5-tiny (included), a model folder, or a Hugging Face hub id."""
 
-    dtype: str = "auto"
-    """fp32 or bf16 for the frozen model; auto: bf16 on a GPU, fp32 on a CPU."""
+    dtype: str = option("auto", enum=["auto", "fp32", "bf16"])
+    """Precision of the frozen model; auto: bf16 on a GPU, fp32 on a CPU."""
 
     device: str = "auto"
     """cpu, cuda, or auto."""

@@ -49,7 +49,7 @@ def print_warning(message: str) -> None:
 
 
 def ignore(message: str) -> None:
-    """A warning that nobody needs."""
+    """Drop a warning that was printed before."""
 
 
 class Library:

@@ -15,7 +15,6 @@ MODEL_TYPES = ("t5", "mt5", "umt5")
 VOCABULARY_MULTIPLE = 128
 """Vocabularies are rounded up to a multiple of this, for tensor cores."""
 _DISK_FULL = "free some disk space, then run the command again"
-REMEDY = "free some space, then run the command again"
 
 
 def new_model(config: PretrainConfig, vocabulary: int) -> Any:

@@ -97,23 +97,6 @@ class Task:
         examples = self.validation if examples is None else examples
         return rounded(score(self.metrics, examples, predictions, self.labels))
 
-    def card(self) -> dict[str, Any]:
-        """The task's part of a prompt's card: enough to use the prompt on new rows."""
-        sizes = {
-            "train": len(self.train),
-            "validation": len(self.validation),
-            "skipped": self.skipped,
-        }
-        return {
-            "name": self.name,
-            "form": dataclasses.asdict(self.form),
-            "commonest": self.majority_label,
-            "metrics": list(self.metrics),
-            "rows": sizes,
-            "digests": self.digests,
-            "answer_length": self.answer_length,
-        }
-
 
 def _digest(examples: Any) -> str:
     return hashlib.sha256(json.dumps(examples).encode()).hexdigest()[:32]

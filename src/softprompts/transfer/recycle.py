@@ -8,7 +8,6 @@ mixture, P prompt tokens.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -21,42 +20,17 @@ from ..errors import UserError, setting
 from ..prompt.prompt import Prompt, folded_prompt
 from ..tasks.sentinel import prepend_sentinel
 from ..tuning import Predictor
+from .settings import Recycling
 
 CHUNK = 4096
 """Words whose embeddings are read at once."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Recycling:
-    """How a prompt is mapped."""
-
-    method: str = "least-squares"
-    """least-squares: a linear map from the source's embeddings of the shared words to the target's.
-    words: the embeddings of the nearest words."""
-    words: int = 0
-    """The number of shared words to use, the most frequent first; 0: all."""
-    nearest: int = 1
-    """Words that stand for one prompt vector, weighted by cosine."""
-    ridge: float = 1e-6
-    """Ridge penalty of the linear map, as a share of the embeddings' mean square."""
-
-    def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise UserError(
-                f"There is no method {self.method!r}; choose one of {', '.join(METHODS)}."
-            )
-        if self.words < 0 or self.nearest < 1 or not 0 < self.ridge < math.inf:
-            raise UserError(
-                f"Recycling needs {setting('words')} of at least 0, {setting('nearest')} of at "
-                f"least 1, and a positive {setting('ridge')}."
-            )
 
 
 def recycle(
     prompt: Prompt, source: Backbone, target: Backbone, how: Recycling | str = "least-squares"
 ) -> Prompt:
     """The target's prompt that means what `prompt` means to the source."""
-    how = Recycling(how) if isinstance(how, str) else how
+    how = Recycling.of({"method": how}) if isinstance(how, str) else how
     folded = prompt.fold().cpu()
     vectors = folded.table.detach()
     if folded.head is not None:

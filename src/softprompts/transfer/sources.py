@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone
@@ -13,16 +12,14 @@ from ..library.library import Library, named_prompt
 from ..tasks.named import data_folder, has_rows
 from .fit import SAME_TASK, source_mismatch
 from .record import LeftOut
+from .settings import Request
 from .strategies import multi_task, target_name, task_names
-
-if TYPE_CHECKING:
-    from .transfer import Request
 
 REASONS = 3
 """Reasons that an error lists: every corrupted prompt has one of its own."""
 
 
-def usable_sources(request: "Request", backbone: Backbone) -> tuple[list[Entry], list[LeftOut]]:
+def usable_sources(request: Request, backbone: Backbone) -> tuple[list[Entry], list[LeftOut]]:
     """The prompts that can be sources, and those that cannot."""
     target, strategy = request.target, request.strategy
     if strategy == "named":
@@ -61,7 +58,7 @@ def usable_sources(request: "Request", backbone: Backbone) -> tuple[list[Entry],
     return sources, left_out
 
 
-def _named_source(request: "Request", backbone: Backbone) -> Entry:
+def _named_source(request: Request, backbone: Backbone) -> Entry:
     entry = named_prompt(request.source or "", request.library)
     entry.check_vectors()
     entry.card.check_backbone(backbone, entry.folder)

@@ -10,20 +10,19 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone, load_backbone
-from ..config.products import Member, expand_lists
+from ..config.products import Member
 from ..config.run import RunConfig, sections
-from ..errors import UserError, setting
+from ..errors import UserError
 from ..files import write_json
 from ..files.lock import exclusive
 from ..files.names import safe_name
 from ..library import Similarity, default_folder
 from ..library.entry import Entry
 from ..library.library import Library, Match, ignore
-from ..library.search import SIMILARITIES
 from ..tuning import Run, RunFailedError, Watcher
 from ..tuning.summary import write_table
 from ..tuning.team import make_team
@@ -43,65 +42,12 @@ from .record import (
     TransferRecord,
     open_record,
 )
+from .settings import Request, Strategy, single_run
 from .sources import usable_sources
 from .strategies import best_of, mixture, multi_task, start_from, weighted
 
-Strategy = Literal["best", "average", "mixture", "named", "all"]
 Watch = Callable[[Sequence[Mapping[str, Any]]], Watcher]
 """Makes a watcher of runs, given the settings in which they differ."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to transfer, from where, and how."""
-
-    target: RunConfig
-    """The run on the target task as it would be without a source."""
-    library: Path
-    strategy: Strategy = "best"
-    """Best of top-k, weighted average or mixture (Vu 2022 §3.2); one named source; or all sources,
-    the oracle."""
-    source: str | None = None
-    """The source of the strategy `named`: a name in the library, or a folder."""
-    k: int = 3
-    similarity: Similarity = "per_token_average_cosine"
-    probe_steps: int | None = None
-    """None: the step at which most sources were embedded, but no more than the target's steps."""
-    mixture_steps: int | None = None
-    """None: the target's own."""
-    keep_same_task: bool = False
-
-    def __post_init__(self) -> None:
-        for name, value, known in (
-            ("strategy", self.strategy, get_args(Strategy)),
-            ("similarity", self.similarity, SIMILARITIES),
-        ):
-            if value not in known:
-                raise UserError(f"There is no {name} {value!r}; choose one of {', '.join(known)}.")
-        if (self.strategy == "named") != (self.source is not None):
-            raise UserError(
-                f"{setting('source')} goes with {setting('strategy', 'named')}, and with no other."
-            )
-        for name in ("k", "probe_steps", "mixture_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{setting(name)} is {value}; it must be at least 1.")
-        if self.target.tuning.trains != "prompt":
-            raise UserError(
-                f"Only a prompt can start from another prompt; leave {setting('tuning.trains')} "
-                "out, and choose a preset that tunes a prompt."
-            )
-
-    @property
-    def ranks(self) -> bool:
-        return self.strategy in ("best", "average", "mixture")
-
-    def plain(self) -> dict[str, Any]:
-        return {
-            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
-            "target": self.target.plain(),
-            "library": str(self.library),
-        }
 
 
 def transfer(
@@ -142,18 +88,6 @@ def transfer(
     backbone = _load_backbone(target)
     run_transfer(request, Path(output), baseline, overwrite, backbone=backbone)
     return load(output, backbone=backbone)
-
-
-def single_run(*layers: Mapping[str, Any]) -> RunConfig:
-    """The run that layers of settings stand for, none of which may be a list."""
-    members = expand_lists(*layers)
-    if members[0].varied:
-        lists = ", ".join(members[0].varied)
-        raise UserError(
-            f"A transfer takes one value of each setting, but {lists} is a list; "
-            "use `softprompts study run` for lists."
-        )
-    return members[0].config
 
 
 def run_transfer(

@@ -3,36 +3,31 @@
 All but the backbone is its own: prompt, optimiser, data order, randomness, best prompt.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone
-from ..config.choice import Choice
 from ..config.run import RunConfig
-from ..config.tuning import TuningConfig
-from ..errors import UserError, setting
-from ..prompt import Material, Prompt, Source
-from ..prompt.prompt import build_prompt, empty_prompt
+from ..errors import UserError
 from ..tasks import Example, Task
 from ..tasks.sentinel import prepend_sentinel
 from .batches import Batches
-from .evaluate import (
-    Predictor,
-    check_answerable,
-    label_ids,
-    label_spellings,
-    max_answer_length,
-)
+from .evaluate import Predictor
 from .microbatch import MicroBatch
 from .optim import learning_rate, make_optimizer
+from .prepare import (
+    check_trainable,
+    count_steps,
+    empty_prompt_for,
+    initial_prompt,
+    resolve,
+    text_budget,
+)
 from .team import Team
 from .tokens import cached_ids
 
@@ -57,10 +52,11 @@ class Run:
     ) -> None:
         """A run at step 0. One that is `resumed` is filled by a checkpoint and reads no sources."""
         self.team = team or Team()
-        _check(config, task, backbone, self.team)
-        self.config = config = resolved(config, task, backbone)
+        check_trainable(config, task, backbone, self.team.sharded)
+        self.config = config = resolve(config, task, backbone)
         self.task, self.backbone = task, backbone
-        self.prompt = (_empty(self) if resumed else _start(self)).to(backbone.device)
+        create = empty_prompt_for if resumed else initial_prompt
+        self.prompt = create(config, task, backbone).to(backbone.device)
         self.backbone_with_head = backbone.with_head(self.prompt.head, task.labels)
         self.trained: dict[str, torch.nn.Module] = {"prompt": self.prompt}
         if config.tuning.trains == "model":
@@ -69,7 +65,7 @@ class Run:
             self.trained["model"] = backbone.model
         self.optimizer = make_optimizer(self._parameter_groups(), config.tuning)
         self.rng = torch.Generator().manual_seed(config.seed)
-        self._tokenise(_text_budget(self))
+        self._tokenise(text_budget(config, task, self.backbone_with_head))
         self.batches = Batches(
             [len(ids) for ids in self.inputs],
             config.tuning.batch_size,
@@ -320,99 +316,3 @@ def check_losses(runs: Sequence[Run]) -> None:
     norms_of = [[next(values) for _ in group] for group in parameters]
     for run, run_losses, norms in zip(runs, losses_of, norms_of, strict=True):
         run._check(run_losses, all(map(math.isfinite, norms)))
-
-
-# -- creation --------------------------------------------------------------------------------------
-
-
-def _check(config: RunConfig, task: Task, backbone: Backbone, team: Team) -> None:
-    """Refuse settings that do not fit together, or not the backbone."""
-    whole_model = config.tuning.trains == "model"
-    if config.tuning.trains != "nothing" and (config.prompt.length == 0) != whole_model:
-        raise UserError(
-            "A prompt of length 0 has nothing to train, and "
-            f"{setting('tuning.trains', 'model')} leaves no prompt; "
-            f"{setting('preset', 'model-tuning')} sets both."
-        )
-    if whole_model and (backbone.dtype != "fp32" or team.sharded):
-        raise UserError(
-            "Tuning the whole model needs fp32 weights that are not sharded; "
-            f"set {setting('dtype', 'fp32')}, and launch without FSDP."
-        )
-    if not task.labels and not backbone.generates:
-        raise UserError(
-            f"The answers of {task.name} are free text, which {backbone.name} cannot generate; "
-            f"choose another {setting('model')}."
-        )
-
-
-def resolved(config: RunConfig, task: Task, backbone: Backbone) -> RunConfig:
-    """The config with the backbone's defaults filled in, so that it reproduces the run."""
-    prompt, tuning = config.prompt, config.tuning
-    if prompt.head.kind == "auto":
-        prompt = dataclasses.replace(prompt, head=Choice(backbone.default_head(task.labels)))
-    if tuning.scoring == "auto":
-        tuning = dataclasses.replace(tuning, scoring=backbone.default_scoring)  # type: ignore[arg-type]
-    if tuning.max_length is None:
-        tuning = dataclasses.replace(tuning, max_length=backbone.default_max_length)
-    return dataclasses.replace(config, dtype=backbone.dtype, prompt=prompt, tuning=tuning)
-
-
-def _start(run: Run) -> Prompt:
-    """The prompt at step 0."""
-    backbone, labels = run.backbone, run.task.labels
-    material = Material(
-        backbone,
-        run.task.start_words,
-        lambda name: load_source(name, backbone),
-        backbone.feature_size,
-        len(labels),
-    )
-    return build_prompt(run.config.prompt, material, run.config.seed, backbone.unit)
-
-
-def _empty(run: Run) -> Prompt:
-    """The prompt that a checkpoint is loaded into."""
-    backbone = run.backbone
-    head = (len(run.task.labels), backbone.feature_size)
-    return empty_prompt(run.config.prompt, backbone.hidden, backbone.unit, head=head)
-
-
-def load_source(name: str, backbone: Backbone) -> Source:
-    """A trained prompt of this backbone by its folder."""
-    prompt, card = RunFolder(Path(name)).load()
-    if prompt.config.length == 0:
-        raise UserError(
-            f"{name} has no prompt vectors to start from: its run tuned the whole model, or "
-            "nothing; name a run that tuned a prompt."
-        )
-    card.check_backbone(backbone, name)
-    return prompt.source()
-
-
-def _text_budget(run: Run) -> int:
-    """The tokens that are left for a text, if the task can be answered at all."""
-    tuning, task, backbone = run.config.tuning, run.task, run.backbone_with_head
-    labels, sentinel = task.labels, task.form.sentinel
-    assert tuning.max_length is not None  # resolved
-    check_answerable(backbone, run.config.prompt.place, labels, tuning.scoring)
-    label_spellings(backbone, labels, label_ids(backbone, labels, sentinel))
-    answer_length = max_answer_length(backbone, labels, task.answer_length, sentinel)
-    length = run.config.prompt.length
-    budget = backbone.text_budget(length, tuning.max_length, answer_length)
-    for member in task.members:
-        before = member.form.before
-        if before and len(backbone.token_ids([before])[0]) >= budget:
-            raise UserError(
-                "The instruction and its examples leave no tokens for the text; "
-                f"shorten them, or raise {setting('tuning.max_length')}."
-            )
-    return budget
-
-
-def count_steps(tuning: TuningConfig, batches_per_epoch: int) -> int:
-    if tuning.trains == "nothing":
-        return 0
-    if tuning.epochs is None:
-        return tuning.steps
-    return math.ceil(tuning.epochs * batches_per_epoch / tuning.accumulate - 1e-9)

@@ -1,0 +1,234 @@
+"""The command `softprompts prompts import`: runs, cohorts and PEFT adapters into a library."""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config.schema import Schema, coerce
+from ..errors import UserError, listing
+from ..files.names import checked_path, safe_name
+from .arguments import add_library, add_model, output_folder
+from .command import make_parser
+from .output import print_result
+
+if TYPE_CHECKING:
+    from ..library.library import Library
+    from ..tuning.tuned import Tuned
+
+EXAMPLES = """softprompts prompts import runs/intent
+  softprompts prompts import runs --library shared/prompts      # all finished runs below it
+  softprompts prompts import runs/spot/cells/t5-tiny/source --name spot      # of a study
+  softprompts prompts import adapter/ --model google/flan-t5-base --name theirs
+  softprompts prompts import adapter/ --text sentence --labels negative,positive --output runs/a"""
+WARNINGS = 10
+"""The most runs without vectors that are reported one by one."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Import a run, all runs below a folder, or a PEFT prompt-tuning or P-tuning adapter."""
+    options = _parser().parse_args(argv)
+
+    from ..artifacts.peft import ADAPTER
+    from ..artifacts.run_folder import RunFolder
+
+    is_run = RunFolder(options.source).has_prompt
+    if (options.source / ADAPTER).exists() or (options.output is not None and not is_run):
+        return _import_adapter(options)
+    if options.output is not None:
+        raise UserError(
+            "--output is for PEFT adapters; import a softprompts prompt into a library (--library),"
+            " or copy it with export."
+        )
+    return _import_runs(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser("prompts import", EXAMPLES, main.__doc__)
+    parser.add_argument(
+        "source",
+        metavar="FOLDER",
+        type=checked_path,
+        help="what tune, a study, or PEFT's save_pretrained wrote",
+    )
+    add_library(parser)
+    parser.add_argument(
+        "--name",
+        help="its name in the library (default: its folder's); for several prompts, a prefix",
+    )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace a prompt of the same name, or in the --output folder",
+    )
+    adapter = parser.add_argument_group("PEFT adapters")
+    adapter.add_argument(
+        "--output",
+        metavar="FOLDER",
+        type=output_folder,
+        help="write the prompt here instead of into the library",
+    )
+    adapter.add_argument(
+        "--text",
+        metavar="COLUMN",
+        default="text",
+        help="the column that holds the text (default text)",
+    )
+    adapter.add_argument("--template", help="several columns as one text, instead of --text")
+    adapter.add_argument(
+        "--label",
+        metavar="COLUMN",
+        default="label",
+        help="the column that holds the label (default label)",
+    )
+    adapter.add_argument(
+        "--labels",
+        metavar="WORDS",
+        help="the words it answers with, such as negative,positive (default: any text)",
+    )
+    add_model(parser, "the base model (default: the one that the adapter names)")
+    return parser
+
+
+def _import_adapter(options: argparse.Namespace) -> int:
+    from ..artifacts.run_folder import RunFolder
+    from ..library.library import Library
+
+    if options.output is not None:
+        output = RunFolder(options.output)
+        output.check_no_run(options.overwrite)
+        tuned = _load_adapter(options)
+        output.clear()
+        folder = tuned.save(options.output)
+    else:
+        library, name = Library(options.library), _name(options)
+        library.check_free(name, options.overwrite)
+        tuned = _load_adapter(options)
+        with tempfile.TemporaryDirectory() as temporary:
+            saved = tuned.save(Path(temporary) / name)
+            folder = library.add(saved, name, options.overwrite).folder
+    text = f"{tuned.prompt.config.length} prompt vectors for {tuned.backbone.name} are in {folder}"
+    print_result(options, tuned.card.plain() | {"folder": str(folder)}, text)
+    return 0
+
+
+def _load_adapter(options: argparse.Namespace) -> "Tuned":
+    from ..tuning.tuned import import_peft
+
+    text: Schema = {"type": "string"}
+    pairs: Schema = {"type": "object", "additionalProperties": text}
+    labels = []
+    if options.labels:
+        schema = pairs if "=" in options.labels else {"type": "array", "items": text}
+        labels = coerce("task.labels", options.labels, schema)
+    return import_peft(
+        options.source,
+        options.model,
+        template=options.template or f"{{{options.text}}}",
+        label=options.label,
+        labels=labels,
+        dtype=options.dtype,
+        device=options.device,
+        trust_remote_code=options.trust_remote_code,
+    )
+
+
+def _name(options: argparse.Namespace) -> str:
+    return safe_name(options.source.resolve().name) if options.name is None else str(options.name)
+
+
+def _import_runs(options: argparse.Namespace) -> int:
+    """Import a run, or all runs below a folder; all are checked before the first is added."""
+    from ..library.library import Library, print_warning
+
+    library = Library(options.library)
+    runs, unfinished = _named_runs(options, library.folder)
+    without_vectors = _check_runs(runs, library, options.overwrite)
+    runs = {name: run for name, run in runs.items() if run not in without_vectors}
+    entries = [library.add(run, name, options.overwrite) for name, run in runs.items()]
+    for reason in list(without_vectors.values())[:WARNINGS]:
+        print_warning(f"Left out: {reason}")
+    if unfinished:
+        print_warning(f"Left out, because unfinished: {listing([*map(str, unfinished)])}.")
+    result = {
+        "library": str(options.library),
+        "imported": [
+            {"name": entry.name, "folder": str(entry.folder), "task": entry.card.task.name}
+            for entry in entries
+        ],
+        "left_out": [str(path) for path in (*unfinished, *without_vectors)],
+    }
+    where = f"is in the library {options.library}"
+    if len(runs) > 1:
+        where = f"are in the library {options.library} ({len(runs)} prompts)"
+    print_result(options, result, f"{listing(list(runs), 10)} {where}")
+    return 0
+
+
+def _named_runs(options: argparse.Namespace, library: Path) -> tuple[dict[str, Path], list[Path]]:
+    """The folders of finished runs by their names in the library, and those of unfinished runs."""
+    from ..artifacts.run_folder import RunFolder
+
+    source, prefix = options.source, _name(options)
+    if RunFolder(source).has_prompt or not source.is_dir():
+        return {prefix: source}, []
+    try:
+        finished, unfinished = _runs_below(source, library.resolve())
+    except OSError as error:
+        raise UserError(
+            f"{error.filename} cannot be read ({error.strerror}); "
+            "name a folder whose subfolders can be read."
+        ) from None
+    if not finished:
+        raise UserError(
+            f"{source} holds no prompt, no finished run and no PEFT adapter; "
+            "name a folder that tune or PEFT wrote."
+        )
+    runs: dict[str, Path] = {}
+    for run in finished:
+        name = f"{prefix}-{safe_name(run.relative_to(source).as_posix())}"
+        if name in runs:
+            raise UserError(
+                f"Two runs below {source} would both be named {name}; "
+                "import each by itself, with a --name."
+            )
+        runs[name] = run
+    return runs, unfinished
+
+
+def _check_runs(runs: dict[str, Path], library: "Library", overwrite: bool) -> dict[Path, str]:
+    """Check that the library can take the runs; those without vectors, and why, unless all are."""
+    from ..library.entry import NoVectorsError
+
+    without_vectors: dict[Path, str] = {}
+    for name, run in runs.items():
+        library.check_free(name, overwrite)
+        try:
+            library.check_prompt(run)
+        except NoVectorsError as error:
+            without_vectors[run] = str(error)
+            if len(without_vectors) == len(runs):
+                raise
+    return without_vectors
+
+
+def _runs_below(folder: Path, library: Path) -> tuple[list[Path], list[Path]]:
+    """The folders of finished and of unfinished runs at any depth, but not inside a run's folder or
+    the library."""
+    from ..artifacts.run_folder import RunFolder
+
+    finished: list[Path] = []
+    unfinished: list[Path] = []
+    for path in sorted(folder.iterdir()):
+        if not path.is_dir() or path.name.startswith("."):
+            continue
+        if RunFolder(path).has_prompt:
+            finished.append(path)
+        elif RunFolder(path).has_config:
+            unfinished.append(path)
+        elif not path.is_symlink() and path.resolve() != library:
+            below = _runs_below(path, library)
+            finished += below[0]
+            unfinished += below[1]
+    return finished, unfinished

@@ -1,0 +1,137 @@
+"""A transfer as text: which sources were chosen and why, and what came of it."""
+
+from pathlib import Path
+
+from ..errors import listing
+from ..transfer.fit import SAME_TASK
+from ..transfer.record import RunResult, TransferRecord
+from .output import aligned
+
+RANKED = 10
+"""Rows of the ranking to print, unless more sources were chosen."""
+
+
+def describe_choice(record: TransferRecord) -> str:
+    """The ranking, which sources were chosen and why, and which were left out."""
+    lines = [*_probe(record), *_ranking(record)]
+    names: dict[str, list[str]] = {}
+    for source in record["left_out"]:
+        names.setdefault(source["why"], []).append(source["name"])
+    for reason, left_out in names.items():
+        hint = " (--keep-same-task keeps it)" if reason == SAME_TASK else ""
+        lines.append(f"left out: {listing(left_out)}: {reason}{hint}")
+    return "\n".join([*lines, *_lengths(record), _reason(record)])
+
+
+def _probe(record: TransferRecord) -> list[str]:
+    """How the target was compared, and what makes the similarities less reliable."""
+    request, probe, ranked = record["request"], record["probe"], record["ranked"]
+    if probe is None:
+        return []
+    lines = [f"a probe of {probe['steps']} steps, compared by {request['similarity']}"]
+    steps = {source["step"] for source in ranked}
+    if steps != {probe["steps"]}:
+        known = [str(step) for step in sorted(step for step in steps if step)]
+        unknown = ["unknown"] if len(known) < len(steps) else []
+        lines.append(
+            f"the sources were embedded at step {', '.join([*unknown, *known])}; "
+            "embeddings of the same step compare best"
+        )
+    if {source["seed"] for source in ranked} != {request["target"]["seed"]}:
+        lines.append(
+            "not all sources have the probe's seed; those that do start from the same words "
+            "and look more similar"
+        )
+    return lines
+
+
+def _ranking(record: TransferRecord) -> list[str]:
+    chosen, ranked, weights = record["chosen"], record["ranked"], record["weights"] or {}
+    rows = [["rank", "source", "task", "similarity", *(["weight"] if weights else []), "chosen"]]
+    shown = ranked[: max(RANKED, len(chosen))]
+    for rank, source in enumerate(shown, 1):
+        name, similarity = source["name"], source["similarity"]
+        weight = f"{weights[name]:.3f}" if name in weights else "-"
+        rows.append(
+            [
+                *(str(rank), name, source["task"]),
+                "-" if similarity is None else f"{similarity:.4f}",
+                *([weight] if weights else []),
+                "yes" if name in chosen else "",
+            ]
+        )
+    lines = list(aligned(rows))
+    if len(ranked) > len(shown):
+        lines.append(f"... and {len(ranked) - len(shown)} more in choice.json")
+    return lines
+
+
+def _lengths(record: TransferRecord) -> list[str]:
+    """Sources that are longer or shorter than the target's prompt; a mixture starts from none."""
+    if record["mixture"] is not None:
+        return []
+    length = record["request"]["target"]["prompt"]["length"]
+    lengths = {source["name"]: source["length"] for source in record["ranked"]}
+    longer = [
+        f"{name} has {lengths[name]} tokens: its first {length} start the run"
+        for name in record["chosen"]
+        if lengths[name] > length
+    ]
+    shorter = [
+        f"{name} has {lengths[name]} tokens: sampled vocabulary fills up to {length}"
+        for name in record["chosen"]
+        if lengths[name] < length
+    ]
+    return longer + shorter
+
+
+def _reason(record: TransferRecord) -> str:
+    request, chosen = record["request"], record["chosen"]
+    strategy, k = request["strategy"], request["k"]
+    prompts = f"the {len(chosen)} prompts" if len(chosen) > 1 else "the prompt"
+    if record["probe"] is not None and len(chosen) < k:
+        prompts += f" (of {k} requested)"
+    if strategy == "average":
+        return (
+            f"average: one run starts from the mean of {prompts} most similar to the probe; "
+            "a similarity below zero has no weight"
+        )
+    if record["mixture"] is not None:
+        tasks = record["mixture"]["task"]
+        return f"mixture: one prompt is tuned on {tasks} together, and starts the target's run"
+    if strategy == "named":
+        return f"from: the run starts from {chosen[0]}, as requested"
+    sources = f"each of {prompts}" if len(chosen) > 1 else prompts
+    similar = " most similar to the probe" if strategy == "best" else ""
+    return f"{strategy}: a run starts from {sources}{similar}; the best on validation is kept"
+
+
+def describe_result(record: TransferRecord, output: Path) -> str:
+    """The runs' scores, which prompt was kept, and how it compares with the baseline."""
+    baseline, gain = record["baseline"], record["gain"]
+    results = [*record["results"], *([baseline] if baseline else [])]
+    rows = [["run", "score", "majority class", "best step"]]
+    for result in results:
+        name = "baseline (the usual start)" if result is baseline else result["name"]
+        rows.append([name, *_scores(result)])
+    kept = next(result for result in record["results"] if result["name"] == record["kept"])
+    lines = ["", *aligned(rows), f"kept: {kept['name']}, {kept['metric']} {kept['score']:.1f}"]
+    if gain is not None and baseline is not None:
+        reduction = gain["error_reduction"]
+        relative = ""
+        if reduction is not None:
+            relative = f"; relative error reduction {100 * reduction:+.1f} %"
+        lines.append(f"compared with the baseline: {gain['points']:+.1f} points{relative}")
+        if gain["points"] < 0:
+            lines.append(f"the baseline is better; its prompt is in {output / baseline['folder']}")
+    lines += [
+        f"{result['name']} failed: {result['stopped']}" for result in results if result["failed"]
+    ]
+    return "\n".join([*lines, f"the prompt and choice.json are in {output}"])
+
+
+def _scores(result: RunResult) -> list[str]:
+    if result["score"] is None:
+        return ["failed", "-", "-"]
+    score = f"{result['metric']} {result['score']:.1f}"
+    return [score, f"{result['majority']:.1f}", str(result["best_step"])]

@@ -1,0 +1,95 @@
+"""What to transfer, and how: settings that are checked without torch."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ..config.products import expand_lists
+from ..config.run import RunConfig
+from ..config.schema import Settings, option
+from ..errors import UserError, setting
+from ..library import Similarity
+
+Strategy = Literal["best", "average", "mixture", "named", "all"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to transfer, from where, and how."""
+
+    target: RunConfig
+    """The run on the target task as it would be without a source."""
+    library: Path
+    strategy: Strategy = "best"
+    """Best of top-k, weighted average or mixture (Vu 2022 §3.2); one named source; or all sources,
+    the oracle."""
+    source: str | None = None
+    """The source of the strategy `named`: a name in the library, or a folder."""
+    k: int = 3
+    similarity: Similarity = "per_token_average_cosine"
+    probe_steps: int | None = None
+    """None: the step at which most sources were embedded, but no more than the target's steps."""
+    mixture_steps: int | None = None
+    """None: the target's own."""
+    keep_same_task: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("strategy", self.strategy, get_args(Strategy)),
+            ("similarity", self.similarity, get_args(Similarity)),
+        ):
+            if value not in known:
+                raise UserError(f"There is no {name} {value!r}; choose one of {', '.join(known)}.")
+        if (self.strategy == "named") != (self.source is not None):
+            raise UserError(
+                f"{setting('source')} goes with {setting('strategy', 'named')}, and with no other."
+            )
+        for name in ("k", "probe_steps", "mixture_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{setting(name)} is {value}; it must be at least 1.")
+        if self.target.tuning.trains != "prompt":
+            raise UserError(
+                f"Only a prompt can start from another prompt; leave {setting('tuning.trains')} "
+                "out, and choose a preset that tunes a prompt."
+            )
+
+    @property
+    def ranks(self) -> bool:
+        return self.strategy in ("best", "average", "mixture")
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
+            "target": self.target.plain(),
+            "library": str(self.library),
+        }
+
+
+def single_run(*layers: Mapping[str, Any]) -> RunConfig:
+    """The run that layers of settings stand for, none of which may be a list."""
+    members = expand_lists(*layers)
+    if members[0].varied:
+        lists = ", ".join(members[0].varied)
+        raise UserError(
+            f"A transfer takes one value of each setting, but {lists} is a list; "
+            "use `softprompts study run` for lists."
+        )
+    return members[0].config
+
+
+@dataclass(frozen=True)
+class Recycling(Settings):
+    """How a prompt is mapped to another backbone (`recycle.py`)."""
+
+    method: Literal["least-squares", "words"] = "least-squares"
+    """least-squares: a linear map from the source's embeddings of the shared words to the target's;
+    words: the embeddings of the nearest words."""
+    words: int = option(0, minimum=0)
+    """The number of shared words to use, the most frequent first; 0: all."""
+    nearest: int = option(1, minimum=1)
+    """Words that stand for one prompt vector, weighted by cosine."""
+    ridge: float = option(1e-6, exclusiveMinimum=0)
+    """Ridge penalty of the linear map, as a fraction of the embeddings' mean square."""

@@ -1,0 +1,105 @@
+"""What a run needs before its first step: settings that fit, its prompt, its token budget."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+from ..artifacts.run_folder import RunFolder
+from ..backbone import Backbone
+from ..config.choice import Choice
+from ..config.run import RunConfig
+from ..config.tuning import TuningConfig
+from ..errors import UserError, setting
+from ..prompt import Material, Prompt, Source
+from ..prompt.prompt import build_prompt, empty_prompt
+from ..tasks import Task
+from .evaluate import check_answerable, label_ids, label_spellings, max_answer_length
+
+
+def check_trainable(config: RunConfig, task: Task, backbone: Backbone, sharded: bool) -> None:
+    """Refuse settings that fit neither each other nor the backbone, which may be `sharded`."""
+    whole_model = config.tuning.trains == "model"
+    if config.tuning.trains != "nothing" and (config.prompt.length == 0) != whole_model:
+        raise UserError(
+            "A prompt of length 0 has nothing to train, and "
+            f"{setting('tuning.trains', 'model')} leaves no prompt; "
+            f"{setting('preset', 'model-tuning')} sets both."
+        )
+    if whole_model and (backbone.dtype != "fp32" or sharded):
+        raise UserError(
+            "Tuning the whole model needs fp32 weights that are not sharded; "
+            f"set {setting('dtype', 'fp32')}, and launch without FSDP."
+        )
+    if not task.labels and not backbone.generates:
+        raise UserError(
+            f"The answers of {task.name} are free text, which {backbone.name} cannot generate; "
+            f"choose another {setting('model')}."
+        )
+
+
+def resolve(config: RunConfig, task: Task, backbone: Backbone) -> RunConfig:
+    """The config with the backbone's defaults filled in, so that it reproduces the run."""
+    prompt, tuning = config.prompt, config.tuning
+    if prompt.head.kind == "auto":
+        prompt = dataclasses.replace(prompt, head=Choice(backbone.default_head(task.labels)))
+    if tuning.scoring == "auto":
+        tuning = dataclasses.replace(tuning, scoring=backbone.default_scoring)  # type: ignore[arg-type]
+    if tuning.max_length is None:
+        tuning = dataclasses.replace(tuning, max_length=backbone.default_max_length)
+    return dataclasses.replace(config, dtype=backbone.dtype, prompt=prompt, tuning=tuning)
+
+
+def initial_prompt(config: RunConfig, task: Task, backbone: Backbone) -> Prompt:
+    """The prompt at step 0."""
+    material = Material(
+        backbone,
+        task.start_words,
+        lambda name: load_source(name, backbone),
+        backbone.feature_size,
+        len(task.labels),
+    )
+    return build_prompt(config.prompt, material, config.seed, backbone.unit)
+
+
+def empty_prompt_for(config: RunConfig, task: Task, backbone: Backbone) -> Prompt:
+    """The prompt that a checkpoint is loaded into."""
+    head = (len(task.labels), backbone.feature_size)
+    return empty_prompt(config.prompt, backbone.hidden, backbone.unit, head=head)
+
+
+def load_source(name: str, backbone: Backbone) -> Source:
+    """A trained prompt of this backbone by its folder."""
+    prompt, card = RunFolder(Path(name)).load()
+    if prompt.config.length == 0:
+        raise UserError(
+            f"{name} has no prompt vectors to start from: its run tuned the whole model, or "
+            "nothing; name a run that tuned a prompt."
+        )
+    card.check_backbone(backbone, name)
+    return prompt.source()
+
+
+def text_budget(config: RunConfig, task: Task, backbone: Backbone) -> int:
+    """The tokens that are left for a text, if `backbone` can answer the task at all."""
+    tuning, labels, sentinel = config.tuning, task.labels, task.form.sentinel
+    assert tuning.max_length is not None  # resolved
+    check_answerable(backbone, config.prompt.place, labels, tuning.scoring)
+    label_spellings(backbone, labels, label_ids(backbone, labels, sentinel))
+    answer_length = max_answer_length(backbone, labels, task.answer_length, sentinel)
+    budget = backbone.text_budget(config.prompt.length, tuning.max_length, answer_length)
+    for member in task.members:
+        before = member.form.before
+        if before and len(backbone.token_ids([before])[0]) >= budget:
+            raise UserError(
+                "The instruction and its examples leave no tokens for the text; "
+                f"shorten them, or raise {setting('tuning.max_length')}."
+            )
+    return budget
+
+
+def count_steps(tuning: TuningConfig, batches_per_epoch: int) -> int:
+    if tuning.trains == "nothing":
+        return 0
+    if tuning.epochs is None:
+        return tuning.steps
+    return math.ceil(tuning.epochs * batches_per_epoch / tuning.accumulate - 1e-9)
