@@ -21,9 +21,7 @@ from typing import Any
 
 from softprompts import tune
 from softprompts.backbone import load_backbone
-from softprompts.config.products import expand_lists
-from softprompts.config.run import sections
-from softprompts.config.task import TaskConfig
+from softprompts.config import TaskConfig, expand_lists, sections
 from softprompts.errors import UserError, as_flag, setting
 from softprompts.files import read_json, write_json, write_text
 from softprompts.files.names import safe_name

@@ -7,7 +7,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
-from softprompts.config.task import TaskConfig
+from softprompts.config import TaskConfig
 from softprompts.tasks import load_task
 from softprompts.tasks.starter import STARTERS
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from softprompts.artifacts.run_folder import CARD, RunFolder
 from softprompts.backbone import Backbone, load_backbone
-from softprompts.config.task import TaskConfig
+from softprompts.config import TaskConfig
 from softprompts.errors import UserError, as_flag
 from softprompts.files import write_json
 from softprompts.tasks import load_task

@@ -24,8 +24,7 @@ from typing import Any
 
 from softprompts.backbone import Backbone, load_backbone
 from softprompts.bench.measure import environment
-from softprompts.config.products import Member
-from softprompts.config.run import RunConfig
+from softprompts.config import Member, RunConfig
 from softprompts.errors import UserError, as_flag
 from softprompts.files import write_json
 from softprompts.study.config import read_study

@@ -21,7 +21,7 @@ import torch
 import yaml
 
 from softprompts.backbone import Backbone, load_backbone
-from softprompts.config.run import run_config, sections
+from softprompts.config import run_config, sections
 from softprompts.errors import UserError
 from softprompts.tuning import Run, Watcher
 from softprompts.tuning.tune import tune_config

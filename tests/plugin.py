@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import softprompts
 from softprompts.backbone import Causal
-from softprompts.config.schema import option
+from softprompts.config import option
 from softprompts.prompt.route import ModuleRouter, Route, RouteModule, TopRoute
 from softprompts.prompt.shape import Shape, ShapeModule
 from softprompts.prompt.start import Begin, Material, Start

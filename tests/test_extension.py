@@ -13,9 +13,7 @@ import torch
 import yaml
 
 import softprompts
-from softprompts.config.choice import Choice
-from softprompts.config.prompt import PromptConfig
-from softprompts.config.run import run_config
+from softprompts.config import Choice, PromptConfig, run_config
 from softprompts.errors import UserError
 from softprompts.prompt import Material
 from softprompts.prompt.prompt import build_prompt

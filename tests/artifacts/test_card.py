@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from softprompts.artifacts.card import FORMAT, Card, PromptCard
-from softprompts.config.choice import Choice
+from softprompts.config import Choice
 from softprompts.errors import UserError
 
 from ..cards import card

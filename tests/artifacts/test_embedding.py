@@ -10,7 +10,7 @@ from torch import Tensor
 
 from softprompts.artifacts.run_folder import RunFolder
 from softprompts.backbone import Backbone
-from softprompts.config.run import RunConfig, run_config
+from softprompts.config import RunConfig, run_config
 from softprompts.errors import UserError
 from softprompts.files.tensors import read_tensors, write_tensors
 from softprompts.tuning import Run

@@ -16,9 +16,7 @@ from softprompts.artifacts.peft import read_adapter, write_adapter
 from softprompts.artifacts.run_folder import RunFolder
 from softprompts.backbone import Backbone, Causal, EncoderDecoder, Masked
 from softprompts.cli import main
-from softprompts.config.choice import Choice
-from softprompts.config.prompt import PromptConfig
-from softprompts.config.run import run_config
+from softprompts.config import Choice, PromptConfig, run_config
 from softprompts.errors import UserError
 from softprompts.prompt import Material
 from softprompts.prompt.prompt import build_prompt

@@ -10,8 +10,7 @@ import torch
 from softprompts.artifacts.card import BackboneCard
 from softprompts.artifacts.run_folder import RunFolder
 from softprompts.backbone import Backbone
-from softprompts.config.choice import Choice
-from softprompts.config.prompt import PromptConfig
+from softprompts.config import Choice, PromptConfig
 from softprompts.errors import UserError
 from softprompts.files.names import safe_name
 from softprompts.files.tensors import read_tensors, write_tensors

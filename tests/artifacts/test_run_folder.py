@@ -10,7 +10,7 @@ import torch
 import softprompts
 from softprompts.artifacts import run_folder
 from softprompts.artifacts.run_folder import CHECKPOINT_FORMAT, FILES, RunFolder
-from softprompts.config.run import RunConfig
+from softprompts.config import RunConfig
 from softprompts.errors import UserError
 from softprompts.files.tensors import read_tensors, write_tensors
 from softprompts.prompt.prompt import folded_prompt

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from softprompts.backbone import Causal, Text
-from softprompts.config.prompt import PromptConfig
+from softprompts.config import PromptConfig
 from softprompts.prompt import Material
 from softprompts.prompt.prompt import build_prompt
 from softprompts.tuning import Predictor

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from softprompts.backbone import Backbone, Causal, EncoderDecoder, Masked, Text, load_backbone
 from softprompts.backbone.batch import Place
-from softprompts.config.run import run_config
+from softprompts.config import run_config
 from softprompts.errors import UserError
 from softprompts.prompt.head import LinearHead
 from softprompts.tasks import load_task

@@ -10,9 +10,7 @@ import transformers
 from softprompts.backbone import Causal, Masked
 from softprompts.backbone.families import family_for
 from softprompts.backbone.masked import MaskedWithHead
-from softprompts.config.choice import Choice
-from softprompts.config.prompt import PromptConfig
-from softprompts.config.run import run_config
+from softprompts.config import Choice, PromptConfig, run_config
 from softprompts.errors import UserError
 from softprompts.prompt import Material
 from softprompts.prompt.head import LinearHead

@@ -9,8 +9,7 @@ import torch
 
 from softprompts.artifacts.peft import write_adapter
 from softprompts.backbone import Backbone, load_backbone
-from softprompts.config.prompt import PromptConfig
-from softprompts.config.run import run_config
+from softprompts.config import PromptConfig, run_config
 from softprompts.prompt import Material
 from softprompts.prompt.prompt import build_prompt
 from softprompts.tuning.tune import tune_config

@@ -19,12 +19,10 @@ from rich.console import Console
 from softprompts.backbone import Backbone
 from softprompts.cli import main
 from softprompts.cli.progress import CohortWatcher
-from softprompts.config.products import Member
-from softprompts.config.products import expand_lists
+from softprompts.config import Member, TaskConfig, expand_lists
 from softprompts.errors import UserError
 from softprompts.files.tensors import read_tensors, write_tensors
 from softprompts.tasks import Task, load_task
-from softprompts.config.task import TaskConfig
 from softprompts.tuning import Run
 from softprompts.tuning.tune import tune_cohort
 from softprompts.tuning.tuned import Tuned

@@ -12,9 +12,9 @@ import torch
 from softprompts.artifacts.peft import write_adapter
 from softprompts.backbone import Backbone
 from softprompts.cli import main
+from softprompts.config import PromptConfig
 from softprompts.library.library import Library
 from softprompts.prompt import Material
-from softprompts.config.prompt import PromptConfig
 from softprompts.prompt.prompt import build_prompt
 
 from ..library.prompts import make_prompt

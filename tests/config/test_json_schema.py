@@ -9,9 +9,9 @@ import jsonschema
 import pytest
 import yaml
 
+from softprompts.config import run_config
 from softprompts.config.json_schema import run_schema
 from softprompts.config.kinds import FILE, describe_all
-from softprompts.config.run import run_config
 from softprompts.errors import UserError
 from softprompts.study.config import study_schema
 

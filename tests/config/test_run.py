@@ -7,14 +7,20 @@ from typing import Any
 import pytest
 import yaml
 
-from softprompts.config.choice import Choice
-from softprompts.config.presets import PRESETS, preset_settings
-from softprompts.config.prompt import PromptConfig
-from softprompts.config.run import RunConfig, merge, run_config
-from softprompts.config.schema import attribute_docs, schema_of
-from softprompts.config.task import TaskConfig
-from softprompts.config.tuning import TuningConfig
-from softprompts.config.yaml_file import read_yaml
+from softprompts.config import (
+    PRESETS,
+    Choice,
+    PromptConfig,
+    RunConfig,
+    TaskConfig,
+    TuningConfig,
+    merge,
+    read_yaml,
+    run_config,
+    schema_of,
+)
+from softprompts.config.presets import preset_settings
+from softprompts.config.schema import attribute_docs
 from softprompts.errors import UserError
 
 MODES = [

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from softprompts.config.run import difference
-from softprompts.config.schema import coerce, schema_of_hint
+from softprompts.config import coerce, difference
+from softprompts.config.schema import schema_of_hint
 from softprompts.errors import UserError
 
 DEFAULTS: dict[str, Any] = {"tuning": {"lr": 0.3, "sentinel": False}, "seed": 0}

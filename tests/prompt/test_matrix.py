@@ -12,9 +12,8 @@ import torch
 
 from softprompts.artifacts.run_folder import RunFolder
 from softprompts.backbone import Backbone
-from softprompts.config.choice import Choice
-from softprompts.config.kinds import Table, routes, shapes, starts
-from softprompts.config.prompt import PromptConfig
+from softprompts.config import Choice, PromptConfig, routes, shapes, starts
+from softprompts.config.kinds import Table
 from softprompts.errors import UserError
 from softprompts.prompt import Material, Prompt, Source
 from softprompts.prompt.prompt import build_prompt

@@ -7,9 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from softprompts.config.choice import Choice
-from softprompts.config.kinds import routes
-from softprompts.config.prompt import PromptConfig
+from softprompts.config import Choice, PromptConfig, routes
 from softprompts.prompt.prompt import folded_prompt, mean_embedding
 
 from ..conftest import golden

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from softprompts.config.choice import Choice
-from softprompts.config.kinds import shapes
+from softprompts.config import Choice, shapes
 from softprompts.prompt.shape import Encoder, Residual, ResidualNetwork
 
 from ..conftest import golden

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from softprompts.backbone import Backbone
-from softprompts.config.choice import Choice
-from softprompts.config.prompt import PromptConfig
+from softprompts.config import Choice, PromptConfig
 from softprompts.errors import UserError
 from softprompts.prompt import Material, Source
 from softprompts.prompt.prompt import build_prompt

@@ -9,7 +9,7 @@ import pytest
 from softprompts.artifacts.card import TaskCard
 from softprompts.artifacts.run_folder import RunFolder
 from softprompts.backbone import Backbone
-from softprompts.config.choice import Choice
+from softprompts.config import Choice
 from softprompts.errors import UserError
 from softprompts.serving import Engine
 from softprompts.tasks import TextFormat

@@ -14,8 +14,7 @@ from softprompts.backbone import load_backbone
 from softprompts.backbone.load import meta_backbone
 from softprompts.cli import main as cli
 from softprompts.cli.study_progress import StudyBars
-from softprompts.config.run import run_config
-from softprompts.config.task import TaskConfig
+from softprompts.config import TaskConfig, run_config
 from softprompts.errors import UserError, setting
 from softprompts.study import workers
 from softprompts.study.cells import open_cell

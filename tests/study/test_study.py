@@ -324,7 +324,10 @@ def test_a_model_that_cannot_be_loaded_is_reported_before_anything_runs(
     for changes, sentence in (
         ({"backbones": ["no-such-model"]}, NO_MODEL),
         ({"backbones": [model, "no-such-model"]}, NO_MODEL),
-        ({"settings": {**QUICK, "dtype": "fp16"}}, "dtype is 'fp16'; choose one of auto, fp32, bf16."),
+        (
+            {"settings": {**QUICK, "dtype": "fp16"}},
+            "dtype is 'fp16'; choose one of auto, fp32, bf16.",
+        ),
         ({"settings": {**QUICK, "device": "nowhere"}}, "There is no device 'nowhere' here"),
     ):
         with pytest.raises(UserError, match=sentence):

@@ -10,7 +10,7 @@ import pytest
 
 import softprompts.tasks.starter as starter
 from softprompts.cli import main
-from softprompts.config.task import TaskConfig
+from softprompts.config import TaskConfig
 from softprompts.tasks import load_task
 from softprompts.tasks.named import named_split
 from softprompts.tasks.registry import definition

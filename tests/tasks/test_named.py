@@ -9,8 +9,7 @@ import pytest
 
 from softprompts.backbone import Backbone
 from softprompts.cli import main
-from softprompts.config.run import run_config
-from softprompts.config.task import TaskConfig
+from softprompts.config import TaskConfig, run_config
 from softprompts.errors import UserError
 from softprompts.tasks import load_task
 from softprompts.tasks.mixture import Mixture, mixing_rates

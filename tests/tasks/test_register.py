@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from softprompts.cli import main
-from softprompts.config import plugins
-from softprompts.config.task import TaskConfig
+from softprompts.config import TaskConfig, plugins
 from softprompts.errors import UserError
 from softprompts.tasks import (
     Example,

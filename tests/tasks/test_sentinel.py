@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from softprompts.backbone import Backbone
-from softprompts.config.task import TaskConfig
+from softprompts.config import TaskConfig
 from softprompts.errors import UserError
 from softprompts.tasks import load_task
 from softprompts.tasks.sentinel import prepend_sentinel

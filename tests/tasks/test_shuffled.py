@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from softprompts.config.task import TaskConfig
+from softprompts.config import TaskConfig
 from softprompts.tasks import load_task
 
 

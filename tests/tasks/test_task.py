@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from softprompts.config.task import TaskConfig
+from softprompts.config import TaskConfig
 from softprompts.errors import UserError
 from softprompts.tasks import Example, load_task
 from softprompts.tasks.sampling import few_shot, stratified_split

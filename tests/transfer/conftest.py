@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from softprompts.backbone import Backbone
-from softprompts.config.products import expand_lists
+from softprompts.config import expand_lists
 from softprompts.library.library import Library
 from softprompts.transfer.transfer import run_transfer
 from softprompts.tuning.tune import tune_cohort

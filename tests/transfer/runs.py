@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from softprompts.backbone import Backbone
-from softprompts.config.run import RunConfig, run_config
+from softprompts.config import RunConfig, run_config
 from softprompts.files.tensors import read_tensors
 
 from ..models import random_t5

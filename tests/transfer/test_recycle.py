@@ -18,8 +18,7 @@ from softprompts.artifacts.run_folder import RunFolder
 from softprompts.backbone import Backbone, EncoderDecoder
 from softprompts.cli import main as cli
 from softprompts.cli.recycle import main
-from softprompts.config.choice import Choice
-from softprompts.config.prompt import PromptConfig
+from softprompts.config import Choice, PromptConfig
 from softprompts.errors import UserError
 from softprompts.files import write_json
 from softprompts.files.tensors import write_tensors
@@ -61,7 +60,7 @@ def same_in_other_coordinates(backbone: Backbone) -> Backbone:
 
 
 def other_order(backbone: Backbone, kept: int) -> tuple[Any, list[int]]:
-    """A tokenizer with reversed ids that shares `kept` usable pieces; the old id of each new one."""
+    """A tokenizer with reversed ids and `kept` shared pieces; the old id of each new one."""
     usable = set(backbone.common_pieces(kept).tolist())
     state = json.loads(backbone.tokenizer.backend_tokenizer.to_str())
     pieces = state["model"]["vocab"]
@@ -280,7 +279,7 @@ def test_the_command_reports_bad_input_and_changes_nothing(
     assert "itself; use it as it is" in refused(str(run), "--model", old, "--output", out)
     assert "holds a run;" in refused(str(run), "--model", new, "--output", str(run))
     assert "The output folder has no name" in refused(str(run), "--model", new, "--output", "")
-    assert "positive --ridge" in refused(str(run), "--model", new, "--output", out, "--ridge", "0")
+    assert "ridge is 0.0" in refused(str(run), "--model", new, "--output", out, "--ridge", "0")
     assert not (tmp_path / "out").exists()
     assert (
         main(

@@ -9,8 +9,7 @@ import torch
 
 from softprompts.backbone import Backbone
 from softprompts.cli.transfer_summary import describe_choice
-from softprompts.config.products import expand_lists
-from softprompts.config.run import run_config
+from softprompts.config import expand_lists, run_config
 from softprompts.errors import UserError
 from softprompts.files.tensors import write_tensors
 from softprompts.library.library import Library

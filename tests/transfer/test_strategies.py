@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from softprompts.artifacts.card import Card
 from softprompts.backbone import Backbone
-from softprompts.config.choice import Choice
-from softprompts.config.run import RunConfig, run_config
+from softprompts.config import Choice, RunConfig, run_config
 from softprompts.errors import UserError
 from softprompts.library.entry import Entry
 from softprompts.library.library import Match

@@ -552,8 +552,11 @@ BAD = [
         "There is no prompt missing in the library",
     ),
     (["--to", "helpdesk/urgency", "--k", "0"], "k is 0; it must be at least 1"),
-    (["--to", "helpdesk/urgency", "--k", "many"], "see softprompts transfer --help"),
-    (["--to", "helpdesk/urgency", "--similarity", "euclid"], "There is no similarity 'euclid'"),
+    (["--to", "helpdesk/urgency", "--k", "many"], "k is 'many'; give a whole number"),
+    (
+        ["--to", "helpdesk/urgency", "--similarity", "euclid"],
+        "--similarity is 'euclid'; choose one of",
+    ),
     (["--to", "helpdesk/urgency", "--all", "--from", "area"], "not allowed with argument"),
     (["--to", "helpdesk/urgency", "--seed", "0,1"], "seed is a list"),
     (

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from softprompts.backbone import Backbone
-from softprompts.config.run import run_config
+from softprompts.config import run_config
 from softprompts.errors import UserError
 from softprompts.tasks import load_task
 from softprompts.tuning.tune import tune_config

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from softprompts.backbone import Backbone, load_backbone
 from softprompts.backbone.dropout import row_uniforms
-from softprompts.config.run import run_config
+from softprompts.config import run_config
 from softprompts.errors import UserError
 from softprompts.tasks import load_task
 from softprompts.tuning import Cohort, Run, microbatch

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from softprompts.backbone import Backbone
-from softprompts.config.choice import Choice
-from softprompts.config.prompt import PromptConfig
+from softprompts.config import Choice, PromptConfig
 from softprompts.prompt import Material, Prompt
 from softprompts.prompt.prompt import build_prompt
 from softprompts.tuning.bank import PromptBank

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from softprompts.backbone import Backbone
-from softprompts.config.choice import Choice
-from softprompts.config.prompt import PromptConfig
-from softprompts.config.tuning import TuningConfig
+from softprompts.config import Choice, PromptConfig, TuningConfig
 from softprompts.prompt import Material
 from softprompts.prompt.prompt import build_prompt
 from softprompts.tuning.optim import Adafactor, AdamW, learning_rate, make_optimizer, step_all

@@ -15,9 +15,7 @@ import torch
 
 from softprompts.backbone import Backbone, load_backbone
 from softprompts.cli import main
-from softprompts.config.presets import PRESETS
-from softprompts.config.run import RunConfig, run_config
-from softprompts.config.task import TaskConfig
+from softprompts.config import PRESETS, RunConfig, TaskConfig, run_config
 from softprompts.errors import UserError
 from softprompts.files import atomic as files
 from softprompts.files.tensors import read_tensors, write_tensors

@@ -8,7 +8,7 @@ import torch
 
 import softprompts
 from softprompts.backbone import Backbone
-from softprompts.config.run import run_config
+from softprompts.config import run_config
 from softprompts.errors import UserError
 from softprompts.prompt.prompt import folded_prompt
 from softprompts.tasks import load_task

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from softprompts.backbone import Backbone
-from softprompts.config.run import RunConfig
+from softprompts.config import RunConfig
 from softprompts.files.tensors import read_tensors
 from softprompts.tasks import load
 from softprompts.tuning import tokens, tune

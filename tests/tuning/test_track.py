@@ -6,7 +6,7 @@ import pytest
 
 from softprompts.backbone import Backbone
 from softprompts.cli import main
-from softprompts.config.run import run_config
+from softprompts.config import run_config
 from softprompts.errors import UserError
 from softprompts.tuning.track import TRACKERS, check_trackers
 from softprompts.tuning.tune import tune_config

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, get_args, get_origin, get_type_hints
 
 from ..backbone import Backbone
-from ..config.choice import Choice
-from ..config.prompt import PromptConfig
+from ..config import Choice, PromptConfig
 from ..errors import UserError, setting
 from ..files import read_json, write_json
 from ..tasks import TextFormat

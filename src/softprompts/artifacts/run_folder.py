@@ -26,8 +26,8 @@ from torch import Tensor
 
 from ..backbone import Backbone
 from ..backbone.load import quiet_transformers
-from ..config.run import CONFIG_HEADER, RunConfig, run_config
-from ..config.yaml_file import read_yaml
+from ..config import RunConfig, read_yaml, run_config
+from ..config.run import CONFIG_HEADER
 from ..errors import UserError, setting
 from ..files import (
     make_folder,

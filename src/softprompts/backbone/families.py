@@ -8,7 +8,7 @@ transformers class that loads them (`auto_class`) and the task type PEFT knows i
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..config.plugins import load_plugins
+from ..config import load_plugins
 from .backbone import Backbone
 
 FAMILIES: dict[str, type[Backbone]] = {}

@@ -11,8 +11,7 @@ import torch
 import transformers
 from transformers.utils import logging
 
-from ..config.plugins import load_plugins
-from ..config.run import DEFAULT_MODEL
+from ..config import DEFAULT_MODEL, load_plugins
 from ..errors import UserError, setting
 from ..files.hub import silence_hub
 from .backbone import DTYPES, Backbone

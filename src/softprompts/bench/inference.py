@@ -17,7 +17,7 @@ import torch
 
 from ..artifacts.peft import ADAPTER, write_adapter
 from ..backbone import Backbone, EncoderDecoder
-from ..config.task import TaskConfig
+from ..config import TaskConfig
 from ..errors import UserError
 from ..prompt.prompt import folded_prompt
 from ..serving.engine import Engine

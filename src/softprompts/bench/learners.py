@@ -12,7 +12,7 @@ from transformers.activations import NewGELUActivation
 
 from ..backbone import Backbone, Causal
 from ..backbone.modules import transformer_layers
-from ..config.run import run_config
+from ..config import run_config
 from ..errors import UserError
 from ..tasks import Example, Task, TextFormat
 from ..tuning import Cohort, Run

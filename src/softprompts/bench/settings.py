@@ -6,7 +6,7 @@ The docstring below each attribute is the help of its flag.
 from dataclasses import dataclass
 from typing import Literal
 
-from ..config.schema import Settings, option
+from ..config import Settings, option
 from ..errors import UserError, setting
 
 

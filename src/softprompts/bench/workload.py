@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..backbone import Backbone
-from ..config.task import TaskConfig
+from ..config import TaskConfig
 from ..errors import UserError
 from ..tasks import load_task
 

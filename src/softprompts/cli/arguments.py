@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config.schema import coerce
+from ..config import coerce
 from ..errors import UserError
 from ..files.names import checked_path
 from ..library import default_folder

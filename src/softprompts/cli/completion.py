@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..config.kinds import TABLES
+from ..config import TABLES
 from ..errors import UserError, as_flag
 from . import COMMANDS, load_command, run_command
 from .command import Parser, make_parser

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..config.task import TaskConfig
+from ..config import TaskConfig
 from ..errors import UserError
 from ..tasks import Definition, Example, Task, load_task
 from ..tasks.load import own_split

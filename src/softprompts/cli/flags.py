@@ -7,16 +7,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config.choice import Choice
-from ..config.kinds import TABLES
-from ..config.presets import PRESETS
-from ..config.products import spell
-from ..config.prompt import PromptConfig
-from ..config.run import SECTIONS, RunConfig, run_config
-from ..config.schema import Schema, Settings, schema_of
-from ..config.task import TaskConfig
-from ..config.tuning import TuningConfig
-from ..config.yaml_file import read_yaml
+from ..config import (
+    PRESETS,
+    TABLES,
+    Choice,
+    PromptConfig,
+    RunConfig,
+    Schema,
+    Settings,
+    TaskConfig,
+    TuningConfig,
+    read_yaml,
+    run_config,
+    schema_of,
+    spell,
+)
+from ..config.run import SECTIONS
 from ..errors import UserError, as_flag
 
 _OPTION = re.compile(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config.schema import Schema, coerce
+from ..config import Schema, coerce
 from ..errors import UserError, listing
 from ..files.names import checked_path, safe_name
 from .arguments import add_library, add_model, output_folder

@@ -23,7 +23,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from ..config.products import spell
+from ..config import spell
 from ..tuning import Run, Watcher
 
 REFRESH_SECONDS = 0.1

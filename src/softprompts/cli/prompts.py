@@ -67,7 +67,7 @@ def _matches(entry: "Entry", options: argparse.Namespace) -> bool:
 
 
 def show_prompt(argv: Sequence[str]) -> int:
-    """Show a prompt's card: task, backbone, scores, how it was tuned and what it started from."""
+    """Show a prompt's card: task, backbone, scores, how it was tuned, what it started from."""
     examples = """softprompts prompts show intent
   softprompts prompts show runs/intent --json"""
     parser = make_parser("prompts show", examples, show_prompt.__doc__)

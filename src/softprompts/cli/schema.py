@@ -3,8 +3,8 @@
 import json
 from collections.abc import Sequence
 
+from ..config import Schema
 from ..config.json_schema import run_schema
-from ..config.schema import Schema
 from ..study.config import study_schema
 from .command import make_parser
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config.task import TaskConfig
+from ..config import TaskConfig
 from ..errors import UserError
 from ..files import write_text
 from ..tasks import Definition, Example

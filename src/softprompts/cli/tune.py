@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..config.products import Member, expand_lists
+from ..config import Member, expand_lists
 from ..errors import as_flag
 from ..files.names import safe_name
 from . import flags

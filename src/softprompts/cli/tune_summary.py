@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..artifacts.run_folder import COHORT_TABLE
-from ..config.products import spell
+from ..config import spell
 from ..tuning.summary import SEED, Record, over_seeds
 from ..tuning.tuned import Tuned
 from .output import advice_on_labels, aligned, format_scores, invalid_answers

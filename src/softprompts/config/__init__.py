@@ -1,0 +1,43 @@
+"""Settings, kinds, presets and lists of runs. No torch, so that every --help is instant."""
+
+from .choice import Choice
+from .kinds import TABLES, heads, optimizers, routes, shapes, starts
+from .plugins import load_plugins
+from .presets import PRESETS
+from .products import Member, expand_lists, spell
+from .prompt import PromptConfig
+from .run import DEFAULT_MODEL, RunConfig, difference, merge, run_config, sections
+from .schema import Schema, Settings, coerce, option, schema_of
+from .task import TaskConfig
+from .tuning import TuningConfig
+from .yaml_file import read_yaml
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "PRESETS",
+    "TABLES",
+    "Choice",
+    "Member",
+    "PromptConfig",
+    "RunConfig",
+    "Schema",
+    "Settings",
+    "TaskConfig",
+    "TuningConfig",
+    "coerce",
+    "difference",
+    "expand_lists",
+    "heads",
+    "load_plugins",
+    "merge",
+    "option",
+    "optimizers",
+    "read_yaml",
+    "routes",
+    "run_config",
+    "schema_of",
+    "sections",
+    "shapes",
+    "spell",
+    "starts",
+]

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..config.schema import Settings, option
+from ..config import Settings, option
 from ..errors import UserError, setting
 
 DIMENSIONS = ("d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..config.run import difference
+from ..config import difference
 from ..errors import UserError, setting
 from ..files.tensors import read_tensors, write_tensors
 from .batches import Batches, Tokens, combined_seed

@@ -11,8 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..config.kinds import heads
-from ..config.schema import Settings
+from ..config import Settings, heads
 
 
 class LinearHead(nn.Module):

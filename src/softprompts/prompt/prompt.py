@@ -15,9 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ..config.choice import Choice
-from ..config.kinds import heads, routes, shapes, starts
-from ..config.prompt import PromptConfig
+from ..config import Choice, PromptConfig, heads, routes, shapes, starts
 from ..errors import UserError, setting
 from .head import LinearHead
 from .route import RouteModule

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..backbone.device import to_device
-from ..config.kinds import routes
-from ..config.schema import Settings, option
+from ..config import Settings, option, routes
 
 # -- routers: logits of K prompts from a text's mean embedding -------------------------------------
 

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ..backbone.device import to_device
-from ..config.kinds import shapes
+from ..config import Settings, option, shapes
 from ..config.prompt import MAX_TOKENS
-from ..config.schema import Settings, option
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,

@@ -16,9 +16,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..config.choice import Choice
-from ..config.kinds import starts
-from ..config.schema import Settings, option
+from ..config import Choice, Settings, option, starts
 from ..errors import UserError, setting
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ..artifacts.study_folder import CellFolder, CellResult, ChosenSource, StudyFolder
 from ..backbone.hardware import environment
-from ..config.run import RunConfig
-from ..config.task import TaskConfig
+from ..config import RunConfig, TaskConfig
 from ..errors import UserError, as_key, setting
 from ..library.search import DECIMALS, SIMILARITIES, rank
 from ..transfer.strategies import multi_task, shares, start_from

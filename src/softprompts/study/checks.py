@@ -16,8 +16,7 @@ from ..artifacts.card import PromptCard
 from ..artifacts.study_folder import StudyFolder
 from ..backbone import inspect_model, load_backbone
 from ..backbone.load import meta_backbone, resolve_device_and_dtype, resolve_dtype
-from ..config.run import RunConfig, difference
-from ..config.task import TaskConfig
+from ..config import RunConfig, TaskConfig, difference
 from ..errors import UserError, setting
 from ..tasks import Task
 from ..tasks.load import preview_task

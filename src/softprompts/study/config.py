@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ..config import DEFAULT_MODEL, Schema, Settings, merge, option, read_yaml, schema_of
 from ..config.json_schema import file_schema, flat_run_settings
-from ..config.run import DEFAULT_MODEL, merge
-from ..config.schema import Schema, Settings, option, schema_of
-from ..config.yaml_file import read_yaml
 from ..errors import UserError, setting
 from ..library import Similarity
 

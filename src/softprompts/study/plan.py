@@ -14,9 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from ..config.run import RunConfig, run_config, sections
-from ..config.task import TaskConfig
-from ..config.tuning import TuningConfig
+from ..config import RunConfig, TaskConfig, TuningConfig, run_config, sections
 from ..errors import UserError, setting
 from ..files.names import safe_name
 from ..tasks.prefix_lm import PREFIX_LM

@@ -10,8 +10,7 @@ from typing import TypedDict
 
 from ..artifacts.study_folder import CellResult, StudyFolder
 from ..backbone import Backbone, load_backbone
-from ..config.products import Member
-from ..config.run import RunConfig
+from ..config import Member, RunConfig
 from ..errors import UserError
 from ..tuning import Run, RunFailedError, Watcher
 from ..tuning.tune import tune_cohort

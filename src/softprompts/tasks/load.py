@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ..config.task import TaskConfig
+from ..config import TaskConfig
 from ..errors import UserError, setting
 from .definition import Definition, Example, is_labelled
 from .metrics import metric

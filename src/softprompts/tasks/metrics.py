@@ -10,7 +10,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ..config.plugins import load_plugins
+from ..config import load_plugins
 from ..errors import UserError
 from .definition import Example
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..config.task import TaskConfig
+from ..config import TaskConfig
 from ..errors import UserError
 from .definition import Example
 from .metrics import rounded, score

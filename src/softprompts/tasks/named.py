@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..config.task import TaskConfig
+from ..config import TaskConfig
 from ..errors import UserError, setting
 from ..files.hub import silence_hub
 from .definition import Definition, Example, is_labelled

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..config.plugins import load_plugins
+from ..config import load_plugins
 from ..errors import UserError
 from . import classification, generation, glue, qa, starter, superglue
 from .definition import PREDICT, Definition, Example, Preprocessor

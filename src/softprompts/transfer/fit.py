@@ -6,8 +6,7 @@
 import dataclasses
 
 from ..artifacts.card import PromptCard
-from ..config.prompt import PromptConfig
-from ..config.run import RunConfig
+from ..config import PromptConfig, RunConfig
 from ..library.entry import Entry
 from ..prompt.prompt import same_route
 from ..tasks.prefix_lm import PREFIX_LM

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from ..artifacts.run_folder import RunFolder
-from ..config.run import difference
+from ..config import difference
 from ..errors import UserError, setting
 from ..files import read_json
 

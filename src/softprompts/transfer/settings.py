@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..config.products import expand_lists
-from ..config.run import RunConfig
-from ..config.schema import Settings, option
+from ..config import RunConfig, Settings, expand_lists, option
 from ..errors import UserError, setting
 from ..library import Similarity
 

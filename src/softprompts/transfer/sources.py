@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone
-from ..config.run import RunConfig
+from ..config import RunConfig
 from ..errors import UserError, listing, setting
 from ..library.entry import Entry
 from ..library.library import Library, named_prompt

@@ -14,9 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config.choice import Choice
-from ..config.run import RunConfig
-from ..config.task import TaskConfig
+from ..config import Choice, RunConfig, TaskConfig
 from ..errors import UserError, setting
 from ..library.library import Match
 from ..tasks.prefix_lm import PREFIX_LM

@@ -14,8 +14,7 @@ from typing import Any
 
 from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone, load_backbone
-from ..config.products import Member
-from ..config.run import RunConfig, sections
+from ..config import Member, RunConfig, sections
 from ..errors import UserError
 from ..files import write_json
 from ..files.lock import exclusive

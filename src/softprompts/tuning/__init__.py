@@ -1,8 +1,6 @@
 """Tuning: many runs on one frozen backbone."""
 
-from ..config.presets import PRESETS
-from ..config.run import RunConfig, run_config
-from ..config.tuning import TuningConfig
+from ..config import PRESETS, RunConfig, TuningConfig, run_config
 from .cohort import Cohort
 from .evaluate import Predictor
 from .run import Run, RunFailedError

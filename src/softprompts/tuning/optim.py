@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config.kinds import optimizers
-from ..config.schema import Settings, option
-from ..config.tuning import TuningConfig
+from ..config import Settings, TuningConfig, optimizers, option
 
 
 class Adafactor(torch.optim.Optimizer):

@@ -6,9 +6,7 @@ from pathlib import Path
 
 from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone
-from ..config.choice import Choice
-from ..config.run import RunConfig
-from ..config.tuning import TuningConfig
+from ..config import Choice, RunConfig, TuningConfig
 from ..errors import UserError, setting
 from ..prompt import Material, Prompt, Source
 from ..prompt.prompt import build_prompt, empty_prompt

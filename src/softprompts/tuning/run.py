@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..backbone import Backbone
-from ..config.run import RunConfig
+from ..config import RunConfig
 from ..errors import UserError
 from ..tasks import Example, Task
 from ..tasks.sentinel import prepend_sentinel

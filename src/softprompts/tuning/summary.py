@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from ..artifacts.run_folder import CohortFolder
-from ..config.products import Member, spell
+from ..config import Member, spell
 from .run import RunFailedError
 from .tuned import Tuned
 

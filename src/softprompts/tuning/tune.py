@@ -8,10 +8,7 @@ from typing import Any, overload
 
 from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone
-from ..config.products import Member, expand_lists
-from ..config.run import RunConfig, sections
-from ..config.schema import Settings
-from ..config.task import TaskConfig
+from ..config import Member, RunConfig, Settings, TaskConfig, expand_lists, sections
 from ..tasks import Task, load_task
 from .checkpoint import load_checkpoint
 from .cohort import Cohort

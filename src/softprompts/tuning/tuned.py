@@ -11,7 +11,7 @@ from ..artifacts.card import UNTRAINED, BackboneCard, Card, PromptCard, TaskCard
 from ..artifacts.peft import read_adapter, write_adapter
 from ..artifacts.run_folder import MODEL, RunFolder
 from ..backbone import Backbone, load_backbone
-from ..config.run import run_config
+from ..config import run_config
 from ..errors import UserError, setting
 from ..prompt import Prompt
 from ..prompt.prompt import folded_prompt
