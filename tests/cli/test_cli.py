@@ -25,9 +25,10 @@ from ..conftest import another_user, write_toy
 from ..models import random_t5
 
 ROOT = Path(__file__).parents[2]
-QUICK = (
-    "--steps 4 --batch-size 4 --evaluate-every 2 --prompt.length 3 --max-length 40 --device cpu"
-).split()
+QUICK = [
+    *("--steps", "4", "--batch-size", "4", "--evaluate-every", "2"),
+    *("--prompt.length", "3", "--max-length", "40", "--device", "cpu"),
+]
 
 
 def own_data(toy_csv: Path) -> list[str]:

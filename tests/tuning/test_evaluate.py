@@ -54,7 +54,7 @@ def predictors(backbone: Backbone) -> list[Predictor]:
             answer_length=longest,
         )
 
-    found_predictors = [
+    cases = [
         predictor(1, two, "labels", length=3),
         predictor(2, three, "labels", length=6, shape="residual"),
         predictor(3, two, "generate", length=5),
@@ -66,17 +66,17 @@ def predictors(backbone: Backbone) -> list[Predictor]:
         predictor(9, two, "generate", longest=7, length=3, count=2, route="stochastic"),
     ]
     if backbone.generates:
-        found_predictors += [
+        cases += [
             predictor(10, [], "generate", longest=5, length=2, place=after),
             predictor(11, [], "generate", longest=3, length=2),
         ]
     if head:
         first = {"head": Choice("linear", {"pool": "first"})}
-        found_predictors += [
+        cases += [
             predictor(12, three, "labels", length=3, **first),
             predictor(13, two, "labels", length=3, place=after, **first),
         ]
-    return found_predictors
+    return cases
 
 
 def answer_alone(predictor: Predictor, row: Sequence[int]) -> str:

@@ -1,4 +1,7 @@
-"""Files and folders that are complete or absent, and locks on folders."""
+"""Files and folders that are complete or absent, locks on folders, and safe names.
+
+`files.tensors`, which needs torch, and `files.hub` are imported from their modules.
+"""
 
 from .atomic import (
     NoPermissionError,
@@ -8,22 +11,31 @@ from .atomic import (
     make_folder,
     read_json,
     remove_stale,
+    restore_folders,
+    staged_files,
+    staged_folder,
     write_atomically,
     write_json,
     write_once,
     write_text,
 )
-from .staged import restore_folders, staged_files, staged_folder
+from .lock import exclusive
+from .names import cache_folder, check_overwrite, checked_path, safe_name
 
 __all__ = [
     "NoPermissionError",
+    "cache_folder",
+    "check_overwrite",
     "check_readable",
     "check_writable",
+    "checked_path",
+    "exclusive",
     "host_id",
     "make_folder",
     "read_json",
     "remove_stale",
     "restore_folders",
+    "safe_name",
     "staged_files",
     "staged_folder",
     "write_atomically",

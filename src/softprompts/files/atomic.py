@@ -1,4 +1,4 @@
-"""Files that are complete or absent: written under a temporary name, then moved into place."""
+"""Files and folders that are complete or absent: moved into place when they are written."""
 
 import contextlib
 import functools
@@ -6,13 +6,19 @@ import glob
 import hashlib
 import json
 import os
+import shutil
 import socket
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from ..errors import UserError, setting
+
+STAGED, REPLACED = ".new-", ".old-"
+"""How the names of a folder in the making and of the folder it replaces begin."""
 
 
 @functools.cache
@@ -36,23 +42,24 @@ def temporary_path(path: Path, process: int | str | None = None) -> Path:
     return path.with_name(f".{path.stem}.{host}-{process or os.getpid()}{path.suffix}")
 
 
-def stale_paths(path: Path) -> Iterator[Path]:
-    """Temporary files or folders for `path` that processes of this host left when they died.
-
-    Those of other hosts are skipped: their processes may still be running.
-    """
-    prefix, suffix = temporary_path(path, "*").name.split("*")
-    for temporary in path.parent.glob(f"{glob.escape(prefix)}*{glob.escape(suffix)}"):
-        process = temporary.name.removeprefix(prefix).removesuffix(suffix)
-        if not (process.isdigit() and _is_running(int(process))):
-            yield temporary
-
-
 def remove_stale(folder: Path, names: Iterable[str]) -> None:
-    """Remove the temporary files that killed processes of this host left for these files."""
+    """Remove what processes of this host that died left under temporary names for these paths.
+
+    What other hosts left is skipped: their processes may still be running.
+    """
     for name in names:
-        for temporary in stale_paths(folder / name):
-            temporary.unlink(missing_ok=True)
+        prefix, suffix = temporary_path(folder / name, "*").name.split("*")
+        for temporary in folder.glob(f"{glob.escape(prefix)}*{glob.escape(suffix)}"):
+            process = temporary.name.removeprefix(prefix).removesuffix(suffix)
+            if not (process.isdigit() and _is_running(int(process))):
+                _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_running(process: int) -> bool:
@@ -61,10 +68,8 @@ def _is_running(process: int) -> bool:
         return False
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
@@ -79,21 +84,61 @@ def make_folder(folder: Path) -> None:
         ) from None
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Call `write` on a temporary file in the same folder, then move it to `path`."""
+@contextlib.contextmanager
+def removing_new_folders(folder: Path) -> Iterator[None]:
+    """Remove `folder` and its parents in the end if they did not exist before and are empty."""
+    missing = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            for path in missing:
+                path.rmdir()
+
+
+@contextlib.contextmanager
+def _temporary(path: Path, target: Path, remedy: str = "") -> Iterator[Path]:
+    """An empty temporary file next to `path`, removed at the end; errors name `target`."""
     temporary = temporary_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.touch()
-        mode = temporary.stat().st_mode
-        write(temporary)
-        finish_file(temporary, mode)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise cannot_write(path, error) from None
+        yield temporary
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
+        reason = getattr(error, "strerror", None) or error
+        remedy = remedy or "free some disk space, or choose another path"
+        raise UserError(f"{target} cannot be written ({reason}); {remedy}.") from None
     finally:
         with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            _remove(temporary)
+
+
+def check_writable(path: Path) -> None:
+    """Report before long work that a file cannot be written, without leaving anything behind."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file in it.")
+    with removing_new_folders(path.parent), _temporary(path, path, "choose another path"):
+        pass
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Call `write` on a temporary file in the same folder, then move it to `path`."""
+    with _temporary(path, path) as temporary:
+        mode = temporary.stat().st_mode
+        write(temporary)
+        _finish(temporary, mode)
+        os.replace(temporary, path)
+
+
+def _finish(file: Path, mode: int) -> None:
+    """Give a temporary file the mode of the user's umask, and write it through to the disk.
+
+    Libraries such as safetensors create files that only their owner can read.
+    """
+    if file.stat().st_mode != mode:  # not every file system supports chmod
+        file.chmod(mode)
+    with file.open("rb") as written:
+        os.fsync(written.fileno())
 
 
 def write_once(path: Path, value: Any) -> bool:
@@ -125,43 +170,6 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def finish_file(file: Path, mode: int) -> None:
-    """Give a temporary file the mode of the user's umask, and write it through to the disk.
-
-    Libraries such as safetensors create files that only their owner can read.
-    """
-    if file.stat().st_mode != mode:  # not every file system supports chmod
-        file.chmod(mode)
-    with file.open("rb") as written:
-        os.fsync(written.fileno())
-
-
-def cannot_write(path: Path, error: Exception, remedy: str = "") -> UserError:
-    """The error for a path that cannot be written; `remedy` says what to do about it."""
-    reason = getattr(error, "strerror", None) or error
-    remedy = remedy or "free some disk space, or choose another path"
-    return UserError(f"{path} cannot be written ({reason}); {remedy}.")
-
-
-def check_writable(path: Path) -> None:
-    """Report before long work that a file cannot be written, without leaving anything behind."""
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file in it.")
-    missing = [parent for parent in path.parents if not os.path.exists(parent)]
-    temporary = temporary_path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.touch()
-    except OSError as error:
-        raise cannot_write(path, error, "choose another path") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            for parent in missing:
-                parent.rmdir()
-
-
 class NoPermissionError(UserError):
     """A file exists, but this user may not read it."""
 
@@ -191,3 +199,85 @@ def read_json(path: Path) -> Any:
             return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON ({error}).") from None
+
+
+def staged_folder(path: Path, remedy: str = "") -> contextlib.AbstractContextManager[Path]:
+    """Write a folder that takes the place of `path`, all at once, when the block ends.
+
+        with staged_folder(run / "model") as folder:
+            model.save_pretrained(folder)
+
+    If the block raises, `path` stays as it was and nothing is left behind. Files get the mode of
+    the user's umask, whatever library wrote them. An `OSError` in the block becomes a `UserError`
+    that ends with `remedy`.
+
+    A process killed during the block leaves a hidden folder, which the next call for this path on
+    the same host removes. One killed during the swap leaves the previous folder as `.old-NAME`,
+    which `restore_folders` puts back.
+    """
+    return _staging(path, path, remedy, lambda staged: _swap(staged, path))
+
+
+def staged_files(
+    folder: Path, last: str, remedy: str = ""
+) -> contextlib.AbstractContextManager[Path]:
+    """Write files that are moved into `folder` when the block ends, `last` after all others.
+
+    For a folder that also holds other files. A reader that finds `last` finds the rest, too.
+    Errors and modes are as for `staged_folder`.
+    """
+
+    def move(staged: Path) -> None:
+        for file in sorted(staged.iterdir(), key=lambda file: file.name == last):
+            os.replace(file, folder / file.name)
+
+    return _staging(folder / last, folder, remedy, move)
+
+
+def restore_folders(parent: Path) -> None:
+    """Undo what processes killed inside `staged_folder` left in `parent`.
+
+    Incomplete folders are removed, and replaced ones restored if nothing took their place. Call it
+    only while no other process writes to `parent`, for example while holding its lock. Without
+    write permission, nothing happens.
+    """
+    for left in list(parent.iterdir()):
+        replaced = left.name.startswith(REPLACED)
+        path = left.with_name(left.name.removeprefix(REPLACED))
+        with contextlib.suppress(OSError):
+            if replaced and not os.path.lexists(path):
+                left.rename(path)
+            elif replaced or left.name.startswith(STAGED):
+                _remove(left)
+
+
+@contextlib.contextmanager
+def _staging(path: Path, target: Path, remedy: str, move: Callable[[Path], None]) -> Iterator[Path]:
+    """A temporary folder next to `path`, which `move` moves into place; errors name `target`."""
+    template = path.with_name(f"{STAGED[1:]}{path.name}")
+    remove_stale(template.parent, [template.name])
+    with _temporary(template, target, remedy) as staged:
+        mode = staged.stat().st_mode
+        staged.unlink()
+        staged.mkdir()
+        yield staged
+        for file in staged.rglob("*"):
+            if file.is_file():
+                _finish(file, mode)
+        move(staged)
+
+
+def _swap(staged: Path, path: Path) -> None:
+    replaced = path.with_name(f"{REPLACED}{path.name}")
+    if os.path.lexists(path):
+        _remove(replaced)
+        path.rename(replaced)
+    try:
+        staged.rename(path)
+    except OSError:
+        if os.path.lexists(replaced) and not os.path.lexists(path):
+            replaced.rename(path)
+        raise
+    if os.path.lexists(replaced):
+        # removed under its temporary name, so that half of it is never restored
+        replaced.rename(staged)

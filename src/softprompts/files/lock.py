@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import UserError, setting
-from .atomic import make_folder
+from .atomic import make_folder, removing_new_folders
 
 LOCK_FILE = ".at-work"
 """Names the process that holds the folder. Only the lock on the file counts, not that it exists."""
-_ATTEMPTS = 100
-"""How often to retry when another process removes the file before it is locked."""
 
 
 @contextlib.contextmanager
@@ -22,19 +20,16 @@ def exclusive(folder: Path) -> Iterator[None]:
 
     Folders that did not exist before and are empty in the end are removed.
     """
-    missing = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
-    file = _acquire(folder)
-    try:
-        yield
-    finally:
-        if file is not None:
-            with contextlib.suppress(OSError):
-                # before the lock is released: afterwards the file may be another process's
-                (folder / LOCK_FILE).unlink(missing_ok=True)
-            os.close(file)
-        with contextlib.suppress(OSError):
-            for path in missing:
-                path.rmdir()
+    with removing_new_folders(folder):
+        file = _acquire(folder)
+        try:
+            yield
+        finally:
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    # before the lock is released: afterwards the file may be another process's
+                    (folder / LOCK_FILE).unlink(missing_ok=True)
+                os.close(file)
 
 
 def _acquire(folder: Path) -> int | None:
@@ -48,7 +43,7 @@ def _acquire(folder: Path) -> int | None:
     except ImportError:  # not a POSIX system
         return None
     path = folder / LOCK_FILE
-    for _ in range(_ATTEMPTS):
+    for _ in range(100):  # another process may remove the file before it is locked
         try:
             file = _open(path)
         except FileNotFoundError:  # the process that created the folder removed it
@@ -59,13 +54,16 @@ def _acquire(folder: Path) -> int | None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(file), os.stat(path)):
-                _write_holder(file)
+                holder = {"process": os.getpid(), "host": socket.gethostname()}
+                with contextlib.suppress(OSError):  # a full disk
+                    os.ftruncate(file, 0)
+                    os.pwrite(file, json.dumps(holder).encode(), 0)
                 return file
         except BlockingIOError:
-            holder = _read_holder(file)
+            described = _read_holder(file)
             os.close(file)
             raise UserError(
-                f"Another process is using {folder}{holder}; "
+                f"Another process is using {folder}{described}; "
                 f"wait until it ends, or choose another {setting('output')}."
             ) from None
         except FileNotFoundError:  # the holder removed the file, and the lock with it
@@ -82,13 +80,6 @@ def _open(path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except PermissionError:  # another user's file can still be locked
         return os.open(path, os.O_RDONLY)
-
-
-def _write_holder(file: int) -> None:
-    holder = {"process": os.getpid(), "host": socket.gethostname()}
-    with contextlib.suppress(OSError):  # a full disk
-        os.ftruncate(file, 0)
-        os.pwrite(file, json.dumps(holder).encode(), 0)
 
 
 def _read_holder(file: int) -> str:

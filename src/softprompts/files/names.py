@@ -1,5 +1,6 @@
-"""Checks of names and paths."""
+"""Names, paths, and the cache folder."""
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,3 +35,13 @@ def check_overwrite(folder: Path, names: Sequence[str], overwrite: bool) -> None
             f"{folder} already holds {existing[0]}; choose another {setting('output')}, "
             f"or replace it with {setting('overwrite')}."
         )
+
+
+def cache_folder() -> Path:
+    """The folder for what can be computed again.
+
+    It is SOFTPROMPTS_CACHE, or `softprompts` in the user's cache folder.
+    """
+    if folder := os.environ.get("SOFTPROMPTS_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "softprompts"

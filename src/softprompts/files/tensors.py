@@ -20,21 +20,13 @@ def write_tensors(
     """Write tensors, and `note` as JSON in the header, to one safetensors file."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = {"format": "pt"} | ({"note": json.dumps(note)} if note is not None else {})
-
-    def write(temporary: Path) -> None:
-        try:
-            save_file(tensors, temporary, metadata=header)
-        except SafetensorError as error:  # for example, a full disk
-            raise OSError(str(error)) from None
-
-    write_atomically(path, write)
+    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=header))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the note of a file that `write_tensors` wrote."""
     with _open(path) as file:
-        names = file.keys()
-        return {name: file.get_tensor(name) for name in names}, _note(file)
+        return {name: file.get_tensor(name) for name in file.keys()}, _note(file)  # noqa: SIM118
 
 
 def read_note(path: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     NAME/           a prompt: its card, its vectors, and how it was tuned
     .index/         one file per backbone (`index.py`)
     .lock           held by whoever moves folders
-    .new-, .old-    folders in the making, and folders being replaced (`files/staged.py`)
+    .new-, .old-    folders in the making, and folders being replaced (`files/atomic.py`)
 
 Several processes may add prompts at once. A prompt is written to a hidden folder and moved in when
 it is complete. The lock ends with its process, so hidden folders that the next holder finds are

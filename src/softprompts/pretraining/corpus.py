@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 from ..errors import UserError
 from ..files import read_json, staged_folder, write_json
-from ..files.cache import cache_folder
+from ..files import cache_folder
 
 OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
     ".bz2": bz2.open,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..backbone import Backbone
 from ..errors import UserError
-from ..files.cache import cache_folder
+from ..files import cache_folder
 from ..files.tensors import read_tensors, write_tensors
 
 MIN_TEXTS = 2000
