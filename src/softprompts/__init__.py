@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from .library.library import Library
     from .serving.engine import Engine
     from .study.study import Study
-    from .tasks.metrics import register_metric
-    from .tasks.registry import register_task
+    from .tasks import register_metric, register_task
     from .transfer.transfer import transfer
     from .tuning.run import RunFailedError
     from .tuning.tune import tune

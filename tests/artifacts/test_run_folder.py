@@ -85,13 +85,13 @@ def test_clearing_removes_the_run_and_nothing_else(folder: RunFolder) -> None:
 
 def test_a_copy_has_no_training_state(folder: RunFolder, tmp_path: Path) -> None:
     copy = RunFolder(tmp_path / "copy")
-    copy.check_copy(overwrite=False)
+    copy.check_overwrite(overwrite=False)
     folder.copy_prompt(copy.path)
     assert names(copy) == names(folder) - {"checkpoint.safetensors"}
     assert copy.card() == folder.card()
     assert torch.equal(copy.task_vectors(), folder.task_vectors())
     with pytest.raises(UserError, match=r"already holds prompt.json"):
-        copy.check_copy(overwrite=False)
+        copy.check_overwrite(overwrite=False)
 
 
 def test_a_stamp_changes_with_the_prompt(folder: RunFolder) -> None:

@@ -12,8 +12,15 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from softprompts.backbone import Backbone, Causal, EncoderDecoder, Masked, Text, load_backbone
-from softprompts.backbone.batch import Place
+from softprompts.backbone import (
+    Backbone,
+    Causal,
+    EncoderDecoder,
+    Masked,
+    Place,
+    Text,
+    load_backbone,
+)
 from softprompts.config import run_config
 from softprompts.errors import UserError
 from softprompts.prompt.head import LinearHead

@@ -9,8 +9,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from softprompts.backbone import Backbone, Causal, generative
-from softprompts.backbone.kv_cache import PromptCache
+from softprompts.backbone import Backbone, Causal, PromptCache, generative
 
 from ..models import CAUSALS, ENCODER_DECODERS, KINDS, TOY, random_causal, random_model
 

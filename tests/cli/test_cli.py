@@ -405,7 +405,7 @@ def test_documented_commands_parse(argv: list[str]) -> None:
     actions = getattr(load_command(command), "ACTIONS", {})
     with Parser.caught() as caught, contextlib.suppress(Parser.Caught):
         load_command(command).main(rest[:1] if actions else [])
-    if command == "tune" and "--config" not in rest:
+    if command == "tune" and not {"--config", "--plugin"} & set(rest):
         expand_lists(*parse_run(caught[0], rest)[1])
     else:
         caught[0].parse_known_args(rest[1:] if actions else rest)
@@ -483,14 +483,14 @@ BAD = [
 def test_other_files_are_not_replaced(
     toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "metrics.jsonl").write_text("mine\n")
+    (tmp_path / "metrics.jsonl").write_text("other\n")
     for flags in ([], ["--overwrite"]):
         assert main([*own_data(toy_csv), "--output", str(tmp_path), *flags]) == 2
         assert (
             "metrics.jsonl was not written by softprompts and would be replaced"
             in capsys.readouterr().err
         )
-    assert (tmp_path / "metrics.jsonl").read_text() == "mine\n"
+    assert (tmp_path / "metrics.jsonl").read_text() == "other\n"
     for name in ("model", "trackers"):
         (tmp_path / "other" / name).mkdir(parents=True)
         assert main([*own_data(toy_csv), "--output", str(tmp_path / "other"), "--overwrite"]) == 2
@@ -510,7 +510,7 @@ def test_a_folder_of_another_user_is_reported(
             ["prompts", "show", str(commons / "run")],
         ):
             assert main(command) == 2
-            assert "may not be read" in capsys.readouterr().err
+            assert "You do not have permission" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("argv", "message"), BAD, ids=[" ".join(argv) for argv, _ in BAD])

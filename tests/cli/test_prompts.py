@@ -51,9 +51,9 @@ def error_of(capsys: Capture, *argv: str) -> str:
 
 @pytest.mark.parametrize("action", ["list", "show", "search", "import", "export", "recycle"])
 def test_every_action_has_help_with_an_example(action: str, capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_:
         main(["prompts", action, "--help"])
-    assert ended.value.code == 0
+    assert exit_.value.code == 0
     shown = capsys.readouterr().out
     assert f"examples:\n  softprompts prompts {action}" in shown
     assert "--json" in shown
@@ -256,8 +256,8 @@ def test_import_skips_the_library_itself(library: Library, capsys: Capture) -> N
     result = result_of(capsys, "import", ".", "--name", "all")
     assert [prompt["name"] for prompt in result["imported"]] == [
         "all-runs-far",
-        "all-runs-near",
         "all-runs-foreign",
+        "all-runs-near",
         "all-runs-target",
     ]
 
@@ -332,25 +332,25 @@ def test_export_of_a_name_and_of_a_folder(library: Library, capsys: Capture) -> 
 BAD = [
     (
         ["show", "../secret"],
-        "There is no prompt at ../secret; name a folder that tune or import wrote, or a prompt of",
+        "There is no prompt at ../secret; name a folder that `softprompts tune` wrote, or a",
     ),
     (["show", ""], "The prompt has no name"),
-    (["show", "nobody"], "there is no prompt nobody in the library library; "),
-    (["show", "./runs"], "./runs holds no prompt.json"),
-    (["show", "runs"], "there is no prompt runs in the library"),
+    (["show", "nobody"], "There is no prompt nobody in the library library; "),
+    (["show", "./runs"], "runs holds no prompt.json"),
+    (["show", "runs"], "There is no prompt runs in the library"),
     (["import", "runs", "--name", ""], "cannot be the name of a prompt"),
     (["search", "target", "--by", "taste"], "--by is 'taste'; choose one of"),
     (["search", "target", "--top", "0"], "--top is 0; it must be at least 1"),
     (["search", "target", "--top", "few"], "--top is 'few'; give a whole number."),
     (["search", "target", "--library", "nowhere"], "There is no library at nowhere"),
-    (["show", "target", "--library", "nowhere"], "there is no library at nowhere; name one"),
+    (["show", "target", "--library", "nowhere"], "There is no library at nowhere; name one"),
     (["import", "runs/near", "--name", "../x"], "cannot be the name of a prompt"),
     (["import", "runs/near", "--name", ""], "cannot be the name of a prompt"),
     (["import", "runs/near"], "already holds near"),
     (["import", "runs/near", "--output", "x"], "--output is for PEFT adapters"),
     (["import", "nowhere"], "There is no prompt at nowhere"),
     (["import", "library/.index"], "holds no prompt, no finished run and no PEFT adapter"),
-    (["export", "nobody", "--output", "x"], "there is no prompt nobody in the library"),
+    (["export", "nobody", "--output", "x"], "There is no prompt nobody in the library"),
     (["export", "near", "--as", "pickle", "--output", "x"], "--as is 'pickle'; choose one of"),
     (["show", "x" * 300], "xxx... cannot be accessed (File name too long)"),
     (["import", "x" * 300], "cannot be accessed (File name too long)"),

@@ -2,8 +2,10 @@
 
 import json
 import math
+import random
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -142,9 +144,16 @@ def test_the_folder_is_a_backbone(
 
 
 def test_the_blind_loss_shows_whether_a_model_uses_its_input(tmp_path: Path) -> None:
-    text = [str(path) for path in (Path(__file__).parents[2] / "docs").glob("*.md")]
+    people = ("The farmer", "A young doctor", "My grandmother", "The old captain", "Our teacher")
+    actions = ("walked to the river", "bought a red car", "opened the window", "lost a ring")
+    times = ("in the morning", "before the war", "after dinner", "last Friday", "on a cold night")
+    sentences = [f"{who} {what} {when}." for who, what, when in product(people, actions, times)]
+    random.Random(0).shuffle(sentences)
+    # Each document repeats one sentence, so a masked span can be read in the rest of the input.
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(" ".join([sentence] * 6) for sentence in sentences))
     common: dict[str, Any] = {
-        "text": text,
+        "text": [str(text)],
         "held_out": 0.2,
         "steps": 1,
         "batch_tokens": 1200,

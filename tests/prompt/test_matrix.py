@@ -111,7 +111,7 @@ def check(backbone: Backbone, choices: Sequence[tuple[Any, Any, Any]], folder: P
     )
     with torch.no_grad():
         before = losses_of_all(backbone, [prompt.eval() for prompt in prompts]).sum(1)
-    for _ in range(6):
+    for _ in range(8):
         loss = losses_of_all(backbone, [prompt.train() for prompt in prompts], rngs).sum()
         optimizer.zero_grad()
         loss.backward()

@@ -7,8 +7,7 @@ import pytest
 from softprompts.backbone import Backbone
 from softprompts.config import TaskConfig
 from softprompts.errors import UserError
-from softprompts.tasks import load_task
-from softprompts.tasks.sentinel import prepend_sentinel
+from softprompts.tasks import load_task, prepend_sentinel
 
 
 def test_a_sentinel_does_not_change_labels_and_examples(toy_csv: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from softprompts.config import TaskConfig
 from softprompts.errors import UserError
 from softprompts.tasks import Example, load_task
-from softprompts.tasks.sampling import few_shot, stratified_split
+from softprompts.tasks.sampling import few_shot, split_held_out
 
 from ..conftest import DATA
 
@@ -106,13 +106,13 @@ def test_a_split_is_stratified_and_loses_nothing(labels: list[str], seed: int) -
     counts = Counter(labels)
     if max(counts.values()) < 2:
         return
-    train, validation = stratified_split(examples, 0.1, seed)
+    train, validation = split_held_out(examples, 0.1, seed)
     assert sorted([*train, *validation]) == sorted(examples)
     for label, count in counts.items():
         assert sum(e.target == label for e in validation) == (
             max(1, round(0.1 * count)) if count > 1 else 0
         )
-    assert stratified_split(examples, 0.1, seed) == (train, validation)
+    assert split_held_out(examples, 0.1, seed) == (train, validation)
 
 
 @given(st.integers(1, 5))

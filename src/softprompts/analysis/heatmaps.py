@@ -5,6 +5,7 @@ They need matplotlib and scipy (`pip install 'softprompts[plots]'`).
 
 import math
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,6 @@ WEAK = "†"
 """Marks a target that is too weak for a verdict."""
 CELL = 0.38
 """Inches across: five characters of 7.5 points, and some space."""
-FADE = 0.7
-"""Opacity of the white over the columns of weak targets."""
 
 
 def check() -> None:
@@ -43,14 +42,13 @@ def save(figure: "Figure", folder: Path, name: str) -> list[str]:
     """Write the figure as PNG and SVG; the names of the files."""
     from matplotlib import rc_context
 
-    png, svg = f"{name}.png", f"{name}.svg"
-    write_atomically(folder / png, lambda path: figure.savefig(path, format="png", dpi=150))
+    options: dict[str, dict[str, Any]] = {"png": {"dpi": 150}, "svg": {"metadata": {"Date": None}}}
     # text stays text, and the same numbers give the same file
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        write_atomically(
-            folder / svg, lambda path: figure.savefig(path, format="svg", metadata={"Date": None})
-        )
-    return [png, svg]
+        for form, option in options.items():
+            write = partial(figure.savefig, format=form, **option)
+            write_atomically(folder / f"{name}.{form}", write)
+    return [f"{name}.{form}" for form in options]
 
 
 def error_reductions(
@@ -240,11 +238,7 @@ def _cells(
     faded: Collection[int] = (),
 ) -> None:
     """A coloured table with its numbers; missing ones leave their cells empty."""
-    from matplotlib import colormaps
-    from matplotlib.colors import Normalize
-
     name, low, high = colours
-    scale, shades = Normalize(low, max(high, low + 1e-6), clip=True), colormaps[name]
     numbers = np.array(
         [[math.nan if value is None else value for value in row] for row in values], dtype=float
     ).reshape(len(rows), len(columns))
@@ -253,13 +247,17 @@ def _cells(
         + 2 * int(np.nanmax(numbers, initial=high) > high)
     ]
     mesh = axes.pcolormesh(
-        np.ma.masked_invalid(numbers), cmap=name, norm=scale, edgecolors="white", linewidth=0.6
+        np.ma.masked_invalid(numbers),
+        cmap=name,
+        vmin=low,
+        vmax=max(high, low + 1e-6),
+        edgecolors="white",
+        linewidth=0.6,
     )
+    dark = mesh.to_rgba(numbers)[..., :3] @ (0.299, 0.587, 0.114) < 0.5
     for (row, column), value in np.ndenumerate(numbers):
         if not math.isnan(value):
-            red, green, blue, _ = shades(scale(value))
-            dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
-            colour = "0.25" if column in faded else "w" if dark else "k"
+            colour = "0.25" if column in faded else "w" if dark[row, column] else "k"
             axes.text(
                 column + 0.5,
                 row + 0.5,
@@ -271,7 +269,7 @@ def _cells(
             )
     for column in faded:
         # over the colours, under the numbers
-        axes.axvspan(column, column + 1, color="white", alpha=FADE, linewidth=0)
+        axes.axvspan(column, column + 1, color="white", alpha=0.7, linewidth=0)
     # visible through the empty cells, which are not a 0
     axes.patch.set(facecolor="0.97", edgecolor="0.8", hatch="////", linewidth=0)
     axes.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=90, fontsize=8)

@@ -1,7 +1,5 @@
 """The report of a transfer study: tables as CSV and JSON, figures as PNG and SVG, a page."""
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 from ..errors import UserError
 from ..files import write_json, write_text
 from ..library.search import SIMILARITIES
+from ..study.tables import as_csv
 from . import heatmaps
 from .report_page import Summary, TableRow, page, verdicts
 from .retrieval import KS, MethodResult, retrieval_table
@@ -124,41 +123,35 @@ def _transfer_rows(scores: Scores) -> list[TableRow]:
 
 
 def _correlation_row(scores: Scores, result: Correlation) -> TableRow:
-    numbers = _rounded(asdict(result))
-    del numbers["target"], numbers["points"]
-    return {
-        "target": result.target,
-        "weak": scores.targets[result.target].weak,
-        "points": len(result.points),
-        **numbers,
-    }
+    weak = scores.targets[result.target].weak
+    numbers = {**_rounded(asdict(result)), "points": len(result.points)}
+    return {"target": result.target, "weak": weak} | numbers
 
 
 def _method_row(result: MethodResult) -> TableRow:
-    row: TableRow = {
+    return {
         "method": METHOD_NAMES.get(result.method, result.method),
         "similarity": result.similarity,
         "k": result.k,
         "source": result.source,
         "targets": result.targets,
+        **_mean_and_std("score", result.score),
+        **_mean_and_std("change", result.change),
+        **_mean_and_std("relative_error_reduction", result.reduction),
+        "missing": result.missing,
     }
-    spreads = {
-        "score": result.score,
-        "change": result.change,
-        "relative_error_reduction": result.reduction,
-    }
-    for name, value in spreads.items():
-        row |= {name: _rounded(value and value.mean), f"{name}_std": _rounded(value and value.std)}
-    return {**row, "missing": result.missing}
+
+
+def _mean_and_std(name: str, value: Spread | None) -> TableRow:
+    return {name: _rounded(value and value.mean), f"{name}_std": _rounded(value and value.std)}
 
 
 def _spread_columns(name: str, value: Spread | None) -> TableRow:
-    columns = {
-        name: value and value.mean,
-        f"{name}_std": value and value.std,
-        f"{name}_standard_error": value and value.standard_error,
+    return {
+        **_mean_and_std(name, value),
+        f"{name}_standard_error": _rounded(value and value.standard_error),
+        "seeds": value.runs if value else 0,
     }
-    return {**_rounded(columns), "seeds": value.runs if value else 0}
 
 
 def _rounded(value: Any) -> Any:
@@ -177,7 +170,6 @@ def _write_files(
     summary: Summary,
     folder: Path,
 ) -> list[str]:
-    """Write all tables and figures; the names of their files."""
     weak = [name for name, target in scores.targets.items() if target.weak]
     files = _write_table(folder, "targets", summary["targets"])
     if scores.sources:
@@ -229,11 +221,6 @@ def _write_scatters(
 
 
 def _write_table(folder: Path, name: str, rows: Sequence[TableRow]) -> list[str]:
-    """Write the rows as CSV and JSON."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(folder / f"{name}.csv", text.getvalue())
+    write_text(folder / f"{name}.csv", as_csv(rows, list(rows[0]) if rows else []))
     write_json(folder / f"{name}.json", list(rows))
     return [f"{name}.csv", f"{name}.json"]

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from .heatmaps import WEAK
-from .transfer import SIGNIFICANCE
+from .transfer import SIGNIFICANCE, significant
 
 Summary = dict[str, Any]
 TableRow = dict[str, Any]
@@ -62,20 +62,16 @@ def _transfer_verdict(cells: Sequence[TableRow]) -> str:
 
 def _correlation_verdict(name: str, rows: Sequence[TableRow]) -> str:
     known = [row for row in rows if not row["weak"] and row["pearson"] is not None]
-    significant = [row for row in known if _significant(row["pearson_p"])]
-    positive = [row["target"] for row in significant if row["pearson"] > 0]
-    negative = [row["target"] for row in significant if row["pearson"] <= 0]
-    over_sources = sum(_significant(row["pearson_of_sources_p"]) for row in known)
+    clear = [row for row in known if significant(row["pearson_p"])]
+    positive = [row["target"] for row in clear if row["pearson"] > 0]
+    negative = [row["target"] for row in clear if row["pearson"] <= 0]
+    over_sources = sum(significant(row["pearson_of_sources_p"]) for row in known)
     return (
         f"{name}: similarity and error reduction correlate at p < {SIGNIFICANCE} on "
-        f"{len(significant)} of {len(known)} targets (positively: {', '.join(positive) or 'none'}; "
+        f"{len(clear)} of {len(known)} targets (positively: {', '.join(positive) or 'none'}; "
         f"negatively: {', '.join(negative) or 'none'}), and over the sources' means on "
         f"{over_sources}."
     )
-
-
-def _significant(p: float | None) -> bool:
-    return p is not None and p < SIGNIFICANCE
 
 
 def _retrieval_verdicts(summary: Summary) -> list[str]:
@@ -84,16 +80,13 @@ def _retrieval_verdicts(summary: Summary) -> list[str]:
     }
     by_chance = changes.get(("best of k at random", None, 1))
     oracle = changes["oracle", None, None]
-    sentences = []
-    for name in summary["similarities"]:
-        nearest = changes.get(("best of top-k", name, 1))
-        if nearest is not None and by_chance is not None and oracle is not None:
-            sentences.append(
-                f"{name}: the most similar source prompt changes the mean score by "
-                f"{nearest:+z.1f}, a random one by {by_chance:+z.1f}, the best one by "
-                f"{oracle:+z.1f}."
-            )
-    return sentences
+    nearest = {name: changes.get(("best of top-k", name, 1)) for name in summary["similarities"]}
+    return [
+        f"{name}: the most similar source prompt changes the mean score by {change:+z.1f}, a "
+        f"random one by {by_chance:+z.1f}, the best one by {oracle:+z.1f}."
+        for name, change in nearest.items()
+        if None not in (change, by_chance, oracle)
+    ]
 
 
 def page(summary: Summary) -> str:
@@ -121,8 +114,10 @@ def page(summary: Summary) -> str:
         ]
     for name, similarity in summary["similarities"].items():
         if len(similarity["tasks"]) > 1:
-            title = f"## Task embeddings: {name.replace('_', ' ')}"
-            parts += [title, f"![clusters](clusters-{name}.png)"]
+            parts += [
+                f"## Task embeddings: {name.replace('_', ' ')}",
+                f"![clusters](clusters-{name}.png)",
+            ]
     for name, rows in summary["correlations"].items():
         parts += [
             f"## Similarity against transfer: {name.replace('_', ' ')}",
@@ -141,8 +136,10 @@ def _retrieval_section(summary: Summary) -> list[str]:
         which = ", targets that are not too weak" if any(weak) else ""
         parts += [f"## Retrieval{which}", _retrieval_table(summary["retrieval"])]
     if any(weak):
-        table = _retrieval_table(summary["retrieval_of_all_targets"])
-        parts += ["## Retrieval, all targets", table]
+        parts += [
+            "## Retrieval, all targets",
+            _retrieval_table(summary["retrieval_of_all_targets"]),
+        ]
     return [
         *parts,
         "Means over targets ± standard deviation over seeds. Every score, including the "
@@ -154,7 +151,6 @@ def _retrieval_section(summary: Summary) -> list[str]:
 
 
 def _tasks_table(rows: Sequence[TableRow], kind: str, score: str) -> str:
-    """Sources or targets, and which of them are too weak."""
     cells = [
         [
             row[kind],
@@ -176,10 +172,9 @@ def _transfer_table(summary: Summary) -> str:
         for row in summary["transfer"]
     }
     targets = [row["target"] for row in summary["targets"]]
-    sources = [row["source"] for row in summary["sources"]]
     rows = [
-        [source, *(_number(reductions[source, target], 1) for target in targets)]
-        for source in sources
+        [row["source"], *(_number(reductions[row["source"], target], 1) for target in targets)]
+        for row in summary["sources"]
     ]
     return _table(["source", *targets], rows)
 

@@ -1,6 +1,5 @@
 """The retrieval table of a transfer study (Vu 2022, Table 3): similar, random and best sources."""
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +45,7 @@ def retrieval_table(
     of a tuned method. The single source is chosen by its mean over `chosen_by`, or these targets.
     """
     ks = sorted({k for k in ks if k <= len(scores.sources) * len(scores.seeds)})
-    baselines = {target: scores.baseline(target) for target in targets}
+    baselines = {target: scores.cell(None, target) for target in targets}
     table = [_result(scores, "baseline", None, None, baselines)]
     for similarity in similarities:
         for k in ks:
@@ -55,7 +54,12 @@ def retrieval_table(
             by_target = {target: seeds for target, (seeds, _) in best.items()}
             table.append(_result(scores, "best of top-k", similarity.name, k, by_target, missing))
     # Results that do not depend on the target's seed have no spread, as if there were one seed.
-    cells = {target: values for target in targets if (values := _other_cells(scores, target))}
+    others = {target: [s for s in scores.sources if s != target] for target in targets}
+    all_scores = {
+        target: [score for source in sources for score in scores.cell(source, target).values()]
+        for target, sources in others.items()
+    }
+    cells = {target: values for target, values in all_scores.items() if values}
     for k in ks:
         expected = {
             target: {0: expected_best(values, k)}
@@ -65,9 +69,16 @@ def retrieval_table(
         table.append(_result(scores, "best of k at random", None, k, expected))
     tuned = _by_method(retrieval, targets)
     table += [_result(scores, *method, by_target) for method, by_target in tuned.items()]
-    table += _single_source(scores, targets, best_source(scores, chosen_by or targets))
+    source = best_source(scores, chosen_by or targets)
+    if source is not None:
+        single = {target: scores.cell(source, target) for target in targets if target != source}
+        missing = sum(len(scores.seeds) - len(seeds) for seeds in single.values())
+        name = "best single source for all targets"
+        table.append(_result(scores, name, None, None, single, missing, source))
     oracle = {target: {0: max(values)} for target, values in cells.items()}
-    missing = sum(_prompts(scores, target) - len(cells.get(target, ())) for target in targets)
+    missing = sum(
+        len(others[target]) * len(scores.seeds) - len(all_scores[target]) for target in targets
+    )
     return [*table, _result(scores, "oracle", None, None, oracle, missing)]
 
 
@@ -89,22 +100,9 @@ def best_source(scores: Scores, targets: Sequence[str]) -> str | None:
     return max(means, key=lambda source: (means[source], source), default=None)
 
 
-def _single_source(
-    scores: Scores, targets: Sequence[str], source: str | None
-) -> list[MethodResult]:
-    if source is None:
-        return []
-    by_target = {target: scores.cell(source, target) for target in targets if target != source}
-    missing = sum(len(scores.seeds) - len(seeds) for seeds in by_target.values())
-    name = "best single source for all targets"
-    result = _result(scores, name, None, None, by_target, missing)
-    return [dataclasses.replace(result, source=source)]
-
-
 def _by_method(
     retrieval: Iterable[StudyRecord], targets: Sequence[str]
 ) -> dict[tuple[str, str | None, int], dict[str, dict[int, float]]]:
-    """The scores of the tuned methods by method, target and seed."""
     scores: dict[tuple[str, str | None, int], dict[str, dict[int, float]]] = {}
     for record in retrieval:
         score = finite(record["score"])
@@ -143,20 +141,6 @@ def expected_best(scores: Sequence[float], k: int) -> float:
     return best / math.comb(len(scores), k)
 
 
-def _other_cells(scores: Scores, target: str) -> list[float]:
-    """The finished cells of a target, without those of the target on itself."""
-    return [
-        score
-        for source in scores.sources
-        if source != target
-        for score in scores.cell(source, target).values()
-    ]
-
-
-def _prompts(scores: Scores, target: str) -> int:
-    return len(scores.seeds) * sum(source != target for source in scores.sources)
-
-
 def _result(
     scores: Scores,
     method: str,
@@ -164,8 +148,8 @@ def _result(
     k: int | None,
     by_target: Mapping[str, SeedScores],
     missing: int = 0,
+    source: str | None = None,
 ) -> MethodResult:
-    """A row from a method's scores by target and seed."""
     known: dict[str, SeedScores] = {}
     changes: dict[str, SeedScores] = {}
     reductions: dict[str, SeedScores] = {}
@@ -179,7 +163,7 @@ def _result(
                     seed: target.reduction(score) or 0.0 for seed, score in seeds.items()
                 }
     spreads = (_over_targets(known), _over_targets(changes), _over_targets(reductions))
-    return MethodResult(method, similarity, k, len(known), *spreads, missing)
+    return MethodResult(method, similarity, k, len(known), *spreads, missing, source)
 
 
 def _over_targets(by_target: Mapping[str, SeedScores]) -> Spread | None:

@@ -5,22 +5,18 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from ..artifacts.study_folder import CellResult, StudyFolder
-from ..files import write_json, write_text
-from ..files.names import safe_name
+from ..files import safe_name, write_json, write_text
 from ..study.cells import check_fingerprints, task_embedding
 from ..study.config import StudyConfig
 from ..study.state import StudyState
 from ..study.study import Study
 from ..study.tables import ScoreRow, all_results, as_csv, as_record, markdown, score_table
-from ..tasks.registry import BENCHMARKS
+from ..tasks import BENCHMARKS
 from .heatmaps import check, save
 from .report import write_report
 from .retrieval import KS
 from .sizes import by_size, score_by_size
 from .transfer import StudyRecord
-
-RETRIEVAL_STAGES = ("average", "mixture")
-"""Stages that use retrieved prompts."""
 
 
 class StudyReport(TypedDict):
@@ -51,15 +47,11 @@ def write_study_report(study: Study, output: Path) -> StudyReport:
     groups = list(dict.fromkeys((cell.variant, cell.backbone) for cell in cells))
     analyses: dict[str, Any] = {}
     for group in groups:
-        members = {cell.name for cell in cells if (cell.variant, cell.backbone) == group}
-        tunes_prompts = any(
-            cell.stage == "transfer" and not cell.trains_model
-            for cell in cells
-            if cell.name in members
-        )
-        if tunes_prompts:
+        members = [cell for cell in cells if (cell.variant, cell.backbone) == group]
+        if any(cell.stage == "transfer" and not cell.trains_model for cell in members):
+            cell_names = {cell.name for cell in members}
             name = "/".join(safe_name(part) for part in group if part is not None)
-            part = [result for result in results if result.cell in members]
+            part = [result for result in results if result.cell in cell_names]
             analyses[name] = write_report(
                 *_transfer_inputs(part, folder),
                 output / name if len(groups) > 1 else output,
@@ -87,11 +79,8 @@ def _write_records(results: Sequence[CellResult], output: Path) -> None:
 
 def _machines(results: Sequence[CellResult]) -> list[Mapping[str, str]]:
     """The machines that the cells ran on, each once; older results have none."""
-    machines: list[Mapping[str, str]] = []
-    for result in results:
-        if result.machine is not None and result.machine not in machines:
-            machines.append(result.machine)
-    return machines
+    machines = [result.machine for result in results if result.machine is not None]
+    return [machine for i, machine in enumerate(machines) if machine not in machines[:i]]
 
 
 def _benchmarks(study: StudyConfig) -> dict[str, Sequence[str]]:
@@ -107,8 +96,7 @@ def _benchmarks(study: StudyConfig) -> dict[str, Sequence[str]]:
 
 def _write_sizes(results: Sequence[CellResult], table: Sequence[ScoreRow], output: Path) -> str:
     """Write score against model size as PNG, SVG, CSV and JSON; the Markdown that shows it."""
-    parameters = {str(r.backbone): r.parameters for r in results if r.parameters}
-    rows = by_size(table, parameters)
+    rows = by_size(table, {str(r.backbone): r.parameters for r in results if r.parameters})
     save(score_by_size(rows), output, "sizes")
     write_json(output / "sizes.json", rows)
     write_text(output / "sizes.csv", as_csv(rows, list(rows[0])))
@@ -138,6 +126,6 @@ def _transfer_inputs(
     retrieval: list[StudyRecord] = [
         {"method": result.stage, **{name: getattr(result, name) for name in chosen}}
         for result in results
-        if result.stage in RETRIEVAL_STAGES
+        if result.stage in ("average", "mixture")
     ]
     return runs, embeddings, retrieval

@@ -23,11 +23,13 @@ from ..errors import UserError
 from ..library.search import SIMILARITIES, rank
 
 StudyRecord = Mapping[str, Any]
-PromptKey = tuple[str, int]
-"""A task and a seed: one source prompt."""
+PromptKey = tuple[str, int]  # a task and a seed: one source prompt
 SeedScores = Mapping[int, float]
 SIGNIFICANCE = 0.05
-"""Smaller p values are reported as significant."""
+
+
+def significant(p: float | None) -> bool:
+    return p is not None and p < SIGNIFICANCE
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class TransferCell:
 
     @property
     def significant(self) -> bool:
-        return self.p is not None and self.p < SIGNIFICANCE
+        return significant(self.p)
 
 
 class Scores:
@@ -142,32 +144,27 @@ class Scores:
         targets = dict.fromkeys(target for _, target, _ in scores if target is not None)
         self.targets = {
             name: TaskScore(
-                name, spread(self.baseline(name).values()), *facts.get((None, name), ())
+                name, spread(self.cell(None, name).values()), *facts.get((None, name), ())
             )
             for name in targets
         }
         self.source_scores = {
             name: TaskScore(
-                name, spread(self._by_seed(name, None).values()), *facts.get((name, None), ())
+                name, spread(self.cell(name, None).values()), *facts.get((name, None), ())
             )
             for name in self.sources
         }
 
-    def baseline(self, target: str) -> SeedScores:
-        return self._by_seed(None, target)
-
-    def cell(self, source: str, target: str) -> SeedScores:
-        return self._by_seed(source, target)
-
-    def _by_seed(self, source: str | None, target: str | None) -> SeedScores:
+    def cell(self, source: str | None, target: str | None) -> SeedScores:
+        """The finished scores by seed: a baseline without a source, a source's own without a
+        target."""
         return {
             seed: self._scores[source, target, seed]
             for seed in self.seeds
             if (source, target, seed) in self._scores
         }
 
-    def summary(self, source: str, target: str) -> TransferCell:
-        """One cell of the heatmap: means over seeds."""
+    def _summary(self, source: str, target: str) -> TransferCell:
         task, scores = self.targets[target], self.cell(source, target)
         reductions = map(task.reduction, scores.values())
         known = [reduction for reduction in reductions if reduction is not None]
@@ -176,7 +173,8 @@ class Scores:
 
     @cached_property
     def cells(self) -> list[TransferCell]:
-        return [self.summary(source, target) for source in self.sources for target in self.targets]
+        """The cells of the heatmap: means over seeds."""
+        return [self._summary(source, target) for source in self.sources for target in self.targets]
 
     @property
     def _pairs(self) -> list[tuple[str, str]]:
@@ -191,7 +189,7 @@ class Scores:
     @property
     def missing(self) -> dict[str, int]:
         """How many baselines and cells are missing, of sources x targets x seeds."""
-        baselines = sum(len(self.seeds) - len(self.baseline(target)) for target in self.targets)
+        baselines = sum(len(self.seeds) - len(self.cell(None, target)) for target in self.targets)
         cells = sum(len(self.seeds) - len(self.cell(*pair)) for pair in self._pairs)
         return {"baselines": baselines, "cells": cells}
 
@@ -206,28 +204,18 @@ def finite(score: float | None) -> float | None:
 
 
 def _welch(one: Spread | None, other: Spread | None) -> float | None:
-    """The p value of the difference of two means, by Welch's t test."""
     if one is None or other is None or one.std is None or other.std is None:
         return None
     if one.mean == other.mean:
         return 1.0
     if one.std == other.std == 0:
         return None  # without any variance, chance cannot be estimated
-    test = _stats().ttest_ind_from_stats(
+    from scipy import stats
+
+    test = stats.ttest_ind_from_stats(
         one.mean, one.std, one.runs, other.mean, other.std, other.runs, equal_var=False
     )
     return float(test.pvalue)
-
-
-def _stats() -> Any:
-    try:
-        from scipy import stats
-    except ImportError:
-        raise UserError(
-            "Correlations and p values need scipy; install it with "
-            "pip install 'softprompts[plots]'."
-        ) from None
-    return stats
 
 
 class Similarities:
@@ -322,19 +310,18 @@ class Correlation:
 
 
 def correlation(scores: Scores, similarities: Similarities, target: str) -> Correlation:
-    points = []
+    groups: dict[str, list[Point]] = {}
     for source in scores.sources:
         for seed, score in scores.cell(source, target).items():
             similarity = similarities.to_target((source, seed), target)
             reduction = scores.targets[target].reduction(score)
             if source != target and similarity is not None and reduction is not None:
-                points.append(Point(source, seed, similarity, reduction))
-    groups: dict[str, list[Point]] = {}
-    for point in points:
-        groups.setdefault(point.source, []).append(point)
+                point = Point(source, seed, similarity, reduction)
+                groups.setdefault(source, []).append(point)
+    points = tuple(point for group in groups.values() for point in group)
     over_prompts = _correlations([[point] for point in points])
     over_sources = _correlations(list(groups.values()))
-    return Correlation(target, tuple(points), *over_prompts, len(groups), *over_sources[:2])
+    return Correlation(target, points, *over_prompts, len(groups), *over_sources[:2])
 
 
 def _correlations(
@@ -344,16 +331,14 @@ def _correlations(
     x = [fmean(point.similarity for point in group) for group in groups]
     y = [fmean(point.reduction for point in group) for group in groups]
     # Two points always lie on a line, and a constant correlates with nothing.
-    if len(groups) < 3 or _constant(x) or _constant(y):
+    if len(groups) < 3 or any(np.ptp(z) <= 1e-9 * np.abs(z).max() for z in (x, y)):
         return None, None, None, None
-    pearson, spearman = _stats().pearsonr(x, y), _stats().spearmanr(x, y)
+    from scipy import stats
+
+    pearson, spearman = stats.pearsonr(x, y), stats.spearmanr(x, y)
     return (
         float(pearson.statistic),
         float(pearson.pvalue),
         float(spearman.statistic),
         float(spearman.pvalue),
     )
-
-
-def _constant(values: Sequence[float]) -> bool:
-    return bool(np.ptp(values) <= 1e-9 * np.abs(values).max())

@@ -19,10 +19,7 @@ from ..backbone import Backbone
 from ..config import Choice, PromptConfig
 from ..errors import UserError, setting
 from ..files import read_json, write_json
-from ..tasks import TextFormat
-from ..tasks.metrics import has_metric
-from ..tasks.mixture import MEAN
-from ..tasks.text_format import check_template
+from ..tasks import MEAN, TextFormat, check_template, has_metric
 from ..version import __version__
 
 FORMAT = 1

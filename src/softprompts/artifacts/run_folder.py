@@ -30,13 +30,13 @@ from ..config import RunConfig, read_yaml, run_config
 from ..config.run import CONFIG_HEADER
 from ..errors import UserError, setting
 from ..files import (
+    check_overwrite,
     make_folder,
     remove_stale,
     staged_folder,
     write_atomically,
     write_text,
 )
-from ..files.names import check_overwrite
 from ..files.tensors import check_tensors, read_note, read_tensors, write_tensors
 from ..prompt import Prompt
 from .card import Card, PromptCard
@@ -130,10 +130,6 @@ class RunFolder:
                     target / source.name,
                     lambda temporary, source=source: shutil.copyfile(source, temporary),  # type: ignore[misc]
                 )
-
-    def check_copy(self, overwrite: bool) -> None:
-        """Raise if a copy would overwrite a prompt, unless it may."""
-        check_overwrite(self.path, PROMPT_FILES, overwrite)
 
     def stamp(self) -> str:
         """A text that changes when the prompt does: time, size and inode of its files."""
@@ -243,7 +239,7 @@ class RunFolder:
                 f"or replace it with {setting('overwrite')}."
             )
 
-    def check_no_run(self, overwrite: bool) -> None:
+    def check_overwrite(self, overwrite: bool) -> None:
         """Raise if the folder holds files of a run or a prompt, unless they may be replaced."""
         check_overwrite(self.path, FILES, overwrite)
 
@@ -265,18 +261,10 @@ class RunFolder:
             shutil.rmtree(self.path / name, ignore_errors=True)
 
 
-@dataclass(frozen=True)
-class CohortFolder:
-    """The folder of a cohort: one folder per run, and a table of all runs."""
-
-    path: Path
-
-    def run(self, name: str) -> RunFolder:
-        return RunFolder(self.path / name)
-
-    def write_table(self, text: str) -> None:
-        remove_stale(self.path, [COHORT_TABLE])
-        write_text(self.path / COHORT_TABLE, text)
+def write_cohort_table(folder: Path, text: str) -> None:
+    """Write the table of a cohort's runs beside their folders."""
+    remove_stale(folder, [COHORT_TABLE])
+    write_text(folder / COHORT_TABLE, text)
 
 
 def _vectors(path: Path) -> Tensor | None:

@@ -4,10 +4,11 @@ Each model family is one class in one file, registered with `register_family`.
 """
 
 from .backbone import Backbone
-from .batch import Losses, Text
+from .batch import Losses, Place, Text, to_device
 from .causal import Causal
 from .encoder_decoder import EncoderDecoder
 from .families import register_family
+from .kv_cache import PromptCache
 from .load import inspect_model, load_backbone
 from .masked import Masked
 
@@ -17,8 +18,11 @@ __all__ = [
     "EncoderDecoder",
     "Losses",
     "Masked",
+    "Place",
+    "PromptCache",
     "Text",
     "inspect_model",
     "load_backbone",
     "register_family",
+    "to_device",
 ]

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, setting
-from .batch import Candidates, Losses, Place, Text
-from .device import to_device
+from .batch import Candidates, Losses, Place, Text, to_device
 from .dropout import RowDropout, dropout_enabled, recompute_activations
 from .kv_cache import PromptCache
 from .modules import fuse_gelu, transformer_layers
@@ -54,10 +53,10 @@ class Backbone(ABC):
     """PEFT's task type for this family; None: its prompts cannot be PEFT adapters."""
 
     generates: ClassVar[bool] = True
-    """Whether it can generate text."""
 
     size_keys: ClassVar[tuple[str, ...]]
-    """The settings of the model's config that are part of the fingerprint."""
+    """The config settings in which two models of one type differ; part of the fingerprint. Each
+    family lists them, because other keys come and go with transformers' versions."""
 
     frozen = True
 
@@ -83,6 +82,7 @@ class Backbone(ABC):
         self.model = fuse_gelu(model.requires_grad_(False).eval())
         self.tokenizer = tokenizer
         self.name = name
+        self._common_pieces: dict[int, Tensor] = {}  # by population; every run of a cohort asks
         self.embedding: nn.Module = model.get_input_embeddings()
         self.vocab_size, self.hidden = (
             int(size) for size in cast(Tensor, self.embedding.weight).shape
@@ -96,8 +96,8 @@ class Backbone(ABC):
 
     @property
     def dtype(self) -> str:
-        names = {dtype: name for name, dtype in DTYPES.items()}
-        return names.get(self.model.dtype, str(self.model.dtype))
+        dtype = self.model.dtype
+        return next((name for name in DTYPES if DTYPES[name] == dtype), str(dtype))
 
     def reserve(self, length: int) -> None:  # noqa: B027
         """Prepare for rows of up to `length` tokens, prompt included."""
@@ -135,7 +135,13 @@ class Backbone(ABC):
     def fingerprint(self) -> str:
         """Identifies the model a prompt was tuned on: a hash of its sizes, embeddings and last
         block, in bf16, so that the dtype it was loaded as does not matter."""
-        digest = hashlib.sha256(json.dumps(self.sizes(), sort_keys=True).encode())
+        config = self.model.config.to_dict()
+        sizes = {
+            key: config[key]
+            for key in ("model_type", "vocab_size", *self.size_keys)
+            if isinstance(config.get(key), (int, str))
+        }
+        digest = hashlib.sha256(json.dumps(sizes, sort_keys=True).encode())
         parts = {
             "embeddings": cast(Tensor, self.embedding.weight),
             **dict(self.last_block().named_parameters()),
@@ -146,33 +152,20 @@ class Backbone(ABC):
             digest.update(in_bf16.view(torch.uint8).cpu().numpy().tobytes())
         return digest.hexdigest()[:32]
 
-    def sizes(self) -> dict[str, Any]:
-        """The config settings in which two models of one type differ.
-
-        Each family lists them, because other keys come and go with transformers' versions.
-        """
-        config = self.model.config.to_dict()
-        return {
-            key: config[key]
-            for key in ("model_type", "vocab_size", *self.size_keys)
-            if isinstance(config.get(key), (int, str))
-        }
-
     def blocks(self) -> list[nn.Module]:
         """The transformer's layers, from the input on."""
         return transformer_layers(self.model)
 
-    @abstractmethod
     def last_block(self) -> nn.Module:
         """The layer nearest the output; part of the fingerprint."""
+        return self.blocks()[-1]
 
     # -- vocabulary ------------------------------------------------------------------------------
 
     def input_embeddings(self, ids: Tensor) -> Tensor:
         """Embeddings in float32 on the CPU, as the model sees them (BART scales its own):
         [...] -> [..., H]."""
-        embedded: Tensor = self.embedding(ids.to(self.device))
-        return embedded.float().cpu()
+        return cast(Tensor, self.embedding(ids.to(self.device))).float().cpu()
 
     def common_pieces(self, population: int) -> Tensor:
         """Ids of the most common usable tokens, by the rules of `vocabulary.py` [N]; 0: all."""
@@ -181,11 +174,6 @@ class Backbone(ABC):
                 common_pieces(self.tokenizer, self.vocab_size, population)
             )
         return self._common_pieces[population]
-
-    @cached_property
-    def _common_pieces(self) -> dict[int, Tensor]:
-        """By population, because every run of a cohort asks for them."""
-        return {}
 
     def pieces(self, text: str) -> list[int]:
         """Ids of a text without special tokens."""
@@ -260,8 +248,7 @@ class Backbone(ABC):
         """Ids of each target as the model must produce them, end of sequence included."""
 
     def decode(self, ids: Tensor) -> list[str]:
-        decoded: list[str] = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return [text.strip() for text in decoded]
+        return [t.strip() for t in self.tokenizer.batch_decode(ids, skip_special_tokens=True)]
 
     def collate(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Rows of ids as [B, T] and their mask, right-padded whatever the tokenizer's side is."""
@@ -273,18 +260,12 @@ class Backbone(ABC):
 
     def embed(self, ids: Tensor, mask: Tensor, place: Place = "prefix") -> Text:
         """[B, T] -> embeddings; pads on the left or inside are moved to the end: [text; pad]."""
-        order = mask.argsort(dim=1, descending=True, stable=True)
-        ids, mask = ids.gather(1, order), mask.gather(1, order)
-        insert_at, lengths = self.prompt_columns(ids, mask, place), mask.sum(1)
-        ids, mask = to_device(ids, self.device), to_device(mask, self.device)
-        with self.no_grad_if_frozen():
-            return Text(self.embedding(ids), mask, insert_at, ids, None, lengths)
+        rows = [row[used].tolist() for row, used in zip(ids, mask.bool(), strict=True)]
+        return self.embed_rows(rows, place)
 
     def embed_rows(self, rows: Sequence[Sequence[int]], place: Place = "prefix") -> Text:
         """The same for rows of ids; only ids and lengths are copied, padding happens on the GPU."""
-        insert_at = None
-        if place != "prefix":
-            insert_at = self.prompt_columns(*self.collate(rows), place)
+        insert_at = None if place == "prefix" else self.prompt_columns(*self.collate(rows), place)
         sizes = np.fromiter(map(len, rows), np.int64, len(rows))
         flat = np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(sizes.sum()))
         tokens, lengths = (

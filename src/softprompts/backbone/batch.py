@@ -1,4 +1,5 @@
-"""A backbone's inputs and losses: embedded texts that take a prompt, candidates, losses.
+"""A backbone's inputs and losses: embedded texts that take a prompt, candidates, losses; and
+moving tensors to a device.
 
 Shape letters as in `backbone.py`; V vocabulary.
 """
@@ -9,11 +10,16 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from .device import to_device
-
 Place = Literal["prefix", "after-bos", "suffix"]
 """Where a prompt is inserted: before everything; after the tokenizer's opening special tokens;
 after the text, before its closing special tokens."""
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on `device`; a copy to a GPU does not wait for the GPU's queued work."""
+    if device.type == "cuda" and not tensor.is_cuda:
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 class Text(NamedTuple):
@@ -23,28 +29,20 @@ class Text(NamedTuple):
     reading them does not wait for the GPU.
     """
 
-    embeds: Tensor
-    """[B, T, H]."""
-    mask: Tensor
-    """[B, T]."""
-    insert_at: Tensor | None = None
-    """The column that each row's prompt starts at [B]; None: before the text."""
-    ids: Tensor | None = None
-    """[B, T]."""
-    prompt_lengths: Tensor | None = None
-    """How many of the P prompt vectors each row uses [B], if lengths differ; None: all of them."""
-    lengths: Tensor | None = None
-    """The number of tokens of each row [B]."""
+    embeds: Tensor  # [B, T, H]
+    mask: Tensor  # [B, T]
+    insert_at: Tensor | None = None  # the column of each row's prompt [B]; None: before the text
+    ids: Tensor | None = None  # [B, T]
+    prompt_lengths: Tensor | None = None  # how many of the P vectors each row uses [B]; None: all
+    lengths: Tensor | None = None  # the number of tokens of each row [B]
 
     def rows(self, indices: Sequence[int] | slice) -> "Text":
         """A selection of rows."""
-        if isinstance(indices, slice):
-            parts: list[Any] = [part if part is None else part[indices] for part in self]
-            return Text(*parts)
-        on_cpu = torch.tensor(list(indices))
-        on_device = to_device(on_cpu, self.mask.device)
-        parts = [
-            part if part is None else part[on_device if part.device == on_device.device else on_cpu]
+        device = self.mask.device
+        on_cpu: Any = indices if isinstance(indices, slice) else torch.tensor(list(indices))
+        on_device = on_cpu if isinstance(indices, slice) else to_device(on_cpu, device)
+        parts: list[Any] = [
+            part if part is None else part[on_device if part.device == device else on_cpu]
             for part in self
         ]
         return Text(*parts)
@@ -54,8 +52,8 @@ class Text(NamedTuple):
         embeds = torch.cat([prompt.to(self.embeds), self.embeds], dim=1)
         prompt_mask = self.mask.new_ones(prompt.shape[:2])
         if self.prompt_lengths is not None:
-            columns = torch.arange(prompt.shape[1]).to(self.prompt_lengths)
-            used = columns < self.prompt_lengths[:, None]
+            lengths = self.prompt_lengths[:, None]
+            used = torch.arange(prompt.shape[1]).to(lengths) < lengths
             prompt_mask = to_device(used, self.mask.device).to(self.mask)
         mask = torch.cat([prompt_mask, self.mask], dim=1)
         if self.insert_at is None and self.prompt_lengths is None:
@@ -68,19 +66,16 @@ class Text(NamedTuple):
 
         Vectors that a row does not use come last.
         """
-        batch, width = self.mask.shape
+        device, (batch, width) = self.mask.device, self.mask.shape
         text_columns, prompt_columns = (
-            torch.arange(size, device=self.mask.device).expand(batch, -1)
-            for size in (width, length)
+            torch.arange(size, device=device).expand(batch, -1) for size in (width, length)
         )
-        if self.insert_at is None:
-            start = self.mask.new_zeros(batch, 1)
-        else:
-            start = to_device(self.insert_at, self.mask.device)[:, None]
-        if self.prompt_lengths is None:
-            used = self.mask.new_full((batch, 1), length)
-        else:
-            used = to_device(self.prompt_lengths, self.mask.device)[:, None]
+        start, used = (
+            self.mask.new_full((batch, 1), default)
+            if by_row is None
+            else to_device(by_row, device)[:, None]
+            for by_row, default in ((self.insert_at, 0), (self.prompt_lengths, length))
+        )
         return torch.cat(
             [
                 torch.where(prompt_columns < used, prompt_columns + start, prompt_columns + width),

@@ -10,15 +10,15 @@ and its keys and values are reused.
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
 
 from ..errors import UserError
-from .batch import Losses, Text
-from .device import to_device
+from .batch import Losses, Text, to_device
 from .families import register_family
 from .generative import Generative
 from .kv_cache import DecodingState, PromptCache
@@ -36,10 +36,8 @@ CACHES_PROMPTS = frozenset(
 pads between a cached prompt and a text would count too."""
 STRETCHED_POSITIONS = ("dynamic", "longrope")
 """Kinds of rotary positions that depend on a text's length, so that no prompt can be cached."""
-MIN_RECORDED_TOKENS = 8
-"""Recording a decoding step pays off for answers of at least so many tokens."""
-CACHED_TOGETHER = 64
-"""Prompts that are processed together to be cached."""
+MIN_RECORDED_TOKENS = 8  # of an answer, for recording its decoding step to pay off
+CACHED_TOGETHER = 64  # prompts that are processed together to be cached
 
 
 @register_family("decoder-only")
@@ -82,11 +80,7 @@ class Causal(Generative):
 
     def join(self, prompt: Tensor, text: Text) -> dict[str, Tensor]:
         """[pad; prompt; text]: embeddings [B, P + T, H], mask, and positions without the pads."""
-        embeds, mask = text.with_prompt(prompt)
-        order = mask.argsort(dim=1, stable=True)  # pads first, the rest in order
-        mask = mask.gather(1, order)
-        embeds = embeds.gather(1, order.unsqueeze(-1).expand_as(embeds))
-        return {"inputs_embeds": embeds, "attention_mask": mask, "position_ids": _positions(mask)}
+        return _inputs(*text.with_prompt(prompt), pads_last=False)
 
     def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:
         embeds, text_mask = text.with_prompt(prompt)
@@ -95,19 +89,10 @@ class Causal(Generative):
             target_embeds = self.embedding(ids)
         embeds = torch.cat([embeds, target_embeds], dim=1)
         mask = torch.cat([text_mask, target_mask], dim=1)
-        order = mask.argsort(dim=1, descending=True, stable=True)  # pads last, the rest in order
-        embeds = embeds.gather(1, order.unsqueeze(-1).expand_as(embeds))
-        mask = mask.gather(1, order)
         offsets = torch.arange(ids.shape[1], device=self.device)
-        predicting = text_mask.sum(1, keepdim=True) - 1 + offsets  # columns of the target's logits
-        columns = predicting.clamp(max=mask.shape[1] - 1)
+        columns = (text_mask.sum(1, keepdim=True) - 1 + offsets).clamp(max=mask.shape[1] - 1)
         with only_columns(self.model.base_model, columns) as select:
-            inputs = {
-                "inputs_embeds": embeds,
-                "attention_mask": mask,
-                "position_ids": _positions(mask),
-            }
-            logits = self.model(**inputs, use_cache=False).logits
+            logits = self.model(**_inputs(embeds, mask, pads_last=True), use_cache=False).logits
         return Losses.from_logits(select(logits), ids, target_mask)
 
     def prefill(self, prompt: Tensor | PromptCache, text: Text) -> DecodingState:
@@ -118,7 +103,7 @@ class Causal(Generative):
         mask = torch.cat([prompt_mask, inputs["attention_mask"]], dim=1)
         positions = _positions(mask)[:, prompt_mask.shape[1] :]
         inputs |= {"attention_mask": mask, "position_ids": positions}
-        return self._prefill(inputs | {"past_key_values": prompt.cache()})
+        return self._prefill(inputs | {"past_key_values": DynamicCache(prompt.layers)})
 
     def _prefill(self, inputs: dict[str, Any]) -> DecodingState:
         output = self.model(**inputs, use_cache=True, logits_to_keep=1)
@@ -131,26 +116,27 @@ class Causal(Generative):
 
     def extend(self, state: DecodingState, tokens: Tensor) -> Tensor:
         state.mask = torch.cat([state.mask, torch.ones_like(tokens)], dim=1)
-        inputs = {
-            "attention_mask": state.mask,
-            "position_ids": _positions(state.mask)[:, -tokens.shape[1] :],
-            "past_key_values": state.cache,
-        }
-        logits: Tensor = self.model(input_ids=tokens, use_cache=True, **inputs).logits
-        return logits
+        output = self.model(
+            input_ids=tokens,
+            attention_mask=state.mask,
+            position_ids=_positions(state.mask)[:, -tokens.shape[1] :],
+            past_key_values=state.cache,
+            use_cache=True,
+        )
+        return cast(Tensor, output.logits)
 
-    records_decoding: bool | None = None
-    """Whether the decoding steps of long answers are recorded and replayed; None: on a GPU."""
+    @cached_property
+    def records_decoding(self) -> bool:
+        """Whether the decoding steps of long answers are recorded and replayed."""
+        return self.device.type == "cuda"
 
     @cached_property
     def decoding_graphs(self) -> DecodingGraphs:
         return DecodingGraphs(self.model)
 
     def decoding_step(self, state: DecodingState, steps: int) -> Callable[[Tensor], Tensor]:
-        recorded, records = None, self.records_decoding
-        if records is None:
-            records = self.device.type == "cuda"
-        if steps >= MIN_RECORDED_TOKENS and records:
+        recorded = None
+        if steps >= MIN_RECORDED_TOKENS and self.records_decoding:
             try:
                 recorded = self.decoding_graphs.step_after(state, steps)
             except RuntimeError:  # the model waits for the CPU in its step, or memory ran out
@@ -175,16 +161,16 @@ class Causal(Generative):
             return None
         columns = torch.arange(vectors.shape[1], device=self.device)
         mask = (columns < lengths[:, None].clamp(min=1)).long()
-        embeds = vectors.to(self.model.dtype)
+        inputs = {
+            "inputs_embeds": vectors.to(self.model.dtype),
+            "attention_mask": mask,
+            "position_ids": _positions(mask),
+        }
         caches = []
         for begin in range(0, len(vectors), CACHED_TOGETHER):
             part = slice(begin, begin + CACHED_TOGETHER)
-            inputs = {
-                "inputs_embeds": embeds[part],
-                "attention_mask": mask[part],
-                "position_ids": _positions(mask[part]),
-            }
-            caches.append(self._prefill(inputs).cache)
+            state = self._prefill({name: tensor[part] for name, tensor in inputs.items()})
+            caches.append(state.cache)
         return PromptCache.from_caches(caches, lengths)
 
     def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
@@ -197,8 +183,13 @@ class Causal(Generative):
             )
         return [[*self.word_pieces(text), int(end)] for text in texts]
 
-    def last_block(self) -> nn.Module:
-        return self.blocks()[-1]
+
+def _inputs(embeds: Tensor, mask: Tensor, pads_last: bool) -> dict[str, Tensor]:
+    """Rows as the model takes them, with the pads moved to one end and the rest in order."""
+    order = mask.argsort(dim=1, descending=pads_last, stable=True)
+    mask = mask.gather(1, order)
+    embeds = embeds.gather(1, order.unsqueeze(-1).expand_as(embeds))
+    return {"inputs_embeds": embeds, "attention_mask": mask, "position_ids": _positions(mask)}
 
 
 def _positions(mask: Tensor) -> Tensor:

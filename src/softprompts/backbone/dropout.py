@@ -101,7 +101,7 @@ class RowDropout(TorchFunctionMode):
             for part in (self.seeds, self.rates)
         )
         head = torch.arange(len(seeds), device=states.device) % heads
-        seeds = seeds + _wrapped(self.calls * _STRIDES[3]) + head * _wrapped(_STRIDES[0])
+        seeds = seeds + (self.calls * _STRIDES[3] & 0xFFFFFFFF) + head * _STRIDES[0]
         noise = row_uniforms(seeds, states.shape[1:])
         rates = rates.view(-1, *[1] * (states.dim() - 1))
         return states * ((noise >= rates) / (1 - rates)).to(states.dtype)
@@ -111,7 +111,7 @@ def row_uniforms(seeds: Tensor, shape: Sequence[int]) -> Tensor:
     """Uniform numbers in [0, 1) for every position of `shape` in every row: [B] -> [B, *shape]."""
     hashed = _hash(seeds)
     for size, stride in zip(shape, _STRIDES, strict=False):
-        positions = torch.arange(size, device=seeds.device) * _wrapped(stride)
+        positions = torch.arange(size, device=seeds.device) * stride
         hashed = _hash(hashed.unsqueeze(-1) + positions)
     return hashed.to(torch.float32) * 2.0**-32
 
@@ -122,10 +122,6 @@ def _hash(number: Tensor) -> Tensor:
     number = ((number ^ (number >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
     number = ((number ^ (number >> 15)) * 0x846CA68B) & 0xFFFFFFFF
     return number ^ (number >> 16)
-
-
-def _wrapped(number: int) -> int:
-    return number & 0xFFFFFFFF
 
 
 @contextmanager

@@ -5,20 +5,20 @@ The prompt precedes the text in the encoder; the decoder generates the target.
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch._dynamo.utils import counters
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..errors import UserError
-from .batch import Losses, Text
-from .device import to_device
+from .batch import Losses, Text, to_device
 from .families import register_family
 from .generative import Generative
 from .kv_cache import DecodingState, PromptCache
 from .speed import kernels
-from .speed.packed import PackedT5
+from .speed.packed import MODEL_TYPES, PackedT5
 
 
 @register_family("encoder-decoder")
@@ -87,21 +87,24 @@ class EncoderDecoder(Generative):
 
     def compile(self, on: bool = True) -> None:
         if self.packed is not None:
-            supported = (
-                self.device.type == "cuda"
+            self.packed.compiled = (
+                on
+                and self.device.type == "cuda"
                 and kernels.AVAILABLE
                 and self.model.config.d_kv in kernels.CONFIGS
             )
-            self.packed.compiled = on and supported
 
     def compile_counts(self) -> dict[str, int]:
         if self.packed is None or not self.packed.compiled:
             return {}
-        return self.packed.compile_counts()
+        return {
+            "compiled": counters["stats"]["unique_graphs"],  # by this process
+            "recorded": self.packed.graphs.recorded,
+        }
 
     def free_memory(self) -> None:
         if self.packed is not None:
-            self.packed.free_memory()
+            self.packed.graphs.clear()
         super().free_memory()
 
     def disable_packing(self) -> None:
@@ -110,7 +113,11 @@ class EncoderDecoder(Generative):
     @cached_property
     def packed(self) -> PackedT5 | None:
         """The same frozen model on packed rows."""
-        return PackedT5(self.model, self._shifted) if PackedT5.fits(self.model) else None
+        return (
+            PackedT5(self.model, self._shifted)
+            if self.model.config.model_type in MODEL_TYPES
+            else None
+        )
 
     def _shifted(self, ids: Tensor) -> Tensor:
         """The decoder's input for the target `ids`: the start token, then all but the last."""
@@ -148,15 +155,9 @@ class EncoderDecoder(Generative):
             use_cache=True,
         )
         state.cache = output.past_key_values
-        logits: Tensor = output.logits
-        return logits
+        return cast(Tensor, output.logits)
 
     def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:
             return []
         return [list(ids) for ids in self.tokenizer(text_target=list(texts))["input_ids"]]
-
-    def last_block(self) -> nn.Module:
-        decoder = self.model.get_decoder()
-        stack = next(child for child in decoder.children() if isinstance(child, nn.ModuleList))
-        return stack[-1]

@@ -29,11 +29,9 @@ def register_family(name: str) -> Callable[[Family], Family]:
 
 def family_for(config: Any) -> type[Backbone] | None:
     """The family of a transformers config, the latest registered first; None if unsupported."""
-    family = _registered(config)
-    if family is None:
+    if _registered(config) is None:
         load_plugins()
-        family = _registered(config)
-    return family
+    return _registered(config)
 
 
 def _registered(config: Any) -> type[Backbone] | None:
@@ -43,5 +41,6 @@ def _registered(config: Any) -> type[Backbone] | None:
 def peft_task_types() -> dict[str, str]:
     """PEFT's task type for each family that PEFT has one for, plugins included."""
     load_plugins()
-    families = FAMILIES.items()
-    return {name: family.peft_task_type for name, family in families if family.peft_task_type}
+    return {
+        name: family.peft_task_type for name, family in FAMILIES.items() if family.peft_task_type
+    }

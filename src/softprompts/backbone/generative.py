@@ -4,14 +4,13 @@ They process a row once; all candidates, or the greedy answer, continue from its
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from .backbone import Backbone
-from .batch import Candidates, Losses, Text, candidates_per_row
-from .device import to_device
+from .batch import Candidates, Losses, Text, candidates_per_row, to_device
 from .kv_cache import DecodingState, PromptCache
 
 CACHE_BYTES = 2**32
@@ -36,8 +35,11 @@ class Generative(Backbone):
         by_row = candidates_per_row(candidates, len(text.mask))
         first = state.logits.float().log_softmax(-1)
         scores = first.new_full((len(by_row), max(map(len, by_row))), -torch.inf)
+        cells = [(r, c, ids) for r, row in enumerate(by_row) for c, ids in enumerate(row)]
+        cells.sort(key=lambda cell: len(cell[2]))  # so that batches have few pads
         most = max(len(by_row), CACHE_BYTES // state.bytes_per_row())
-        for rows, columns, ids in _batches(by_row, most):
+        for begin in range(0, len(cells), most):
+            rows, columns, ids = zip(*cells[begin : begin + most], strict=True)
             tokens, mask = (to_device(part, self.device) for part in self.collate(ids))
             row, column = (to_device(torch.tensor(part), self.device) for part in (rows, columns))
             score = first[row, tokens[:, 0]]
@@ -85,18 +87,3 @@ class Generative(Backbone):
         if self.tokenizer is None or getattr(self.tokenizer, "pad_token_id", None) is not None:
             return self.pad_id
         return min(self.eos_ids, default=self.pad_id)
-
-
-def _batches(
-    candidates: Sequence[Sequence[Sequence[int]]], most: int
-) -> Iterator[tuple[list[int], list[int], list[Sequence[int]]]]:
-    """All rows' candidates by length, at most `most` at a time: their rows, columns and ids."""
-    cells = [(row, column) for row, ids in enumerate(candidates) for column in range(len(ids))]
-    cells.sort(key=lambda cell: len(candidates[cell[0]][cell[1]]))
-    for begin in range(0, len(cells), most):
-        batch = cells[begin : begin + most]
-        yield (
-            [row for row, _ in batch],
-            [column for _, column in batch],
-            [candidates[row][column] for row, column in batch],
-        )

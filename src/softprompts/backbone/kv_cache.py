@@ -5,7 +5,7 @@ Shape letters: N prompts, A attention heads, D numbers of a head, W columns; the
 """
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -16,10 +16,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 class PromptCache(NamedTuple):
     """The keys and values of prompts that precede every text."""
 
-    layers: list[tuple[Tensor, Tensor]]
-    """Keys and values of each layer: [N, A, P, D]."""
-    lengths: Tensor
-    """How many of the P columns each prompt uses: [N]."""
+    layers: list[tuple[Tensor, Tensor]]  # keys and values [N, A, P, D] of each layer
+    lengths: Tensor  # how many of the P columns each prompt uses [N]
     max_columns: int | None
     """The most columns of a row, answer included, that the model attends to; None: no limit."""
 
@@ -35,30 +33,25 @@ class PromptCache(NamedTuple):
         columns = torch.arange(self.layers[0][0].shape[2], device=self.lengths.device)
         return (columns < self.lengths[:, None]).long()
 
-    def cache(self) -> Any:
-        """As transformers takes it."""
-        return DynamicCache(self.layers)
-
     @classmethod
     def from_caches(cls, caches: list[Any], lengths: Tensor) -> "PromptCache | None":
         """From a model's caches of prompts; None unless they hold all keys and values in order."""
         layers = [
             layer for cache in caches if isinstance(cache, DynamicCache) for layer in cache.layers
         ]
-        supported = (DynamicLayer, DynamicSlidingWindowLayer)
         if not layers or not all(
-            type(layer) in supported and layer.is_initialized for layer in layers
+            type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
+            and layer.is_initialized
+            and layer.keys.shape[2] == layer.get_seq_length()  # else a window has left the first
+            for layer in layers
         ):
             return None
-        if any(layer.keys.shape[2] != layer.get_seq_length() for layer in layers):
-            return None  # the first columns have left a sliding window
         windows = (
             layer.sliding_window for layer in layers if isinstance(layer, DynamicSlidingWindowLayer)
         )
-        by_layer = zip(*(cache.layers for cache in caches), strict=True)
         keys_values = [
             (torch.cat([part.keys for part in parts]), torch.cat([part.values for part in parts]))
-            for parts in by_layer
+            for parts in zip(*(cache.layers for cache in caches), strict=True)
         ]
         return cls(keys_values, lengths, min(windows, default=None))
 
@@ -67,33 +60,22 @@ class PromptCache(NamedTuple):
 class DecodingState:
     """Rows that the model has processed up to their next token."""
 
-    logits: Tensor
-    """Of the next token: [B, V]."""
+    logits: Tensor  # of the next token [B, V]
     cache: Any
-    mask: Tensor
-    """Of the columns that attention sees: [B, W]."""
-    states: Tensor | None = None
-    """The encoder's, if there is one: [B, W, H]."""
+    mask: Tensor  # of the columns that attention sees [B, W]
+    states: Tensor | None = None  # the encoder's, if there is one [B, W, H]
 
     def bytes_per_row(self) -> int:
         """The size of one row's keys and values."""
         caches = [self.cache]
         if self.states is not None:
             caches = [self.cache.self_attention_cache, self.cache.cross_attention_cache]
-        tensors = [
-            part
-            for cache in caches
-            for layer in cache.layers
-            for part in vars(layer).values()
-            if torch.is_tensor(part)
-        ]
-        return sum(tensor.nbytes for tensor in tensors) // len(self.mask)
+        parts = (p for cache in caches for layer in cache.layers for p in vars(layer).values())
+        return sum(part.nbytes for part in parts if torch.is_tensor(part)) // len(self.mask)
 
     def rows(self, indices: Tensor) -> "DecodingState":
         """A copy of a selection of rows, repeats allowed, to continue from."""
         cache = copy.deepcopy(self.cache)
         cache.reorder_cache(indices)
         states = None if self.states is None else self.states[indices]
-        return replace(
-            self, logits=self.logits[indices], cache=cache, mask=self.mask[indices], states=states
-        )
+        return DecodingState(self.logits[indices], cache, self.mask[indices], states)

@@ -29,7 +29,8 @@ def load_backbone(
     trust_remote_code: bool = False,
 ) -> Backbone:
     """A backbone by the name of a bundled model, a folder, or a Hugging Face hub id."""
-    target_device, dtype = resolve_device_and_dtype(device, dtype)
+    target_device = resolve_device(device)
+    dtype = resolve_dtype(dtype, target_device)
     family, config, tokenizer = inspect_model(name, trust_remote_code)
     with _load_errors(name), quiet_transformers():
         model, info = getattr(transformers, family.auto_class(config)).from_pretrained(
@@ -59,21 +60,28 @@ def meta_backbone(
     possible: its sizes, tokenizer and limits are the real ones."""
     family, config, tokenizer = inspect_model(name, trust_remote_code)
     with _load_errors(name), quiet_transformers(), torch.device("meta"):
-        auto_class = getattr(transformers, family.auto_class(config))
-        model = auto_class.from_config(
+        model = getattr(transformers, family.auto_class(config)).from_config(
             config, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code
         )
-    meta_family = type(f"Meta{family.__name__}", (_WithoutWeights, family), {})
-    backbone: Backbone = meta_family(model, tokenizer, name)
-    return backbone
+    meta_family: type[Backbone] = type(f"Meta{family.__name__}", (_WithoutWeights, family), {})
+    return meta_family(model, tokenizer, name)
 
 
 def inspect_model(name: str, trust_remote_code: bool = False) -> tuple[type[Backbone], Any, Any]:
     """A model's family, config and tokenizer, without its weights; a clear error if it cannot be a
     backbone."""
     silence_hub()
+    load_config = partial(
+        transformers.AutoConfig.from_pretrained,
+        model_path(name),
+        trust_remote_code=trust_remote_code,
+    )
     with _load_errors(name):
-        config = _load_config(name, trust_remote_code)
+        try:
+            config = load_config()
+        except ValueError:  # transformers does not know the model type, but a plugin may
+            load_plugins()
+            config = load_config()
         family = family_for(config)
         if family is None:
             raise UserError(
@@ -89,19 +97,6 @@ def inspect_model(name: str, trust_remote_code: bool = False) -> tuple[type[Back
     return family, config, tokenizer
 
 
-def _load_config(name: str, trust_remote_code: bool) -> Any:
-    load = partial(
-        transformers.AutoConfig.from_pretrained,
-        model_path(name),
-        trust_remote_code=trust_remote_code,
-    )
-    try:
-        return load()
-    except ValueError:  # transformers does not know the model type, but a plugin may
-        load_plugins()
-        return load()
-
-
 @contextmanager
 def _load_errors(name: str) -> Iterator[None]:
     """A clear error for whatever goes wrong while a model is loaded."""
@@ -111,12 +106,6 @@ def _load_errors(name: str) -> Iterator[None]:
         raise
     except Exception as error:  # transformers has a dozen for missing, damaged, unknown models
         raise load_error(name, error) from None
-
-
-def resolve_device_and_dtype(device: str, dtype: str) -> tuple[torch.device, str]:
-    """The device and dtype to load on and as, with `auto` resolved."""
-    resolved = resolve_device(device)
-    return resolved, resolve_dtype(dtype, resolved)
 
 
 def model_path(name: str) -> str:
@@ -168,14 +157,10 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: ")
 
 
-def default_dtype(device: torch.device) -> str:
-    return "bf16" if device.type == "cuda" else "fp32"
-
-
 def resolve_dtype(name: str, device: torch.device) -> str:
-    """fp32 or bf16; auto: the device's default."""
+    """fp32 or bf16; auto: bf16 on a GPU."""
     if name == "auto":
-        return default_dtype(device)
+        return "bf16" if device.type == "cuda" else "fp32"
     if name not in DTYPES:
         why = "T5 overflows in it" if name == "fp16" else "it is not supported"
         raise UserError(

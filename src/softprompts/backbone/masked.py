@@ -14,15 +14,13 @@ from torch import Tensor, nn
 
 from ..errors import UserError, setting
 from .backbone import Backbone, Classifier
-from .batch import Candidates, Losses, Place, Text, candidates_per_row
+from .batch import Candidates, Losses, Place, Text, candidates_per_row, to_device
 from .causal import Causal
-from .device import to_device
 from .families import register_family
 from .kv_cache import PromptCache
 from .modules import only_columns
 
-_CONTEXT = 16
-"""The tokens before a mask that truncation keeps with it."""
+_CONTEXT = 16  # tokens before a mask that truncation keeps with it
 
 
 @register_family("encoder-only")
@@ -108,8 +106,7 @@ class Masked(Backbone):
         if columns is None or place != "suffix" or self.tokenizer.mask_token_id is None:
             return columns
         last = ids.gather(1, columns[:, None] - 1)[:, 0]
-        before_mask: Tensor = columns - (last == self.tokenizer.mask_token_id).to(columns)
-        return before_mask
+        return torch.where(last == self.tokenizer.mask_token_id, columns - 1, columns)
 
     def logits(self, prompt: Tensor, text: Text) -> Tensor:
         """The logits of each row's first mask [B, 1, V]; no other position gets any."""
@@ -118,8 +115,7 @@ class Masked(Backbone):
         in_text = (text.ids == self.tokenizer.mask_token_id).int().argmax(1, keepdim=True)
         column = text.joined_columns(length)[:, length:].gather(1, in_text)  # [B, 1]
         with only_columns(self.model.base_model, column) as select:
-            logits: Tensor = self.model(**self.join(prompt, text)).logits
-        return select(logits)
+            return select(self.model(**self.join(prompt, text)).logits)
 
     def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:
         ids = to_device(torch.tensor([list(target) for target in targets]), self.device)
@@ -128,10 +124,9 @@ class Masked(Backbone):
     @torch.no_grad()
     def scores(self, prompt: Tensor | PromptCache, text: Text, candidates: Candidates) -> Tensor:
         assert isinstance(prompt, Tensor)
-        by_row = candidates_per_row(candidates, len(prompt))
-        words = [[ids[0] for ids in row] for row in by_row]
+        words = [[ids[0] for ids in row] for row in candidates_per_row(candidates, len(prompt))]
         ids, mask = (to_device(part, self.device) for part in self.collate(words))
-        log_probs: Tensor = self.logits(prompt, text)[:, 0].float().log_softmax(-1)
+        log_probs = self.logits(prompt, text)[:, 0].float().log_softmax(-1)
         return log_probs.gather(1, ids * mask).masked_fill(mask == 0, -torch.inf)
 
     def generate(
@@ -152,9 +147,6 @@ class Masked(Backbone):
                 f"{setting('prompt.head', 'linear')}."
             )
         return [rows[text] for text in texts]
-
-    def last_block(self) -> nn.Module:
-        return self.blocks()[-1]
 
     @property
     def max_positions(self) -> int | None:
@@ -217,11 +209,12 @@ class CombinedHeads:
 
     def __call__(self, features: Tensor, /) -> Tensor:
         """[B, F] -> [B, C]; a head with fewer labels gives the others the lowest logit."""
-        by_head = zip(self.heads, torch.split(features, self.counts), strict=True)
-        logits = [head(rows) for head, rows in by_head]
+        by_head = torch.split(features, self.counts)
+        logits = [head(rows) for head, rows in zip(self.heads, by_head, strict=True)]
         labels = max(part.shape[1] for part in logits)
-        padded = [
-            nn.functional.pad(part, (0, labels - part.shape[1]), value=torch.finfo(part.dtype).min)
-            for part in logits
-        ]
-        return torch.cat(padded)
+        return torch.cat(
+            [
+                nn.functional.pad(p, (0, labels - p.shape[1]), value=torch.finfo(p.dtype).min)
+                for p in logits
+            ]
+        )

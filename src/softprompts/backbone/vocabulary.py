@@ -15,12 +15,12 @@ sentinel, no raw byte (`<0x0A>`), no `[unused7]`. (The official code's 5,000 inc
 <unk>.)
 """
 
+import itertools
 import re
 from typing import Any
 
 _PLACEHOLDER = re.compile(r"^\[unused\d+\]$|^<.*>$")
-_MARKS = "▁Ġ#"
-"""Marks of a word's start (SentencePiece, byte-level BPE) or of its inside (WordPiece)."""
+_MARKS = "▁Ġ#"  # of a word's start (SentencePiece, byte-level BPE) or of its inside (WordPiece)
 
 
 def common_pieces(tokenizer: Any, size: int, population: int) -> list[int]:
@@ -28,19 +28,17 @@ def common_pieces(tokenizer: Any, size: int, population: int) -> list[int]:
     special = set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
     model = type(getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)).__name__
     min_length = 2 if model in ("BPE", "WordPiece") else 1
-    ids: list[int] = []
-    for piece, index in sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1]):
-        if index < size and index not in special and _usable(piece, min_length):
-            ids.append(index)
-            if len(ids) == population:
-                break
-    return ids
+    usable = (
+        index
+        for piece, index in sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+        if index < size and index not in special and _usable(piece, min_length)
+    )
+    return list(itertools.islice(usable, population or None))
 
 
 def _usable(piece: str, min_length: int) -> bool:
-    bare = piece.lstrip(_MARKS)
     return (
         len(piece.lstrip("#")) >= min_length
-        and any(c.isalnum() for c in bare)
+        and any(c.isalnum() for c in piece.lstrip(_MARKS))
         and not _PLACEHOLDER.match(piece)
     )

@@ -84,7 +84,6 @@ def _compare(
     rows: list[list[int]],
     say: Say,
 ) -> dict[str, Any]:
-    """All sides in turn, round by round."""
     vectors = prompt.to(backbone.device)[None]
     cache = backbone.cache_prompts(vectors, torch.tensor([len(prompt)], device=backbone.device))
     if cache is None:
@@ -102,17 +101,12 @@ def _compare(
         )
         return generated[:, -settings.new_tokens :]
 
-    def uncached() -> Tensor:
-        prompts = vectors.expand(len(rows), -1, -1)
-        return backbone.generate(prompts, backbone.embed_rows(rows), settings.new_tokens)
-
-    def cached() -> Tensor:
-        prompts = cache.rows(first, len(prompt))
+    def ours(prompts: Any) -> Tensor:
         return backbone.generate(prompts, backbone.embed_rows(rows), settings.new_tokens)
 
     calls: dict[str, Callable[[], Tensor]] = {
-        "read": uncached,
-        "remembered": cached,
+        "read": lambda: ours(vectors.expand(len(rows), -1, -1)),
+        "remembered": lambda: ours(cache.rows(first, len(prompt))),
         **{mode: partial(with_peft, peer) for mode, peer in peers.items()},
     }
     timings = time_in_turn(

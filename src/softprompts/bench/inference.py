@@ -5,9 +5,8 @@ a batch (`adapter_names`), but not prompts, so with one row per task it has noth
 sides read the prompts from the same adapter files, tokenise the texts, and return answers as text.
 """
 
-import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,17 +21,9 @@ from ..errors import UserError
 from ..prompt.prompt import folded_prompt
 from ..serving.engine import Engine
 from ..tasks import load_task
-from ..tuning.tuned import Tuned, import_peft
-from ..tuning.tuned import load as load_prompt
+from ..tuning.tuned import Tuned, import_peft, load
 from .learners import compile_layers, original_model, peft_modes
-from .measure import (
-    Say,
-    compare_with_peft,
-    environment,
-    peft_library,
-    say_ratios,
-    time_in_turn,
-)
+from .measure import Say, compare_with_peft, environment, peft_library, say_ratios, time_in_turn
 from .models import load_model
 from .settings import InferenceSettings as Settings
 
@@ -99,7 +90,7 @@ def _write_adapters(settings: Settings, backbone: Backbone, folder: Path) -> lis
     for number, adapter in enumerate(adapters):
         if prompts:
             source = prompts[number % len(prompts)]
-            read = import_peft if (source / ADAPTER).exists() else load_prompt
+            read = import_peft if (source / ADAPTER).exists() else load
             read(source, backbone=backbone).export_peft(adapter)
         else:
             length = int(torch.randint(settings.shortest, settings.longest + 1, (), generator=rng))
@@ -110,23 +101,24 @@ def _write_adapters(settings: Settings, backbone: Backbone, folder: Path) -> lis
 
 
 def _tuned(backbone: Backbone, adapter: Path, scoring: str, new_tokens: int) -> Tuned:
-    """The adapter as ours, with this way of answering."""
     labels = LABELS if scoring == "labels" else ()
     tuned = import_peft(adapter, backbone=backbone, labels=labels)
-    task = dataclasses.replace(tuned.card.task, answer_length=None if labels else new_tokens)
-    card = dataclasses.replace(tuned.card, scoring=scoring, task=task)
-    return dataclasses.replace(tuned, card=card)
+    task = replace(tuned.card.task, answer_length=None if labels else new_tokens)
+    return replace(tuned, card=replace(tuned.card, scoring=scoring, task=task))
 
 
 class SwitchingPeft:
     """PEFT with an adapter for each task, one of them active at a time."""
 
     def __init__(self, backbone: Backbone, adapters: Sequence[Path], mode: str) -> None:
-        library = peft_library()
         self.backbone = backbone
-        self.model = library.PeftModel.from_pretrained(
-            original_model(backbone.model), adapters[0], adapter_name="task0"
-        ).eval()
+        self.model = (
+            peft_library()
+            .PeftModel.from_pretrained(
+                original_model(backbone.model), adapters[0], adapter_name="task0"
+            )
+            .eval()
+        )
         for number, adapter in enumerate(adapters[1:], 1):
             self.model.load_adapter(adapter, adapter_name=f"task{number}")
         self.lengths = [config.num_virtual_tokens for config in self.model.peft_config.values()]
@@ -147,7 +139,7 @@ class SwitchingPeft:
         return answers
 
     def best_label(self, text: str) -> str:
-        """The likelier label, in one forward pass for both."""
+        # one forward pass for both labels
         ids = self._ids(text).expand(len(LABELS), -1)
         labels = self.candidates.masked_fill(self.candidates == self.backbone.pad_id, -100)
         logits = self.model(
@@ -158,7 +150,6 @@ class SwitchingPeft:
         return LABELS[int((scores * (labels != -100)).sum(1).argmax())]
 
     def generate(self, new_tokens: int, text: str) -> str:
-        """The greedy answer."""
         ids = self._ids(text)
         generated = self.model.generate(
             input_ids=ids,

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -173,27 +172,21 @@ class PeftModel:
         self.forward = self._compiled()
 
     def _compiled(self) -> Callable[..., Any]:
-        if self.mode not in COMPILED:
-            return self.model  # type: ignore[no-any-return]
         if self.mode == "regions":
-            return compile_layers(self.model)  # type: ignore[no-any-return]
-        if self.mode == "dynamic":
-            return torch.compile(self.model, dynamic=True)
-        mode = "default" if self.mode == "buckets" else "reduce-overhead"
-        return torch.compile(self.model, dynamic=False, mode=mode)
+            compile_layers(self.model)
+        if self.mode not in COMPILED or self.mode == "regions":
+            return self.model  # type: ignore[no-any-return]
+        mode = "reduce-overhead" if self.mode in ("graphs", "padded") else "default"
+        return torch.compile(self.model, dynamic=self.mode == "dynamic", mode=mode)
 
     def loss(self, texts: Batch, targets: Batch) -> Tensor:
         """The mean over the batch's target tokens."""
         if self.mode in ("graphs", "padded"):
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        with self._precision():
+        on, device = self.mode == "autocast", self.backbone.device.type
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=on):
             loss: Tensor = self.forward(**self._collate(texts, targets), use_cache=False).loss
         return loss
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        if self.mode != "autocast":
-            return nullcontext()
-        return torch.autocast(self.backbone.device.type, dtype=torch.bfloat16)
 
     def _collate(self, texts: Batch, targets: Batch) -> dict[str, Tensor]:
         """Padded to the longest, or to a bucket; pinned and copied asynchronously."""

@@ -1,7 +1,5 @@
 """Models to measure: real ones by folder, and known architectures with random weights."""
 
-from typing import Any
-
 import torch
 import transformers
 
@@ -9,23 +7,18 @@ from ..backbone import Backbone, Causal, EncoderDecoder, load_backbone
 from ..backbone.backbone import DTYPES
 from ..backbone.load import BUNDLED_MODELS, resolve_device, resolve_dtype
 
+T5_COMMON = {
+    "vocab_size": 32128,
+    "d_kv": 64,
+    "decoder_start_token_id": 0,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "tie_word_embeddings": False,
+    "feed_forward_proj": "gated-gelu",
+}
 T5 = {
-    "t5-base": {
-        "d_model": 768,
-        "d_kv": 64,
-        "d_ff": 2048,
-        "num_layers": 12,
-        "num_decoder_layers": 12,
-        "num_heads": 12,
-    },
-    "t5-large": {
-        "d_model": 1024,
-        "d_kv": 64,
-        "d_ff": 2816,
-        "num_layers": 24,
-        "num_decoder_layers": 24,
-        "num_heads": 16,
-    },
+    "t5-base": T5_COMMON | {"d_model": 768, "d_ff": 2048, "num_layers": 12, "num_heads": 12},
+    "t5-large": T5_COMMON | {"d_model": 1024, "d_ff": 2816, "num_layers": 24, "num_heads": 16},
 }
 """The sizes of T5 v1.1."""
 LLAMA = {
@@ -37,6 +30,10 @@ LLAMA = {
         "num_key_value_heads": 3,
         "max_position_embeddings": 8192,
         "initializer_range": 0.04,
+        "vocab_size": 49152,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "tie_word_embeddings": True,
     }
 }
 """The sizes of SmolLM2-135M."""
@@ -56,29 +53,13 @@ def load_model(name: str, dtype: str, device: str, seed: int, threads: int = 0) 
     tokenizer = transformers.AutoTokenizer.from_pretrained(BUNDLED_MODELS["t5-tiny"])
     torch.manual_seed(seed)
     with target:
-        make = _t5 if name in T5 else _llama
-        return make(name, torch_dtype, tokenizer)
-
-
-def _t5(name: str, dtype: torch.dtype, tokenizer: Any) -> Backbone:
-    config = transformers.T5Config(
-        vocab_size=32128,
-        **T5[name],
-        decoder_start_token_id=0,
-        pad_token_id=0,
-        eos_token_id=1,
-        tie_word_embeddings=False,
-        feed_forward_proj="gated-gelu",
-    )
-    model = transformers.AutoModelForSeq2SeqLM.from_config(config, dtype=dtype)
-    # transformers ties the head unless a checkpoint unties it
-    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
-    return EncoderDecoder(model, tokenizer, name)
-
-
-def _llama(name: str, dtype: torch.dtype, tokenizer: Any) -> Backbone:
-    config = transformers.LlamaConfig(
-        vocab_size=49152, **LLAMA[name], pad_token_id=0, eos_token_id=1, tie_word_embeddings=True
-    )
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-    return Causal(model, tokenizer, name)
+        if name in LLAMA:
+            llama = transformers.LlamaConfig(**LLAMA[name])
+            model = transformers.AutoModelForCausalLM.from_config(llama, dtype=torch_dtype)
+            return Causal(model, tokenizer, name)
+        model = transformers.AutoModelForSeq2SeqLM.from_config(
+            transformers.T5Config(**T5[name]), dtype=torch_dtype
+        )
+        # transformers ties the head unless a checkpoint unties it
+        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+        return EncoderDecoder(model, tokenizer, name)

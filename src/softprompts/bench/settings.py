@@ -35,8 +35,8 @@ class CommonSettings(Settings):
 
 
 @dataclass(frozen=True)
-class TrainingSettings(CommonSettings):
-    """Of the benchmark training."""
+class StepSettings(CommonSettings):
+    """Of benchmarks that measure training steps."""
 
     workload: Literal["synthetic", "sst2"] = "synthetic"
     """synthetic: random texts of log-normal length, about 115 tokens, at most 256."""
@@ -45,23 +45,35 @@ class TrainingSettings(CommonSettings):
     """Folder with the rows of SST-2 (DIR/glue/sst2); default: SOFTPROMPTS_DATA, or the Hugging Face
     hub."""
 
-    prompt: int = option(20, minimum=1)
-    """Prompt tokens."""
-
     batch: int = option(32, minimum=1)
     """Rows per step of a run."""
+
+    steps: int = option(20, minimum=1)
+    """Timed steps."""
+
+    warmup: int = option(5, minimum=0)
+    """Untimed steps before the timed ones, which include compiling."""
+
+    compile_ours: bool = True
+    """Compile our side too, where possible: on a GPU."""
+
+
+class SmopSettings(StepSettings):
+    """Of the benchmark smop."""
+
+
+@dataclass(frozen=True)
+class TrainingSettings(StepSettings):
+    """Of the benchmark training."""
+
+    prompt: int = option(20, minimum=1)
+    """Prompt tokens."""
 
     runs: int = option(8, minimum=1)
     """Runs of our cohort; 1: no cohort."""
 
     alone: int = option(0, minimum=0)
     """Runs of the cohort that PEFT and we also train one at a time; 0: up to four."""
-
-    steps: int = option(20, minimum=1)
-    """Timed steps."""
-
-    warmup: int = option(5, minimum=0)
-    """Untimed steps before them, which include compiling."""
 
     lr: float = 0.01
     """Learning rate; small, because Adam amplifies rounding errors and losses are compared."""
@@ -72,9 +84,6 @@ class TrainingSettings(CommonSettings):
 
     seconds: float = 0.0
     """Start no compiled mode of PEFT after this many seconds; 0: no limit."""
-
-    compile_ours: bool = True
-    """Compile our side too, where possible: on a GPU."""
 
     peak_tflops: float = 989.0
     """The GPU's peak of dense bf16 TFLOP/s, for the utilisation (H100 and H200: 989)."""
@@ -89,7 +98,19 @@ class TrainingSettings(CommonSettings):
 
 
 @dataclass(frozen=True)
-class InferenceSettings(CommonSettings):
+class RoundSettings(CommonSettings):
+    """Of benchmarks in which all sides answer in turn, round by round."""
+
+    peers: str = "auto"
+    """Modes of PEFT: eager, regions (compiled layers, which takes minutes), or both separated by a
+    comma; auto: eager, on a GPU both."""
+
+    rounds: int = option(10, minimum=1)
+    """Timed rounds."""
+
+
+@dataclass(frozen=True)
+class InferenceSettings(RoundSettings):
     """Of the benchmark inference."""
 
     tasks: int = option(64, minimum=1)
@@ -108,16 +129,6 @@ class InferenceSettings(CommonSettings):
     new_tokens: int = option(8, minimum=1)
     """The most tokens of a generated answer."""
 
-    peers: str = "auto"
-    """Modes of PEFT: eager, regions (compiled layers, which takes minutes), or both separated by a
-    comma; auto: eager, on a GPU both."""
-
-    rounds: int = option(10, minimum=1)
-    """Timed rounds."""
-
-    warmup: int = option(2, minimum=0)
-    """Untimed rounds before them."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.longest < self.shortest:
@@ -128,7 +139,7 @@ class InferenceSettings(CommonSettings):
 
 
 @dataclass(frozen=True)
-class DecodingSettings(CommonSettings):
+class DecodingSettings(RoundSettings):
     """Of the benchmark decoding."""
 
     model: str = "llama-135m"
@@ -146,43 +157,9 @@ class DecodingSettings(CommonSettings):
     batches: str = "1,16,64"
     """Rows of a batch; several sizes separated by commas."""
 
-    peers: str = "auto"
-    """Modes of PEFT: eager, regions (compiled layers, which takes minutes), or both separated by a
-    comma; auto: eager, on a GPU both."""
-
-    rounds: int = option(10, minimum=1)
-    """Timed rounds."""
-
-    warmup: int = option(2, minimum=0)
-    """Untimed rounds before them."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if not all(part.isdecimal() and int(part) for part in self.batches.split(",")):
             raise UserError(
                 f"{setting('batches')} is {self.batches!r}; give numbers such as 1,16,64."
             )
-
-
-@dataclass(frozen=True)
-class SmopSettings(CommonSettings):
-    """Of the benchmark smop."""
-
-    workload: Literal["synthetic", "sst2"] = "synthetic"
-    """synthetic: random texts of log-normal length, about 115 tokens, at most 256."""
-
-    data_dir: str = ""
-    """Folder with the rows of SST-2 (DIR/glue/sst2); default: SOFTPROMPTS_DATA, or the Hugging Face
-    hub."""
-
-    batch: int = option(32, minimum=1)
-    """Rows per step."""
-
-    steps: int = option(20, minimum=1)
-    """Timed steps."""
-
-    warmup: int = option(5, minimum=0)
-    """Untimed steps before them, which include compiling."""
-
-    compile_ours: bool = True
-    """Compile where possible: on a GPU."""

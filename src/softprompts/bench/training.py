@@ -67,17 +67,18 @@ class Subject(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """What a subject took."""
+    """What a subject took.
+
+    `seconds` are of each step, for one run; `compile_s` is the warm-up beyond what such steps take;
+    `losses` are [runs, steps]; `model_gib` is the part of the peak that was allocated before: the
+    frozen model.
+    """
 
     seconds: list[float]
-    """Of each step, for one run."""
     compile_s: float
-    """Warm-up seconds beyond what such steps take."""
     peak_gib: float | None
     losses: list[list[float]]
-    """[runs, steps]."""
     model_gib: float | None = None
-    """The part of the peak that was allocated before: the frozen model."""
 
     def record(self, about: str, runs: int) -> dict[str, Any]:
         return {
@@ -88,13 +89,6 @@ class Measurement(NamedTuple):
             "peak_gib": self.peak_gib,
             "model_gib": self.model_gib,
         }
-
-
-class Measurements(NamedTuple):
-    """What was measured, and why the rest was not."""
-
-    measured: dict[str, Measurement]
-    left_out: dict[str, str]
 
 
 def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
@@ -207,16 +201,17 @@ def _ours(
             for run, part in enumerate(batches[:count])
         ]
 
-    def one_by_one() -> list[Learner]:
-        return [OurRuns([run], compiles) for run in runs(alone)]
-
-    def together() -> list[Learner]:
-        return [OurRuns(runs(settings.runs), compiles)]
-
-    subjects = [Subject("ours", f"ours, one run at a time, {mode}", one_by_one)]
-    if settings.runs > 1:
-        subjects.append(Subject("cohort", f"ours, {settings.runs} runs at once, {mode}", together))
-    return subjects
+    one_by_one = Subject(
+        "ours",
+        f"ours, one run at a time, {mode}",
+        lambda: [OurRuns([run], compiles) for run in runs(alone)],
+    )
+    together = Subject(
+        "cohort",
+        f"ours, {settings.runs} runs at once, {mode}",
+        lambda: [OurRuns(runs(settings.runs), compiles)],
+    )
+    return [one_by_one, together] if settings.runs > 1 else [one_by_one]
 
 
 def _config(settings: Settings) -> dict[str, Any]:
@@ -241,8 +236,8 @@ def measure_all(
     steps: int,
     say: Say,
     deadline: float = inf,
-) -> Iterator[Measurements]:
-    """Measure all subjects, the compiled ones last.
+) -> Iterator[tuple[dict[str, Measurement], dict[str, str]]]:
+    """Measure all subjects, the compiled ones last: what was measured, and why the rest was not.
 
     On a GPU they go one after another, so that each has its own peak of memory; on a CPU they take
     turns step by step, so that other load on the machine affects all of them. A compiled one that
@@ -251,25 +246,26 @@ def measure_all(
     eager = [subject for subject in subjects if not subject.compiled]
     rounds = [[subject] for subject in eager] if backbone.device.type == "cuda" else [eager]
     rounds += [[subject] for subject in subjects if subject.compiled]
-    results = Measurements({}, {})
+    measured: dict[str, Measurement] = {}
+    left_out: dict[str, str] = {}
     for group in filter(None, rounds):
         names, compiled = ", ".join(subject.name for subject in group), group[0].compiled
         if compiled and time.monotonic() > deadline:
-            results.left_out[names] = "no time was left"
-            yield results
+            left_out[names] = "no time was left"
+            yield measured, left_out
             continue
         reset_memory(backbone)
         say(f"measuring {names} on {backbone.name}: {warmup} + {steps} steps")
         try:
-            results.measured.update(_measure_group(group, backbone.device, warmup, steps, say))
+            measured.update(_measure_group(group, backbone.device, warmup, steps, say))
         except Exception as error:
             if not compiled:
                 raise
-            results.left_out[names] = failure_reason(error)
-            say(f"{names} failed: {results.left_out[names]}")
+            left_out[names] = failure_reason(error)
+            say(f"{names} failed: {left_out[names]}")
         if compiled:
             torch.compiler.reset()
-        yield results
+        yield measured, left_out
     reset_memory(backbone)
 
 

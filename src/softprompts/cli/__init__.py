@@ -92,7 +92,7 @@ def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, UserError):
         return error.spelled(error.spelling or as_flag), 2
     if isinstance(error, PermissionError):
-        return f"this user may not read or write {error.filename}; ask its owner.", 2
+        return f"You do not have permission to access {error.filename}; ask its owner.", 2
     return f"{type(error).__name__}: {error} (run again with --debug for the traceback)", 1
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..config import coerce
 from ..errors import UserError
-from ..files.names import checked_path
+from ..files import checked_path
 from ..library import default_folder
 
 if TYPE_CHECKING:

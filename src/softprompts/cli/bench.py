@@ -13,8 +13,7 @@ from ..bench.settings import (
     TrainingSettings,
 )
 from ..bench.tables import table
-from ..files import check_writable, write_json
-from ..files.names import checked_path
+from ..files import check_writable, checked_path, write_json
 from . import main as run_softprompts
 from .command import make_parser, run_action
 from .flags import add_settings, given

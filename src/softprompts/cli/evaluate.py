@@ -9,14 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import TaskConfig
 from ..errors import UserError
-from ..tasks import Definition, Example, Task, load_task
-from ..tasks.load import own_split
-from ..tasks.metrics import rounded, score
-from ..tasks.mixture import mixture_names
-from ..tasks.named import check_labelled, data_folder, named_split
-from ..tasks.prefix_lm import PREFIX_LM
-from ..tasks.registry import definition
-from ..tasks.sources import is_file, read_rows
+from ..tasks import (
+    PREFIX_LM,
+    Definition,
+    Example,
+    Task,
+    check_labelled,
+    data_folder,
+    definition,
+    is_file,
+    load_task,
+    mixture_names,
+    named_split,
+    own_split,
+    read_rows,
+    rounded,
+    score,
+)
 from .arguments import add_tuned_prompt, load_tuned_prompt
 from .command import make_parser
 from .output import format_scores, invalid_answers, print_result

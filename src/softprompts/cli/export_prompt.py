@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..errors import UserError
-from ..files.names import check_overwrite
+from ..files import check_overwrite
 from .arguments import add_library, add_library_prompt, output_folder
 from .command import make_parser
 from .output import print_result
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(f"{output} is where the prompt is; choose another --output.")
     result = {"prompt": str(options.prompt)}
     if options.form == "folder":
-        RunFolder(output).check_copy(options.overwrite)
+        RunFolder(output).check_overwrite(options.overwrite)
         folder.copy_prompt(output)
         result["folder"] = str(output)
         print_result(options, result, f"a copy of {options.prompt} is in {output}")

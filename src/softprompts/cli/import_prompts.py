@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..config import Schema, coerce
 from ..errors import UserError, listing
-from ..files.names import checked_path, safe_name
+from ..files import checked_path, safe_name
 from .arguments import add_library, add_model, output_folder
 from .command import make_parser
 from .output import print_result
@@ -97,7 +97,7 @@ def _import_adapter(options: argparse.Namespace) -> int:
 
     if options.output is not None:
         output = RunFolder(options.output)
-        output.check_no_run(options.overwrite)
+        output.check_overwrite(options.overwrite)
         tuned = _load_adapter(options)
         output.clear()
         folder = tuned.save(options.output)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import UserError
-from ..tasks.sources import read_rows
+from ..tasks import read_rows
 from .arguments import add_tuned_prompt, load_tuned_prompt
 from .command import make_parser
 from .output import print_result

@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     output = RunFolder(options.output)
     if output.has_config:
         raise UserError(f"{options.output} holds a run; choose another --output.")
-    output.check_copy(options.overwrite)
+    output.check_overwrite(options.overwrite)
     entry = named_prompt(options.prompt, options.library)
     entry.check_vectors()
     prompt, card = RunFolder(entry.folder).load()

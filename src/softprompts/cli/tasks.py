@@ -11,13 +11,20 @@ from typing import Any
 from ..config import TaskConfig
 from ..errors import UserError
 from ..files import write_text
-from ..tasks import Definition, Example
-from ..tasks.metrics import score
-from ..tasks.named import check_labelled, data_folder, named_split
-from ..tasks.prefix_lm import PREFIX_LM
-from ..tasks.registry import BENCHMARKS, definition, definitions
-from ..tasks.sources import read_predictions
-from ..tasks.starter import STARTERS
+from ..tasks import (
+    BENCHMARKS,
+    PREFIX_LM,
+    STARTERS,
+    Definition,
+    Example,
+    check_labelled,
+    data_folder,
+    definition,
+    definitions,
+    named_split,
+    read_predictions,
+    score,
+)
 from .command import make_parser, run_action
 from .output import print_result
 

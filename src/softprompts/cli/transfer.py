@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from ..errors import UserError, as_flag
-from ..files.names import safe_name
+from ..files import safe_name
 from ..library import Similarity
 from ..transfer.settings import Request, Strategy, single_run
 from . import flags

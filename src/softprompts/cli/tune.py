@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..config import Member, expand_lists
 from ..errors import as_flag
-from ..files.names import safe_name
+from ..files import safe_name
 from . import flags
 from .arguments import output_folder
 from .command import make_parser

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UserError, setting
-from ..files.names import safe_name
+from ..files import safe_name
 from .choice import Choice
 from .kinds import TABLES
 from .plugins import load_plugins

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from ..artifacts.run_folder import CARD, EMBEDDING, RunFolder
 from ..errors import UserError, listing, setting
-from ..files import NoPermissionError, restore_folders, staged_folder
-from ..files.names import checked_path, safe_name
+from ..files import NoPermissionError, checked_path, restore_folders, safe_name, staged_folder
 from .entry import Entry, no_prompt
 from .index import Index, Summary
 from .search import SIMILARITIES, rank, summary

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..backbone.device import to_device
+from ..backbone import to_device
 from ..errors import UserError, setting
 from .config import PretrainConfig, noise_counts, span_lengths
 from .corpus import Corpus

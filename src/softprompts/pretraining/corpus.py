@@ -22,8 +22,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ..errors import UserError
-from ..files import read_json, staged_folder, write_json
-from ..files import cache_folder
+from ..files import cache_folder, read_json, staged_folder, write_json
 
 OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
     ".bz2": bz2.open,

@@ -11,8 +11,7 @@ import torch
 
 from ..backbone.load import resolve_device
 from ..errors import UserError, setting
-from ..files import remove_stale, write_json, write_text
-from ..files.lock import exclusive
+from ..files import exclusive, remove_stale, write_json, write_text
 from .config import PretrainConfig
 from .corpus import Corpus, OnProgress, file_digest, load_corpus, raw_texts, read_definitions
 from .model import describe, load_model, new_model, write_model, write_tokenizer

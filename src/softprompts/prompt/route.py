@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..backbone.device import to_device
+from ..backbone import to_device
 from ..config import Settings, option, routes
 
 # -- routers: logits of K prompts from a text's mean embedding -------------------------------------

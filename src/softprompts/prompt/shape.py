@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..backbone.device import to_device
+from ..backbone import to_device
 from ..config import Settings, option, shapes
 from ..config.prompt import MAX_TOKENS
 

@@ -15,14 +15,10 @@ import torch
 from ..artifacts.card import PromptCard
 from ..artifacts.study_folder import StudyFolder
 from ..backbone import inspect_model, load_backbone
-from ..backbone.load import meta_backbone, resolve_device_and_dtype, resolve_dtype
+from ..backbone.load import meta_backbone, resolve_device, resolve_dtype
 from ..config import RunConfig, TaskConfig, difference
 from ..errors import UserError, setting
-from ..tasks import Task
-from ..tasks.load import preview_task
-from ..tasks.named import data_folder, has_rows
-from ..tasks.prefix_lm import PREFIX_LM
-from ..tasks.sources import is_file
+from ..tasks import PREFIX_LM, Task, data_folder, has_rows, is_file, preview_task
 from ..transfer.fit import folded_card, start_mismatch
 from ..tuning import Run
 from .cells import check_rows, is_begun, task_key
@@ -140,7 +136,7 @@ def check_models(cells: Sequence[Cell], folder: StudyFolder, local: bool = True)
     """
     configs = [cell.config for cell in cells if not folder.cell(cell.name).is_done]
     for device, dtype in dict.fromkeys((c.device, c.dtype) for c in configs if local):
-        resolve_device_and_dtype(device, dtype)
+        resolve_dtype(dtype, resolve_device(device))
     for model, trusted in dict.fromkeys((c.model, c.trust_remote_code) for c in configs):
         inspect_model(model, trusted)
 

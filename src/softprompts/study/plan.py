@@ -16,10 +16,8 @@ from typing import Any
 
 from ..config import RunConfig, TaskConfig, TuningConfig, run_config, sections
 from ..errors import UserError, setting
-from ..files.names import safe_name
-from ..tasks.prefix_lm import PREFIX_LM
-from ..tasks.registry import BENCHMARKS, definition
-from ..tasks.starter import STARTERS
+from ..files import safe_name
+from ..tasks import BENCHMARKS, PREFIX_LM, STARTERS, definition
 from ..transfer.fit import folded_card, start_mismatch
 from .config import Grid, StudyConfig
 

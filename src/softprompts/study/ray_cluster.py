@@ -11,7 +11,7 @@ from typing import Any
 
 from ..artifacts.study_folder import StudyFolder
 from ..errors import UserError, setting
-from ..tasks.named import DATA_VARIABLE
+from ..tasks import DATA_VARIABLE
 from .leases import Leases
 from .plan import Cell
 from .state import StudyState, StudyWatcher, next_cohort

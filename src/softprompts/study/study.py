@@ -9,8 +9,7 @@ import yaml
 
 from ..artifacts.study_folder import STUDY_FILE, StudyFolder
 from ..errors import UserError, setting
-from ..files import make_folder, write_text
-from ..files.names import safe_name
+from ..files import make_folder, safe_name, write_text
 from .checks import check_data, check_models, check_runs, check_unchanged
 from .config import StudyConfig, read_study
 from .errors import study_errors

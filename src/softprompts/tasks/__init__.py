@@ -1,20 +1,45 @@
 """Tasks: rows in, text pairs out; predictions in, metrics out."""
 
-from .definition import Definition, Example
-from .load import load_task
-from .metrics import register_metric
-from .registry import register_task
-from .sources import Row
-from .task import Task
-from .text_format import TextFormat
+from .load import load_task, own_split, preview_task
+from .metrics import has_metric, register_metric, rounded, score
+from .named import DATA_VARIABLE, check_labelled, data_folder, has_rows, named_split
+from .prefix_lm import PREFIX_LM
+from .registry import BENCHMARKS, definition, definitions, register_task
+from .sources import Row, is_file, read_predictions, read_rows
+from .starter import STARTERS
+from .task import MEAN, Task, mixture_names
+from .task_definition import Definition, Example
+from .text_format import TextFormat, check_template, prepend_sentinel
 
 __all__ = [
+    "BENCHMARKS",
+    "DATA_VARIABLE",
+    "MEAN",
+    "PREFIX_LM",
+    "STARTERS",
     "Definition",
     "Example",
     "Row",
     "Task",
     "TextFormat",
+    "check_labelled",
+    "check_template",
+    "data_folder",
+    "definition",
+    "definitions",
+    "has_metric",
+    "has_rows",
+    "is_file",
     "load_task",
+    "mixture_names",
+    "named_split",
+    "own_split",
+    "prepend_sentinel",
+    "preview_task",
+    "read_predictions",
+    "read_rows",
     "register_metric",
     "register_task",
+    "rounded",
+    "score",
 ]

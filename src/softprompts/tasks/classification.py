@@ -1,6 +1,6 @@
 """Text classification tasks, and SPoT's sentiment group."""
 
-from .definition import classification
+from .task_definition import classification
 
 SENTIMENT = ("negative", "positive")
 STARS = ("terrible", "bad", "okay", "good", "great")

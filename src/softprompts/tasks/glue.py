@@ -1,11 +1,12 @@
 """GLUE in T5's format, and the tasks that SPoT adds in the same format."""
 
 import dataclasses
-import struct
 from collections.abc import Iterator
+from ctypes import c_float
 
 from ..errors import UserError
-from .definition import (
+from .sources import Row
+from .task_definition import (
     PREDICT,
     UNLABELLED,
     Definition,
@@ -14,7 +15,6 @@ from .definition import (
     is_labelled,
     text_of,
 )
-from .sources import Row
 
 HUB = "nyu-mll/glue"
 NLI = ("entailment", "neutral", "contradiction")
@@ -54,12 +54,7 @@ def _labelled_only(task: Definition) -> Definition:
 def _round_fifths(value: float) -> int:
     if not -0.1 <= value <= 5.1:
         raise ValueError
-    return round(_float32(_float32(value) * 5))
-
-
-def _float32(value: float) -> float:
-    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
-    return rounded
+    return round(c_float(c_float(value).value * 5).value)
 
 
 def _glue(

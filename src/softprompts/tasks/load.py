@@ -10,16 +10,15 @@ from functools import partial
 
 from ..config import TaskConfig
 from ..errors import UserError, setting
-from .definition import Definition, Example, is_labelled
 from .metrics import metric
-from .mixture import load_mixture
 from .named import data_folder, named_format, named_split
 from .prefix_lm import PREFIX_LM, prefix_lm
 from .registry import definition
-from .sampling import few_shot, indices_by_class, sample, split_held_out, stratified_split
+from .sampling import few_shot, indices_by_class, sample, split_held_out
 from .sources import NoSplitError, Reservoir, Row, is_file, read_rows, read_split
 from .starter import STARTERS
-from .task import Task
+from .task import Task, load_mixture
+from .task_definition import Definition, Example, is_labelled
 from .text_format import TextFormat, check_template
 
 _DATA_SETTINGS = ("train", "text", "template", "label", "labels", "validation")
@@ -71,7 +70,6 @@ def own_split(config: TaskConfig, task: Task, split: str) -> list[Example]:
 
 
 def _load_named(config: TaskConfig) -> Task:
-    """A named task with its official splits or SMoP's."""
     task = _definition(config)
     read = partial(
         named_split,
@@ -101,8 +99,14 @@ def _load_named(config: TaskConfig) -> Task:
                 f"Not all {split} rows of {task.name} have labels; use a copy with labels."
             )
     train, validation, test = splits.values()
-    form = named_format(task, config.task_word)
-    return Task(task.name, form, train, validation, task.metrics, 0, test)
+    return Task(
+        task.name,
+        named_format(task, config.task_word),
+        train,
+        validation,
+        task.metrics,
+        test=test,
+    )
 
 
 def _read_train(read: Callable[..., list[Example]], reservoir: Reservoir | None) -> list[Example]:
@@ -120,8 +124,7 @@ def _load_placeholder(config: TaskConfig) -> Task:
         return _load_named(config)
     task = _definition(config)
     examples = [Example(task.name, next(iter(task.labels), task.name))]
-    form = named_format(task, config.task_word)
-    return Task(task.name, form, examples, examples, task.metrics)
+    return Task(task.name, named_format(task, config.task_word), examples, examples, task.metrics)
 
 
 def _definition(config: TaskConfig) -> Definition:
@@ -138,13 +141,13 @@ def _definition(config: TaskConfig) -> Definition:
 
 
 def _load_own(config: TaskConfig) -> Task:
-    """A user's own data, or a starter task."""
     config = _expand_starter(config)
     assert config.train is not None
-    if config.validation is not None:
-        held_out_rows: list[Row] | None = read_rows(config.validation, "validation")
-    else:
-        held_out_rows = read_split(config.train, "validation")
+    held_out_rows = (
+        read_split(config.train, "validation")
+        if config.validation is None
+        else read_rows(config.validation, "validation")
+    )
     # a held-out part is taken from all training rows, not from a sample of them
     reservoir = _reservoir(config) if held_out_rows is not None else None
     rows = read_rows(config.train, reservoir=reservoir)
@@ -158,7 +161,7 @@ def _load_own(config: TaskConfig) -> Task:
             labelled = [*train, *form.examples(held_out_rows or [], True, "validation")]
         form = dataclasses.replace(form, words=_label_words(config, labelled))
     if held_out_rows is None:
-        train, validation = stratified_split(train, 0.1, config.split_seed)
+        train, validation = split_held_out(train, 0.1, config.split_seed)
     else:
         validation = form.examples(held_out_rows, config.skip_bad_rows, "validation", remedy)
         skipped += len(held_out_rows) - len(validation)
@@ -172,7 +175,6 @@ def _load_own(config: TaskConfig) -> Task:
 
 
 def _expand_starter(config: TaskConfig) -> TaskConfig:
-    """The settings that a starter task stands for."""
     if config.task is None:
         if config.train is None:
             raise UserError(
@@ -244,30 +246,24 @@ def _load_prefix_lm(config: TaskConfig) -> Task:
 
 
 def _apply_settings(config: TaskConfig, task: Task) -> Task:
-    """The task with its shots, caps, shuffled labels, prompt design and metric."""
-    majority_label = task.majority_label
-    task = dataclasses.replace(
-        task, train=_training_examples(config, task), metrics=_metrics(config, task)
-    )
+    train, validation = _training_examples(config, task), task.validation
+    metrics = _metrics(config, task)
     if config.cap_validation is not None:
-        validation = sample(task.validation, config.cap_validation, config.split_seed)
-        task = dataclasses.replace(task, validation=validation)
-    form = dataclasses.replace(task.form, sentinel=config.sentinel)
-    if config.instruction or config.demonstrations:
-        before, after = _prompt_design(config, task)
-        form = dataclasses.replace(form, before=before, after=after)
+        validation = sample(validation, config.cap_validation, config.split_seed)
+    before, after = _prompt_design(config, train, bool(task.labels))
+    form = dataclasses.replace(task.form, sentinel=config.sentinel, before=before, after=after)
     return dataclasses.replace(
         task,
         form=form,
-        train=form.wrap(task.train),
-        validation=form.wrap(task.validation),
+        train=form.wrap(train),
+        validation=form.wrap(validation),
         test=form.wrap(task.test),
-        full_majority_label=majority_label,
+        metrics=metrics,
+        full_majority_label=task.majority_label,
     )
 
 
 def _training_examples(config: TaskConfig, task: Task) -> list[Example]:
-    """The training examples after shots, cap and shuffled labels."""
     train = task.train
     if config.shots is not None:
         if not task.labels:
@@ -303,20 +299,19 @@ def _metrics(config: TaskConfig, task: Task) -> tuple[str, ...]:
     return (chosen, *(name for name in task.metrics if name != chosen))
 
 
-def _prompt_design(config: TaskConfig, task: Task) -> tuple[str, str]:
+def _prompt_design(
+    config: TaskConfig, train: Sequence[Example], has_labels: bool
+) -> tuple[str, str]:
     """An instruction and demonstrations, one class after another, to put around every input."""
     before = f"{config.instruction.strip()} " if config.instruction else ""
     if not config.demonstrations:
         return before, ""
     rng = random.Random(config.split_seed)
-    order: list[int] = []
-    if task.labels:
-        classes = indices_by_class(task.train).values()
-        shuffled = [rng.sample(indices, len(indices)) for indices in classes]
-        rounds = itertools.zip_longest(*shuffled)
-        order = [index for indices in rounds for index in indices if index is not None]
-    order = order or rng.sample(range(len(task.train)), len(task.train))
-    demonstrations = [task.train[index] for index in order[: config.demonstrations]]
+    classes = indices_by_class(train).values() if has_labels else [range(len(train))]
+    shuffled = [rng.sample(indices, len(indices)) for indices in classes]
+    rounds = itertools.zip_longest(*shuffled)
+    order = [index for indices in rounds for index in indices if index is not None]
+    demonstrations = [train[index] for index in order[: config.demonstrations]]
     shown = "".join(f"{e.input} answer: {e.target}\n\n" for e in demonstrations)
     return before + shown, " answer:"
 
@@ -329,7 +324,6 @@ def _reservoir(config: TaskConfig) -> Reservoir | None:
 
 
 def _check_unset(config: TaskConfig, names: Sequence[str]) -> None:
-    """Raise if a setting is given that the task brings itself."""
     for name in names:
         if getattr(config, name) is not None:
             raise UserError(

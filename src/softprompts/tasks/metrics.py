@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..config import load_plugins
 from ..errors import UserError
-from .definition import Example
+from .task_definition import Example
 
 Metric = Callable[[Sequence[Example], Sequence[str], Sequence[str]], float]
 """Scores predictions, given the examples and the label words; higher is better."""
@@ -176,14 +176,12 @@ def bleu(examples: Sequence[Example], predictions: Sequence[str], labels: Sequen
         import sacrebleu
     except ImportError:
         raise UserError("BLEU needs sacrebleu: pip install 'softprompts[generation]'.") from None
-    result = sacrebleu.corpus_bleu(
-        list(predictions),
-        [[e.target for e in examples]],
-        smooth_method="exp",
-        force=True,
-        tokenize="intl",
+    targets = [e.target for e in examples]
+    return float(
+        sacrebleu.corpus_bleu(
+            list(predictions), [targets], smooth_method="exp", force=True, tokenize="intl"
+        ).score
     )
-    return float(result.score)
 
 
 def _rouge(kind: str) -> Metric:
@@ -218,11 +216,10 @@ DETERMINERS = frozenset((
 
 def wsc_match(prediction: str, referent: str) -> int:
     """1 if the words of one are among the other's, 0 if not, -1 if nothing was predicted."""
-
-    def content_words(text: str) -> list[str]:
-        return [word for word in text.strip().lower().split(" ") if word not in DETERMINERS]
-
-    predicted, expected = " ".join(content_words(prediction)), " ".join(content_words(referent))
+    predicted, expected = (
+        " ".join(word for word in text.strip().lower().split(" ") if word not in DETERMINERS)
+        for text in (prediction, referent)
+    )
     if not predicted:
         return -1
     if ("'" in predicted) != ("'" in expected):  # "Bob" is not "Bob's hat"
@@ -306,16 +303,12 @@ def _best_answers(
 
     A question that occurs several times (ReCoRD) counts once.
     """
-    seen: set[object] = set()
-    values = []
-    for example, prediction in zip(examples, predictions, strict=True):
+    best: dict[object, float] = {}
+    for number, (example, prediction) in enumerate(zip(examples, predictions, strict=True)):
         group = example.metadata.get("group")
-        if group is not None:
-            group = tuple(group) if isinstance(group, list) else group
-            if group in seen:
-                continue
-            seen.add(group)
-        predicted = normalise(prediction)
-        answers = example.metadata.get("answers") or [example.target]
-        values.append(max(measure(normalise(answer), predicted) for answer in answers))
-    return 100.0 * sum(values) / len(values)
+        question = number if group is None else repr(group)
+        if question not in best:
+            predicted = normalise(prediction)
+            answers = example.metadata.get("answers") or [example.target]
+            best[question] = max(measure(normalise(answer), predicted) for answer in answers)
+    return 100.0 * sum(best.values()) / len(best)

@@ -7,10 +7,9 @@ from pathlib import Path
 from ..config import TaskConfig
 from ..errors import UserError, setting
 from ..files.hub import silence_hub
-from .definition import Definition, Example, is_labelled
 from .registry import definition
 from .sources import NoSplitError, Reservoir, Row, read_rows, reader_for
-from .starter import STARTERS
+from .task_definition import Definition, Example, is_labelled
 from .text_format import TextFormat
 
 DATA_VARIABLE = "SOFTPROMPTS_DATA"
@@ -40,8 +39,6 @@ def named_split(
 
 def has_rows(name: str, folder: str | None) -> bool:
     """Whether a task's training rows are available, without reading them."""
-    if name in STARTERS:
-        return True
     task = definition(name)
     if task.rows is not None or task.files:
         return True
@@ -80,14 +77,14 @@ def _split_rows(
         return rows if reservoir is None else reservoir.sample(rows)
     if task.files:
         if split not in task.files:
-            has = ", ".join(task.files)
-            raise NoSplitError(f"{task.name} has no split {split!r}; it has {has}.")
+            raise NoSplitError(
+                f"{task.name} has no split {split!r}; it has {', '.join(task.files)}."
+            )
         return read_rows(task.files[split], reservoir=reservoir)
     if folder is not None:
         return read_rows(str(_local_file(task, split, Path(folder))), reservoir=reservoir)
     try:
-        hub_split = task.splits.get(split, split)
-        return read_rows(task.hub, hub_split, class_names=False, reservoir=reservoir)
+        return read_rows(task.hub, task.splits.get(split, split), False, reservoir)
     except NoSplitError:
         raise
     except UserError as error:
@@ -99,7 +96,6 @@ def _split_rows(
 
 
 def _local_file(task: Definition, split: str, folder: Path) -> Path:
-    """The file in the data folder that holds a split of a task."""
     if not folder.is_dir():
         raise UserError(
             f"The data folder {folder} does not exist; name another with "
@@ -122,8 +118,6 @@ def _local_file(task: Definition, split: str, folder: Path) -> Path:
 
 def _split_file(folder: Path, task: Definition, split: str) -> Path | None:
     """The file of a split in a task's folder, by its own name or by that on the hub."""
-    for name in (split, task.splits.get(split, split)):
-        for path in sorted(folder.glob(f"{name}.*")):
-            if reader_for(path) is not None:
-                return path
-    return None
+    names = (split, task.splits.get(split, split))
+    paths = (path for name in names for path in sorted(folder.glob(f"{name}.*")))
+    return next((path for path in paths if reader_for(path) is not None), None)

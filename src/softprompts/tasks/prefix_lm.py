@@ -4,14 +4,12 @@ import random
 from pathlib import Path
 
 from ..errors import UserError, setting
-from .definition import Example
 from .sampling import partition
+from .task_definition import Example
 
 PREFIX_LM = "prefix-lm"
-_PASSAGE_WORDS = 160
-"""The maximum number of words of a passage: prefix and continuation."""
-_TARGET_WORDS = 24
-"""The maximum number of words of a target."""
+# the maximum number of words of a passage (prefix and continuation), and of a target
+_PASSAGE_WORDS, _TARGET_WORDS = 160, 24
 
 
 def prefix_lm(train: str, validation: str | None, seed: int) -> tuple[list[Example], list[Example]]:
@@ -46,11 +44,10 @@ def _cut(documents: list[list[str]], seed: int) -> list[Example]:
     for document in documents:
         for begin in range(0, len(document), _PASSAGE_WORDS):
             words = document[begin : begin + _PASSAGE_WORDS]
-            if len(words) < 2:
-                continue
-            cut = rng.randint(1, len(words) - 1)
-            target = words[cut : cut + _TARGET_WORDS]
-            examples.append(Example(" ".join(words[:cut]), " ".join(target)))
+            if len(words) > 1:
+                cut = rng.randint(1, len(words) - 1)
+                target = words[cut : cut + _TARGET_WORDS]
+                examples.append(Example(" ".join(words[:cut]), " ".join(target)))
     if not examples:
         raise UserError("The text has no passage of at least two words; use a longer one.")
     return examples

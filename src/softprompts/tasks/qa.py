@@ -6,18 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import UserError
-from .definition import (
+from .sources import Row
+from .task_definition import (
     PREDICT,
     UNLABELLED,
     Definition,
     Example,
-    Preprocessor,
     collapse_spaces,
     column_of,
     label_of,
     text_of,
 )
-from .sources import Row
 
 _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
 
@@ -34,17 +33,16 @@ def answers_of(row: Row) -> list[str]:
     )
     if isinstance(value, dict):
         value = value.get("text", value.get("spans", value.get("aliases")))
-    if isinstance(value, str):
-        value = [value]
+    answers = [value] if isinstance(value, str) else value
     if (
-        not isinstance(value, list)
-        or not value
-        or not all(isinstance(answer, str) for answer in value)
+        not isinstance(answers, list)
+        or not answers
+        or not all(isinstance(answer, str) for answer in answers)
     ):
         raise UserError(
             f"{row.location}: the column 'answers' holds no answers; it must be a list of strings."
         )
-    return value
+    return answers
 
 
 def span(row: Row, split: str) -> Iterator[Example]:
@@ -54,40 +52,41 @@ def span(row: Row, split: str) -> Iterator[Example]:
     else:
         answers = [pad_punctuation(answer) for answer in answers_of(row)]
     context = text_of(row, "context" if "context" in row.values else "passage")
-    question = text_of(row, "question")
-    text = collapse_spaces(
-        f"question: {pad_punctuation(question)} context: {pad_punctuation(context)}"
-    )
+    question = pad_punctuation(text_of(row, "question"))
+    text = collapse_spaces(f"question: {question} context: {pad_punctuation(context)}")
     yield Example(text, answers[0], {"answers": answers})
 
 
-def choices(
-    *keys: str,
+def multiple_choice(
+    name: str,
+    hub: str,
+    keys: Sequence[str],
     options: Sequence[str],
     count: int,
-    label: Mapping[str, int] | None = None,
-    aliases: Mapping[str, str] | None = None,
-) -> Preprocessor:
+    label: Mapping[str, int] = {"label": 0},
+    aliases: Mapping[str, str] = {},
+    columns: tuple[str, ...] = (),
+) -> Definition:
     """`key: value ... choice1: ... choice2: ...` in, `choice1`, `choice2` ... out, as in T5's COPA.
 
     `label` names the columns that may hold the answer, each with the number of its first choice.
     """
-    words = [f"choice{number + 1}" for number in range(count)]
-    columns = label or {"label": 0}
+    words = tuple(f"choice{number + 1}" for number in range(count))
 
     def preprocess(row: Row, split: str) -> Iterator[Example]:
-        parts = [f"{key}: {text_of(row, column_of(row, key, aliases or {}))}" for key in keys]
+        parts = [f"{key}: {text_of(row, column_of(row, key, aliases))}" for key in keys]
         parts += [
             f"{word}: {option}"
             for word, option in zip(words, _options(row, options, count), strict=True)
         ]
-        column = next((name for name in columns if name in row.values), "label")
+        column = next((name for name in label if name in row.values), "label")
         yield Example(
             collapse_spaces(" ".join(parts)),
-            label_of(_numbered(row, column, columns.get(column, 0)), column, words),
+            label_of(_numbered(row, column, label.get(column, 0)), column, words),
         )
 
-    return preprocess
+    columns = columns or (*keys, *options)
+    return Definition(name, hub, preprocess, ("accuracy",), words, columns=columns)
 
 
 def _options(row: Row, names: Sequence[str], count: int) -> list[str]:
@@ -113,19 +112,6 @@ def _numbered(row: Row, column: str, first: int) -> Row:
     return row
 
 
-def _choice_task(
-    name: str, hub: str, preprocess: Preprocessor, count: int, **options: Any
-) -> Definition:
-    return Definition(
-        name,
-        hub,
-        preprocess,
-        ("accuracy",),
-        tuple(f"choice{number + 1}" for number in range(count)),
-        **options,
-    )
-
-
 def _spans(name: str, hub: str, **options: Any) -> Definition:
     return Definition(name, hub, span, ("f1", "em"), columns=("question", "context"), **options)
 
@@ -147,83 +133,55 @@ DEFINITIONS = [
         _spans(f"mrqa/{name}", f"{MRQA}:{name}", word=name)
         for name in ("squad", "news_qa", "trivia_qa", "search_qa", "hotpot_qa", "natural_questions")
     ),
-    _choice_task(
+    multiple_choice(
         "spot_sources/cosmosqa",
         "allenai/cosmos_qa",
-        choices(
-            "context",
-            "question",
-            count=4,
-            options=("answers", "answer0", "answer1", "answer2", "answer3"),
-        ),
+        ("context", "question"),
+        ("answers", "answer0", "answer1", "answer2", "answer3"),
         4,
         columns=("context", "question", "answers"),
     ),
-    Definition(
-        "spot_sources/cosmosqa_gen",
-        "allenai/cosmos_qa",
-        span,
-        ("f1", "em"),
-        word="cosmosqa",
-        columns=("question", "context"),
-    ),
-    _choice_task(
+    _spans("spot_sources/cosmosqa_gen", "allenai/cosmos_qa", word="cosmosqa"),
+    multiple_choice(
         "spot_sources/hellaswag",
         "Rowan/hellaswag",
-        choices("context", count=4, options=("endings",), aliases={"context": "ctx"}),
+        ("context",),
+        ("endings",),
         4,
-        columns=("context", "endings"),
+        aliases={"context": "ctx"},
     ),
-    _choice_task(
+    multiple_choice(
         "spot_sources/race",
         "ehovy/race:all",
-        choices(
-            "article", "question", count=4, options=("options",), label={"label": 0, "answer": 0}
-        ),
+        ("article", "question"),
+        ("options",),
         4,
-        columns=("article", "question", "options"),
+        label={"label": 0, "answer": 0},
     ),
-    _choice_task(
+    multiple_choice(
         "spot_sources/winogrande",
         "allenai/winogrande:winogrande_xl",
-        choices(
-            "sentence", count=2, options=("option1", "option2"), label={"label": 0, "answer": 1}
-        ),
+        ("sentence",),
+        ("option1", "option2"),
         2,
-        columns=("sentence", "option1", "option2"),
+        label={"label": 0, "answer": 1},
     ),
-    _choice_task(
-        "rainbow/piqa",
-        "ybisk/piqa",
-        choices("goal", count=2, options=("sol1", "sol2")),
-        2,
-        columns=("goal", "sol1", "sol2"),
-    ),
-    _choice_task(
+    multiple_choice("rainbow/piqa", "ybisk/piqa", ("goal",), ("sol1", "sol2"), 2),
+    multiple_choice(
         "rainbow/social_iqa",
         "allenai/social_i_qa",
-        choices(
-            "context",
-            "question",
-            count=3,
-            options=("answerA", "answerB", "answerC"),
-            label={"label": 1},
-        ),
+        ("context", "question"),
+        ("answerA", "answerB", "answerC"),
         3,
-        columns=("context", "question", "answerA", "answerB", "answerC"),
+        label={"label": 1},
     ),
-    _choice_task(
+    multiple_choice(
         "rainbow/anli",
         "allenai/art",
-        choices(
-            "obs1",
-            "obs2",
-            count=2,
-            options=("hyp1", "hyp2"),
-            label={"label": 1},
-            aliases={"obs1": "observation_1", "obs2": "observation_2"},
-        ),
+        ("obs1", "obs2"),
+        ("hyp1", "hyp2"),
         2,
-        columns=("obs1", "obs2", "hyp1", "hyp2"),
+        label={"label": 1},
+        aliases={"obs1": "observation_1", "obs2": "observation_2"},
     ),
 ]

@@ -7,31 +7,17 @@ from typing import Any
 from ..config import load_plugins
 from ..errors import UserError
 from . import classification, generation, glue, qa, starter, superglue
-from .definition import PREDICT, Definition, Example, Preprocessor
 from .sources import Row
-
-SUPERGLUE = tuple(
-    f"superglue/{name}"
-    for name in ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc")
-)
-GLUE = tuple(
-    f"glue/{name}" for name in ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
-)
-_NLI = (
-    "glue/mnli",
-    "glue/qnli",
-    "glue/rte",
-    "nli/snli",
-    "nli/anli_r1",
-    "nli/anli_r2",
-    "nli/anli_r3",
-    "nli/doc_nli",
-    "superglue/cb",
-)
+from .task_definition import PREDICT, Definition, Example, Preprocessor
 
 BENCHMARKS: Mapping[str, tuple[str, ...]] = {
-    "superglue": SUPERGLUE,
-    "glue": GLUE,
+    "superglue": tuple(
+        f"superglue/{name}"
+        for name in ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc")
+    ),
+    "glue": tuple(
+        f"glue/{name}" for name in ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
+    ),
     # Vu 2022, Table 2: 16 sources and 10 targets, no task in both. C4, the first source, is the
     # task `prefix-lm` on raw text.
     "spot-sources": (
@@ -64,7 +50,17 @@ BENCHMARKS: Mapping[str, tuple[str, ...]] = {
         "superglue/wsc",
     ),
     # Vu 2022, Table 1: the groups of source tasks.
-    "nli": _NLI,
+    "nli": (
+        "glue/mnli",
+        "glue/qnli",
+        "glue/rte",
+        "nli/snli",
+        "nli/anli_r1",
+        "nli/anli_r2",
+        "nli/anli_r3",
+        "nli/doc_nli",
+        "superglue/cb",
+    ),
     "paraphrase": ("glue/mrpc", "glue/qqp", "glue/stsb", "spot_sources/cxc_sts", "similarity/paws"),
     "sentiment": (
         "textcls/cr",
@@ -106,10 +102,10 @@ BENCHMARKS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
-
-_MODULES = (superglue, glue, qa, classification, generation)
 _TASKS: dict[str, Definition] = {
-    task.name: task for module in _MODULES for task in module.DEFINITIONS
+    task.name: task
+    for module in (superglue, glue, qa, classification, generation)
+    for task in module.DEFINITIONS
 }
 _STARTERS = {task.name: task for task in starter.DEFINITIONS}
 _BUILT_IN = frozenset((*_TASKS, *_STARTERS))

@@ -4,7 +4,7 @@ import random
 from collections.abc import Collection, Sequence
 
 from ..errors import UserError, setting
-from .definition import Example
+from .task_definition import Example
 
 
 def sample(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
@@ -16,22 +16,16 @@ def sample(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
 
 
 def split_held_out(
-    examples: Sequence[Example], fraction: float, seed: int, stratify: bool
+    examples: Sequence[Example], fraction: float, seed: int, stratify: bool = True
 ) -> tuple[list[Example], list[Example]]:
-    """Training and validation examples, with `fraction` of all, or of each class, held out."""
-    if stratify:
-        return stratified_split(examples, fraction, seed)
-    count = max(1, round(fraction * len(examples)))
-    return partition(examples, random.Random(seed).sample(range(len(examples)), count))
+    """Hold out `fraction` of each class, or of all examples: training and validation examples.
 
-
-def stratified_split(
-    examples: Sequence[Example], fraction: float, seed: int
-) -> tuple[list[Example], list[Example]]:
-    """Hold out `fraction` of each class, but at least one example of a class that has two."""
+    At least one example of a class that has two is held out.
+    """
     rng = random.Random(seed)
     held_out: list[int] = []
-    for indices in indices_by_class(examples).values():
+    classes = indices_by_class(examples).values() if stratify else [range(len(examples))]
+    for indices in classes:
         count = max(1, round(fraction * len(indices))) if len(indices) > 1 else 0
         held_out += rng.sample(indices, count)
     if not held_out:

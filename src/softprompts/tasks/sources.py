@@ -112,16 +112,10 @@ def read_predictions(path: Path) -> list[str]:
     if path.suffix.lower() not in (".jsonl", ".json"):
         return lines
     predictions = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except ValueError as error:
-            raise _not_json(f"{path}:{number}", error) from None
+    for location, value in _json_lines(path, lines):
         value = value.get("prediction") if isinstance(value, dict) else value
         if not isinstance(value, str):
-            raise UserError(f'{path}:{number} holds no "prediction" string.')
+            raise UserError(f'{location} holds no "prediction" string.')
         predictions.append(value)
     return predictions
 
@@ -172,19 +166,25 @@ def _read_delimited(path: Path, delimiter: str) -> Iterator[Row]:
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
     with _open(path) as file:
-        for line, text in enumerate(file, 1):
-            if not text.strip():
-                continue
-            try:
-                values = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                raise _not_json(f"{path}:{line}", error) from None
+        for location, values in _json_lines(path, file):
             if not isinstance(values, dict):
                 raise UserError(
-                    f"{path}:{line} is not a JSON object; write one object per line, "
+                    f"{location} is not a JSON object; write one object per line, "
                     'such as {"text": "...", "label": "..."}.'
                 )
-            yield Row(values, f"{path}:{line}")
+            yield Row(values, location)
+
+
+def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """The location and value of each line that is not blank."""
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield f"{path}:{number}", json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UserError(
+                    f"{path}:{number} is not valid JSON ({error}); write one object per line."
+                ) from None
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:
@@ -238,18 +238,14 @@ def _read_dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
 
 
 def _not_utf8(path: Path, error: UnicodeDecodeError) -> UserError:
-    where = f"{error.reason} at byte {error.start}"
-    return UserError(f"{path} is not UTF-8 text ({where}); save it as UTF-8.")
-
-
-def _not_json(location: str, error: Exception) -> UserError:
-    return UserError(f"{location} is not valid JSON ({error}); write one object per line.")
+    reason = f"{error.reason} at byte {error.start}"
+    return UserError(f"{path} is not UTF-8 text ({reason}); save it as UTF-8.")
 
 
 def _open(path: Path) -> IO[str]:
-    opener: Any = gzip.open if path.suffix.lower() == ".gz" else open
-    file: IO[str] = opener(path, "rt", encoding="utf-8-sig", newline="")
-    return file
+    if path.suffix.lower() == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
 
 
 READERS: dict[str, Callable[[Path], Iterator[Row]]] = {

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import UserError
-from .definition import UNLABELLED, Definition, Example, classification, label_of, text_of
 from .sources import Row
+from .task_definition import UNLABELLED, Definition, Example, classification, label_of, text_of
 
 HUB = "aps/super_glue"
 TRUTH = ("False", "True")

@@ -1,17 +1,28 @@
-"""Task: examples to train and evaluate on, and the metrics to evaluate with."""
+"""Task: examples to train and evaluate on, and the metrics to evaluate with.
+
+A mixture is one task made of several: each has the rate min(n, K) / sum of min(n, K), exactly, in
+every epoch (examples-proportional with a limit K: Raffel 2020; SPoT).
+"""
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .definition import Example
+from ..config import TaskConfig
+from ..errors import UserError
 from .metrics import rounded, score
+from .registry import BENCHMARKS
+from .task_definition import Example
 from .text_format import TextFormat
+
+MEAN = "mean"
+"""The metric of a mixture: the mean of its tasks' first metrics."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +93,12 @@ class Task:
     @property
     def majority_label(self) -> str:
         """The most common training label; always predicting it is the baseline of every result."""
-        if self.full_majority_label:
-            return self.full_majority_label
-        return Counter(example.target for example in self.train).most_common(1)[0][0]
+        counts = Counter(example.target for example in self.train)
+        return self.full_majority_label or counts.most_common(1)[0][0]
 
     def majority(self) -> dict[str, float]:
-        """The scores of always predicting the majority label."""
-        return self.score([self.majority_label] * len(self.validation))
+        """The scores of always predicting the majority label of each member."""
+        return self.score([task.majority_label for task in self.members for _ in task.validation])
 
     def score(
         self, predictions: Sequence[str], examples: Sequence[Example] | None = None
@@ -100,3 +110,69 @@ class Task:
 
 def _digest(examples: Any) -> str:
     return hashlib.sha256(json.dumps(examples).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Mixture(Task):
+    """The examples of several tasks, one task after another; each task has its own metrics."""
+
+    members: tuple[Task, ...] = ()
+    mixture_limit: int = 2**19
+
+    @property
+    def truncated(self) -> Task:
+        members = tuple(task.truncated for task in self.members)
+        return dataclasses.replace(self, members=members, **_concatenated(members))
+
+    @property
+    def answer_length(self) -> int | None:
+        return max((task.answer_length or 0 for task in self.members), default=0) or None
+
+    def score(
+        self, predictions: Sequence[str], examples: Sequence[Example] | None = None
+    ) -> dict[str, float]:
+        """The metrics of each task as TASK:METRIC, and the mean of their first metrics."""
+        scores: dict[str, float] = {}
+        firsts, remaining = [], iter(predictions)
+        for task in self.members:
+            task_examples = task.validation if examples is None else task.test
+            task_predictions = list(itertools.islice(remaining, len(task_examples)))
+            task_scores = task.score(task_predictions, task_examples)
+            firsts.append(task_scores[task.metrics[0]])
+            scores |= {f"{task.name}:{name}": value for name, value in task_scores.items()}
+        return {MEAN: round(sum(firsts) / len(firsts), 4), **scores}
+
+
+def load_mixture(config: TaskConfig, load: Callable[[TaskConfig], Task]) -> Mixture:
+    """The mixture `a+b+c` of tasks or benchmarks, each task loaded by `load`."""
+    assert config.task is not None
+    names = mixture_names(config.task)
+    if len(set(names)) < len(names) or not all(names):
+        raise UserError(
+            f"The mixture {config.task} names a task twice, or an empty one; "
+            "name each task once, joined by +."
+        )
+    tasks = tuple(load(dataclasses.replace(config, task=name)) for name in names)
+    labelled = all(task.labels for task in tasks)
+    words = {word: word for task in tasks for word in task.labels if labelled}
+    return Mixture(
+        config.task,
+        TextFormat("{text}", "label", words, sentinel=config.sentinel),
+        **_concatenated(tasks),
+        metrics=(MEAN, *(f"{task.name}:{name}" for task in tasks for name in task.metrics)),
+        members=tasks,
+        mixture_limit=config.mixture_limit,
+    )
+
+
+def _concatenated(tasks: Sequence[Task]) -> dict[str, Any]:
+    return {
+        split: [example for task in tasks for example in getattr(task, split)]
+        for split in ("train", "validation", "test")
+    }
+
+
+def mixture_names(task: str) -> list[str]:
+    """The tasks of `a+b+c`, with benchmarks expanded."""
+    parts = [part.strip() for part in task.split("+")]
+    return [name for part in parts for name in BENCHMARKS.get(part, (part,))]

@@ -3,14 +3,18 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..errors import UserError, setting
-from .definition import PREDICT, Definition, Example
 from .registry import definition
 from .sources import Row
+from .task_definition import PREDICT, Definition, Example
 
 _FIELD = re.compile(r"\{([^{}]+)\}")
 """A column in a template: `{premise}`."""
+
+
+SENTINEL = "<extra_id_0>"  # T5's first
 
 
 class UnknownLabelError(UserError):
@@ -35,7 +39,7 @@ class TextFormat:
     after: str = ""
     """What surrounds every input: an instruction, demonstrations."""
     sentinel: bool = False
-    """Whether the model generates a sentinel before every answer (`sentinel.py`)."""
+    """Whether the model generates a sentinel before every answer (`prepend_sentinel`)."""
 
     @property
     def definition(self) -> Definition | None:
@@ -149,3 +153,22 @@ def _cell(row: Row, column: str) -> str:
     if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
         raise UserError(f"{row.location}: the column {column!r} is not valid Unicode text.")
     return text
+
+
+def prepend_sentinel(
+    answers: list[list[int]], tokenizer: Any, model: str, sentinel: bool
+) -> list[list[int]]:
+    """The token ids of answers, after the sentinel of `model`'s tokenizer if `sentinel`.
+
+    A model trained only by span corruption has never generated text that does not begin with one
+    (Lester 2021, §2.2, "Span Corruption + Sentinel").
+    """
+    if not sentinel:
+        return answers
+    vocabulary = tokenizer.get_vocab()
+    if SENTINEL not in vocabulary:
+        raise UserError(
+            f"The tokenizer of {model} has no token {SENTINEL} to begin an answer with; "
+            f"use a T5 model, or leave out {setting('task.sentinel')}."
+        )
+    return [[vocabulary[SENTINEL], *ids] for ids in answers]

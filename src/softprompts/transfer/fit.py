@@ -9,7 +9,7 @@ from ..artifacts.card import PromptCard
 from ..config import PromptConfig, RunConfig
 from ..library.entry import Entry
 from ..prompt.prompt import same_route
-from ..tasks.prefix_lm import PREFIX_LM
+from ..tasks import PREFIX_LM
 from .strategies import target_name, task_names
 
 SAME_TASK = "it was tuned on the target's own task"

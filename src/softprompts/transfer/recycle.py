@@ -18,7 +18,7 @@ from ..artifacts.card import UNTRAINED, BackboneCard, Card, Lineage, PromptCard
 from ..backbone import Backbone
 from ..errors import UserError, setting
 from ..prompt.prompt import Prompt, folded_prompt
-from ..tasks.sentinel import prepend_sentinel
+from ..tasks import prepend_sentinel
 from ..tuning import Predictor
 from .settings import Recycling
 

@@ -9,7 +9,7 @@ from ..config import RunConfig
 from ..errors import UserError, listing, setting
 from ..library.entry import Entry
 from ..library.library import Library, named_prompt
-from ..tasks.named import data_folder, has_rows
+from ..tasks import data_folder, has_rows
 from .fit import SAME_TASK, source_mismatch
 from .record import LeftOut
 from .settings import Request

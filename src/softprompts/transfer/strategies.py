@@ -17,9 +17,7 @@ from typing import Any
 from ..config import Choice, RunConfig, TaskConfig
 from ..errors import UserError, setting
 from ..library.library import Match
-from ..tasks.prefix_lm import PREFIX_LM
-from ..tasks.registry import BENCHMARKS, definition
-from ..tasks.starter import STARTERS
+from ..tasks import BENCHMARKS, PREFIX_LM, STARTERS, definition
 
 NEVER = 2**31 - 1
 """Steps between evaluations of a run of which only the last prompt counts."""

@@ -16,9 +16,7 @@ from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone, load_backbone
 from ..config import Member, RunConfig, sections
 from ..errors import UserError
-from ..files import write_json
-from ..files.lock import exclusive
-from ..files.names import safe_name
+from ..files import exclusive, safe_name, write_json
 from ..library import Similarity, default_folder
 from ..library.entry import Entry
 from ..library.library import Library, Match, ignore

@@ -12,10 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..backbone import Backbone, Text
-from ..backbone.batch import Place
-from ..backbone.device import to_device
-from ..backbone.kv_cache import PromptCache
+from ..backbone import Backbone, Place, PromptCache, Text, to_device
 from ..prompt import Prompt
 from .batches import by_length
 

@@ -5,11 +5,10 @@ from functools import cached_property
 
 import torch
 
-from ..backbone import Backbone
-from ..backbone.batch import Place
+from ..backbone import Backbone, Place
 from ..errors import UserError, setting
 from ..prompt import Prompt
-from ..tasks.sentinel import prepend_sentinel
+from ..tasks import prepend_sentinel
 from .bank import OnRows, PromptBank, ignore_rows
 
 FREE_LENGTH = 32

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..backbone import Backbone, Text
-from ..backbone.device import to_device
+from ..backbone import Backbone, Text, to_device
 from ..errors import UserError, setting
 from .batches import FEW_TOKENS
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from ..backbone import Backbone
 from ..config import RunConfig
 from ..errors import UserError
-from ..tasks import Example, Task
-from ..tasks.sentinel import prepend_sentinel
+from ..tasks import Example, Task, prepend_sentinel
 from .batches import Batches
 from .evaluate import Predictor
 from .microbatch import MicroBatch

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from ..artifacts.run_folder import CohortFolder
+from ..artifacts.run_folder import write_cohort_table
 from ..config import Member, spell
 from .run import RunFailedError
 from .tuned import Tuned
@@ -67,7 +67,7 @@ def write_table(
     members: Sequence[Member], results: Sequence[Tuned | RunFailedError], folder: Path
 ) -> None:
     """Write the table of a cohort's runs beside their folders."""
-    CohortFolder(folder).write_table(as_csv(records(members, results, folder)))
+    write_cohort_table(folder, as_csv(records(members, results, folder)))
 
 
 def as_csv(runs: Sequence[Record]) -> str:

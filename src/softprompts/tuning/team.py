@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ..backbone import Backbone, load_backbone
-from ..backbone.load import default_dtype
+from ..backbone.load import resolve_dtype
 from ..errors import UserError
-from ..files.lock import exclusive
+from ..files import exclusive
 
 T = TypeVar("T")
 
@@ -79,8 +79,7 @@ class Parallel(Team):
     def load(self, model: str, dtype: str, device: str, trust_remote_code: bool) -> Backbone:
         """The frozen model; if it is sharded, each process has all of the embeddings and output."""
         own = self.state.device
-        if dtype == "auto":
-            dtype = default_dtype(own)
+        dtype = resolve_dtype(dtype, own)
         if not self.sharded:
             return load_backbone(model, dtype, str(own), trust_remote_code)
         from torch.distributed.device_mesh import init_device_mesh

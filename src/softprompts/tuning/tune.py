@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
@@ -86,10 +85,9 @@ def tune_config(
     Processes that a launcher started share the work.
     """
     team = make_team(config.device)
+    folders = [None if folder is None else RunFolder(folder)]
     with team.exclusive(folder):
-        folders = [None if folder is None else RunFolder(folder)]
-        work = _Work(team, [config], folders, overwrite, watcher, backbone, trackers)
-        (result,) = work.tune()
+        (result,) = _tune(team, [config], folders, overwrite, watcher, backbone, trackers)
     if isinstance(result, RunFailedError):
         raise result
     return result
@@ -116,82 +114,78 @@ def tune_cohort(
     team = make_team(members[0].config.device)
     folders = [None if folder is None else RunFolder(folder / member.name) for member in members]
     configs = [member.config for member in members]
-    work = _Work(team, configs, folders, overwrite, watcher, backbone, trackers, on_start, curves)
     with team.exclusive(folder if exclusive else None):
-        return work.tune()
-
-
-@dataclass
-class _Work:
-    """What `tune_config` and `tune_cohort` do with their arguments."""
-
-    team: Team
-    configs: Sequence[RunConfig]
-    folders: Sequence[RunFolder | None]
-    overwrite: bool
-    watcher: Watcher | None
-    backbone: Backbone | None
-    trackers: Sequence[str]
-    on_start: OnStart = lambda runs: None
-    curves: bool = True
-
-    def tune(self) -> list[Tuned | RunFailedError]:
-        check_trackers(self.trackers)
-        runs = self._load()
-        self.on_start(runs)
-        paths = [None if folder is None else folder.path for folder in self.folders]
-        trackers = self.trackers if self.team.is_main else ()
-        with Tracking(trackers, runs, paths, self.watcher) as watcher:
-            Cohort(runs, paths, watcher).train()
-        pairs = zip(runs, self.folders, strict=True)
-        return [finish(run, folder, self.curves) for run, folder in pairs]
-
-    def _load(self) -> list[Run]:
-        """The runs, each at step 0 or where its checkpoint left off, with their folders ready."""
-        team = self.team
-        tasks = team.on_all(lambda: load_tasks(self.configs))
-        backbone = self.backbone or team.on_all(self._load_backbone)
-        resumed = team.on_main(self._resumed)
-        runs = team.on_all(
-            lambda: [
-                Run(config, task, backbone, resumes, team)
-                for config, task, resumes in zip(self.configs, tasks, resumed, strict=True)
-            ]
+        return _tune(
+            team, configs, folders, overwrite, watcher, backbone, trackers, on_start, curves
         )
-        team.on_main(lambda: self._open_folders(runs))
-        for run, folder, resumes in zip(runs, self.folders, resumed, strict=True):
-            if folder is not None and resumes:
-                load_checkpoint(run, folder)
-        for run, folder in zip(runs, self.folders, strict=True):
-            if folder is not None and team.is_main:
-                folder.write_config(run.config)
-        return runs
 
-    def _load_backbone(self) -> Backbone:
-        config = self.configs[0]
-        whole_model = config.tuning.trains == "model"
-        dtype = "fp32" if whole_model and config.dtype == "auto" else config.dtype
-        return self.team.load(config.model, dtype, config.device, config.trust_remote_code)
 
-    def _resumed(self) -> list[bool]:
-        return [
-            not self.overwrite and folder is not None and folder.has_checkpoint
-            for folder in self.folders
+def _tune(
+    team: Team,
+    configs: Sequence[RunConfig],
+    folders: Sequence[RunFolder | None],
+    overwrite: bool,
+    watcher: Watcher | None,
+    backbone: Backbone | None,
+    trackers: Sequence[str],
+    on_start: OnStart = lambda runs: None,
+    curves: bool = True,
+) -> list[Tuned | RunFailedError]:
+    check_trackers(trackers)
+    runs = _load(team, configs, folders, overwrite, backbone)
+    on_start(runs)
+    paths = [None if folder is None else folder.path for folder in folders]
+    with Tracking(trackers if team.is_main else (), runs, paths, watcher) as tracking:
+        Cohort(runs, paths, tracking).train()
+    return [finish(run, folder, curves) for run, folder in zip(runs, folders, strict=True)]
+
+
+def _load(
+    team: Team,
+    configs: Sequence[RunConfig],
+    folders: Sequence[RunFolder | None],
+    overwrite: bool,
+    backbone: Backbone | None,
+) -> list[Run]:
+    """The runs, each at step 0 or where its checkpoint left off, with their folders ready."""
+    tasks = team.on_all(lambda: load_tasks(configs))
+    frozen = backbone or team.on_all(lambda: _load_backbone(team, configs[0]))
+    resumed = team.on_main(
+        lambda: [bool(not overwrite and folder and folder.has_checkpoint) for folder in folders]
+    )
+    runs = team.on_all(
+        lambda: [
+            Run(config, task, frozen, resumes, team)
+            for config, task, resumes in zip(configs, tasks, resumed, strict=True)
         ]
+    )
+    team.on_main(lambda: _open_folders(runs, folders, overwrite))
+    for run, folder, resumes in zip(runs, folders, resumed, strict=True):
+        if folder is not None and resumes:
+            load_checkpoint(run, folder)
+    for run, folder in zip(runs, folders, strict=True):
+        if folder is not None and team.is_main:
+            folder.write_config(run.config)
+    return runs
 
-    def _open_folders(self, runs: Sequence[Run]) -> None:
-        """Check all folders before anything is removed from one."""
-        pairs = [
-            (run, folder)
-            for run, folder in zip(runs, self.folders, strict=True)
-            if folder is not None
-        ]
-        for run, folder in pairs:
-            folder.check_available(run.config, run.steps, self.overwrite)
-        for _, folder in pairs:
-            folder.remove_stale()
-            if self.overwrite:
-                folder.clear()
+
+def _load_backbone(team: Team, config: RunConfig) -> Backbone:
+    whole_model = config.tuning.trains == "model"
+    dtype = "fp32" if whole_model and config.dtype == "auto" else config.dtype
+    return team.load(config.model, dtype, config.device, config.trust_remote_code)
+
+
+def _open_folders(
+    runs: Sequence[Run], folders: Sequence[RunFolder | None], overwrite: bool
+) -> None:
+    """Check all folders before anything is removed from one."""
+    for run, folder in zip(runs, folders, strict=True):
+        if folder is not None:
+            folder.check_available(run.config, run.steps, overwrite)
+    for folder in filter(None, folders):
+        folder.remove_stale()
+        if overwrite:
+            folder.clear()
 
 
 def load_tasks(configs: Sequence[RunConfig]) -> list[Task]:

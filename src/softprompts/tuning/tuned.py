@@ -15,9 +15,7 @@ from ..config import run_config
 from ..errors import UserError, setting
 from ..prompt import Prompt
 from ..prompt.prompt import folded_prompt
-from ..tasks import TextFormat
-from ..tasks.sources import Row
-from ..tasks.text_format import check_template
+from ..tasks import Row, TextFormat, check_template
 from .evaluate import Predictor
 
 Question = str | Mapping[str, Any]

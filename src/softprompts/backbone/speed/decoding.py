@@ -6,7 +6,7 @@ token, its position, the attention mask, keys and values.
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,10 +14,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, StaticCache
 
 from ..kv_cache import DecodingState
 
-MAX_GRAPHS = 4
-"""Recorded steps that are kept, each with memory for the keys and values of its rows."""
-COLUMNS = 128
-"""A step's key-value cache has a multiple of so many columns."""
+MAX_GRAPHS = 4  # recorded steps to keep, each with memory for the keys and values of its rows
+COLUMNS = 128  # a step's key-value cache has a multiple of so many
 
 
 class DecodingGraph:
@@ -65,8 +63,7 @@ class DecodingGraph:
             past_key_values=self.cache,
             use_cache=True,
         )
-        logits: Tensor = output.logits
-        return logits[:, -1]
+        return cast(Tensor, output.logits[:, -1])
 
     def _record(self) -> None:
         """Record a step, and restore what the warm-up steps and the recording change."""

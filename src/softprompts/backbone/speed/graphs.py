@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MAX_GRAPHS = 64
-"""Recorded steps that are kept; they share their memory."""
+MAX_GRAPHS = 64  # recorded steps to keep; they share their memory
 
 Step = Callable[..., tuple[Tensor, Tensor]]
 """From tensors to each row's loss and the gradient."""
@@ -24,8 +23,7 @@ class TrainingGraphs:
     def __init__(self) -> None:
         self.graphs: OrderedDict[tuple[int, ...], _Graph] = OrderedDict()
         self.buffers = _Buffers()
-        self.recorded = 0
-        """Steps recorded so far, discarded ones included."""
+        self.recorded = 0  # steps so far, discarded ones included
 
     def __call__(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """`step(*inputs)`, by the graph for these sizes, which is recorded if there is none."""

@@ -8,7 +8,7 @@ of its own.
 """
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,23 +19,18 @@ from torch import Tensor
 from . import triton_attention
 
 AVAILABLE = triton_attention.triton is not None
-"""Whether Triton is installed."""
-TILE = 128
-"""Positions of a tile; M is a multiple of it."""
+TILE = 128  # positions; M is a multiple of it
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class KernelConfig(NamedTuple):
     """The launch parameters of a kernel."""
 
-    outer: int
-    """Positions that a program computes: at least 16, and a divisor of a tile."""
-    inner: int
-    """Positions that it attends to at a time: at most a tile."""
+    outer: int  # positions that a program computes: at least 16, and a divisor of a tile
+    inner: int  # positions that it attends to at a time: at most a tile
     warps: int
     stages: int
-    registers: int | None = None
-    """The most per thread: with fewer, more programs run at a time."""
+    registers: int | None = None  # the most per thread: with fewer, more programs run at a time
 
 
 class KernelConfigs(NamedTuple):
@@ -109,8 +104,7 @@ def ragged_attention(
     `table` comes from `extend_table`; `tiles` from the function of that name, with a size of `TILE`
     and `max_tiles` of them.
     """
-    output: Tensor = _attend(query, key, value, table, tiles, scale)[0]
-    return output
+    return _attend(query, key, value, table, tiles, scale)[0]  # type: ignore[no-any-return]
 
 
 @torch.library.custom_op("softprompts::ragged_attention", mutates_args=())
@@ -121,14 +115,12 @@ def _attend(
     [heads, N]."""
     query, key, value, table = (_with_unit_stride(part) for part in (query, key, value, table))
     out, log_sums = _empty_outputs(query)
-    config = _configs(query).forward
     steps = [part.stride(dim) for part in (query, key, value) for dim in (2, 1)]
-    with _device_of(query):
-        triton_attention.forward[_grid(query, tiles, config)](
-            query, key, value, table, tiles, out, log_sums,
-            scale, query.shape[2], *steps, out.stride(1), out.stride(2), table.shape[1],
-            **_settings(query, config),
-        )  # fmt: skip
+    _launch(
+        triton_attention.forward, _configs(query).forward,
+        query, key, value, table, tiles, out, log_sums,
+        scale, query.shape[2], *steps, out.stride(1), out.stride(2), table.shape[1],
+    )  # fmt: skip
     return out, log_sums
 
 
@@ -151,20 +143,18 @@ def _attend_backward(
     )
     grad_query, grad_key, grad_value = (torch.empty_like(out) for _ in range(3))
     deltas = torch.empty_like(log_sums)
-    configs = _configs(query)
     steps = [part.stride(dim) for part in (query, key, value) for dim in (2, 1)]
     steps += [part.stride(dim) for part in (out, grad_out) for dim in (1, 2)]
-    with _device_of(query):
-        triton_attention.query_gradient[_grid(query, tiles, configs.query_gradient)](
-            query, key, value, table, tiles, out, log_sums, grad_out, deltas, grad_query,
-            scale, query.shape[2], *steps, table.shape[1],
-            **_settings(query, configs.query_gradient),
-        )  # fmt: skip
-        triton_attention.key_value_gradient[_grid(query, tiles, configs.key_value_gradient)](
-            query, key, value, table, tiles, log_sums, grad_out, deltas, grad_key, grad_value,
-            scale, query.shape[2], *steps, table.shape[1],
-            **_settings(query, configs.key_value_gradient),
-        )  # fmt: skip
+    _launch(
+        triton_attention.query_gradient, _configs(query).query_gradient,
+        query, key, value, table, tiles, out, log_sums, grad_out, deltas, grad_query,
+        scale, query.shape[2], *steps, table.shape[1],
+    )  # fmt: skip
+    _launch(
+        triton_attention.key_value_gradient, _configs(query).key_value_gradient,
+        query, key, value, table, tiles, log_sums, grad_out, deltas, grad_key, grad_value,
+        scale, query.shape[2], *steps, table.shape[1],
+    )  # fmt: skip
     return grad_query.transpose(1, 2), grad_key.transpose(1, 2), grad_value.transpose(1, 2)
 
 
@@ -175,35 +165,45 @@ def _with_unit_stride(part: Tensor) -> Tensor:
 
 def _empty_outputs(query: Tensor) -> tuple[Tensor, Tensor]:
     _, heads, positions, size = query.shape
-    log_sums = query.new_empty(heads, positions, dtype=torch.float32)
-    return query.new_empty(1, positions, heads, size), log_sums
+    out = query.new_empty(1, positions, heads, size)
+    return out, query.new_empty(heads, positions, dtype=torch.float32)
 
 
 def _configs(query: Tensor) -> KernelConfigs:
     return EXACT_CONFIGS if query.dtype == torch.float32 else CONFIGS[query.shape[3]]
 
 
-def _grid(query: Tensor, tiles: Tensor, config: KernelConfig) -> tuple[int, int]:
-    return query.shape[1], tiles.shape[0] * (TILE // config.outer)
-
-
-def _settings(query: Tensor, config: KernelConfig) -> dict[str, Any]:
+def _launch(
+    kernel: Any,
+    config: KernelConfig,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    table: Tensor,
+    tiles: Tensor,
+    *rest: Any,
+) -> None:
+    """On the query's device: Triton launches on the current one."""
+    parts = TILE // config.outer
     limit = {} if config.registers is None else {"maxnreg": config.registers}
-    return limit | {
-        "OUTER": config.outer,
-        "INNER": config.inner,
-        "PARTS": TILE // config.outer,
-        "D": query.shape[3],
-        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
-        "RAW": not INTERPRETED,
-        "num_warps": config.warps,
-        "num_stages": config.stages,
-    }
-
-
-def _device_of(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on the current device."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+    with torch.cuda.device(query.device) if query.is_cuda else nullcontext():
+        kernel[query.shape[1], tiles.shape[0] * parts](
+            query,
+            key,
+            value,
+            table,
+            tiles,
+            *rest,
+            OUTER=config.outer,
+            INNER=config.inner,
+            PARTS=parts,
+            D=query.shape[3],
+            PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+            RAW=not INTERPRETED,
+            num_warps=config.warps,
+            num_stages=config.stages,
+            **limit,
+        )
 
 
 @_attend.register_fake

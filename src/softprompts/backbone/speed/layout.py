@@ -5,21 +5,16 @@ Shape letters: N packed positions, L the longest row, G rows of a group; the oth
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..batch import Text
-from ..device import to_device
+from ..batch import Text, to_device
 from . import kernels
 
-Numbers = npt.NDArray[np.int64]
-
-MAX_WASTE = 1.15
-"""How much larger padding may make a group of rows in the CPU's attention."""
+MAX_WASTE = 1.15  # how much larger padding may make a group of rows in the CPU's attention
 SMALL_STEP = 2**25
 """Up to so many tokens times width, computing more pads costs less than recording more sizes."""
 FEW_BUCKETS, MANY_BUCKETS = 8, 16
@@ -27,47 +22,51 @@ FEW_BUCKETS, MANY_BUCKETS = 8, 16
 
 
 class Layout(NamedTuple):
-    """Where the rows of a batch are when they are packed end to end."""
+    """Where the rows of a batch are when they are packed end to end.
+
+    source: what is at each position, as an index into all prompt vectors followed by all text
+        tokens [N]
+    prompt_positions: of each prompt vector [B, P]; its row's first if the row does not use it
+    prompt_mask: which prompt vectors a row uses [B, P]
+    rows: the batch's rows in packed order [B], longest first where there are groups
+    padded: the position of each column of each group's rows, group by group; beyond its end, a row
+        repeats its last token
+    inverse: the column of each position [N]
+    groups: rows and columns of each group
+    masks: which columns a row uses, by group [G, L]
+    tiles: the parts of rows that the GPU's attention works on, see `kernels.tiles`
+    """
 
     source: Tensor
-    """What is at each position, as an index into all prompt vectors followed by all text tokens:
-    [N]."""
     prompt_positions: Tensor
-    """The position of each prompt vector [B, P]; its row's first if the row does not use it."""
     prompt_mask: Tensor
-    """Which prompt vectors a row uses: [B, P]."""
     rows: Tensor
-    """The batch's rows in packed order, longest first where there are groups: [B]."""
     padded: Tensor
-    """The position of each column of each group's rows, group by group; beyond its end, a row
-    repeats its last token."""
     inverse: Tensor
-    """The column of each position: [N]."""
     groups: list[tuple[int, int]]
-    """Rows and columns of each group."""
     masks: list[Tensor]
-    """Which columns a row uses, by group: [G, L]."""
     tiles: Tensor
-    """The parts of rows that the GPU's attention works on: see `kernels.tiles`."""
+
+
+def _row_numbers(text: Text, length: int) -> Tensor:
+    """Each row's tokens, prompt included; its prompt vectors; the column of its prompt: [3, B]."""
+    assert text.lengths is not None
+    prompt_lengths, insert_at = text.prompt_lengths, text.insert_at
+    if prompt_lengths is None:
+        prompt_lengths = torch.full_like(text.lengths, length)
+    insert_at = torch.zeros_like(text.lengths) if insert_at is None else insert_at.cpu()
+    return torch.stack([text.lengths + prompt_lengths, prompt_lengths, insert_at])
 
 
 def grouped_layout(text: Text, length: int) -> Layout:
     """The layout of a batch with `length` prompt vectors per row, in groups of similar length."""
-    assert text.lengths is not None
     device, (batch, width) = text.mask.device, text.mask.shape
-    text_lengths = text.lengths.numpy().astype(np.int64)
-    prompt_lengths, insert_at = np.full(batch, length), np.zeros(batch, np.int64)
-    if text.prompt_lengths is not None:
-        prompt_lengths = text.prompt_lengths.numpy()
-    if text.insert_at is not None:
-        insert_at = text.insert_at.cpu().numpy()
-    total = text_lengths + prompt_lengths
+    total, prompt_lengths, insert_at = _row_numbers(text, length).numpy()
     rows = np.argsort(-total, kind="stable")
     lengths = total[rows]
-    ends = lengths.cumsum()
-    starts, count = ends - lengths, int(ends[-1])
+    starts = lengths.cumsum() - lengths
     packed_row = np.repeat(np.arange(batch), lengths)  # of each position
-    offset = np.arange(count) - starts[packed_row]
+    offset = np.arange(len(packed_row)) - starts[packed_row]
     row = rows[packed_row]
     in_prompt = offset - insert_at[row]
     text_column = np.where(in_prompt < 0, offset, offset - prompt_lengths[row])
@@ -84,44 +83,23 @@ def grouped_layout(text: Text, length: int) -> Layout:
     prompt_positions = np.where(prompt_mask, prompt_start + np.arange(length), first[:, None])
 
     groups = group_by_length(lengths)
-    padded, inverse, masks = _columns(groups, starts, lengths, packed_row, offset)
-    arrays = (source, prompt_positions, prompt_mask, rows, padded, inverse, *masks)
-    source_, positions_, prompt_mask_, rows_, padded_, inverse_, *masks_ = (
-        to_device(torch.from_numpy(np.ascontiguousarray(array)), device) for array in arrays
-    )
+    sizes, widths = np.array(groups).T
+    row_widths = np.repeat(widths, sizes)
+    row_begins = row_widths.cumsum() - row_widths
+    column_row = np.repeat(np.arange(batch), row_widths)
+    column = np.arange(len(column_row)) - row_begins[column_row]
+    padded = starts[column_row] + np.minimum(column, lengths[column_row] - 1)
+    inverse = row_begins[packed_row] + offset
+    masks = [
+        np.arange(width) < members[:, None]
+        for width, members in zip(widths, np.split(lengths, sizes.cumsum()[:-1]), strict=True)
+    ]
+    tensors = [
+        to_device(torch.from_numpy(array), device)
+        for array in (source, prompt_positions, prompt_mask, rows, padded, inverse, *masks)
+    ]
     no_tiles = torch.zeros(0, 3, dtype=torch.int32, device=device)
-    return Layout(
-        source_,
-        positions_,
-        prompt_mask_,
-        rows_,
-        padded_,
-        inverse_,
-        groups,
-        masks_,
-        no_tiles,
-    )
-
-
-def _columns(
-    groups: Sequence[tuple[int, int]],
-    starts: Numbers,
-    lengths: Numbers,
-    packed_row: Numbers,
-    offset: Numbers,
-) -> tuple[Numbers, Numbers, list[npt.NDArray[np.bool_]]]:
-    """`padded`, `inverse` and `masks` of a `Layout`, from the starts and lengths of packed rows,
-    and each position's packed row and offset in it."""
-    padded, inverse, masks, begin, base = [], [], [], 0, 0
-    for size, columns in groups:
-        members, column = slice(begin, begin + size), np.arange(columns)
-        masks.append(column < lengths[members, None])
-        last = lengths[members, None] - 1
-        padded.append((starts[members, None] + np.minimum(column, last)).reshape(-1))
-        in_group = (packed_row >= begin) & (packed_row < begin + size)
-        inverse.append(base + (packed_row[in_group] - begin) * columns + offset[in_group])
-        begin, base = begin + size, base + size * columns
-    return np.concatenate(padded), np.concatenate(inverse), masks
+    return Layout._make([*tensors[:6], groups, tensors[6:], no_tiles])
 
 
 def bucketed_layout(text: Text, length: int, columns: int, rows: int | None = None) -> Layout:
@@ -129,22 +107,15 @@ def bucketed_layout(text: Text, length: int, columns: int, rows: int | None = No
 
     It is computed on the device, from the lengths alone. Empty rows are added up to `rows`.
     """
-    assert text.lengths is not None
     device, (batch, width) = text.mask.device, text.mask.shape
-    prompt_lengths = text.prompt_lengths
-    if prompt_lengths is None:
-        prompt_lengths = torch.full((batch,), length)
-    lengths = text.lengths + prompt_lengths
-    count = int(lengths.sum())
+    by_row = _row_numbers(text, length)
+    count = int(by_row[0].sum())
     small = count * text.embeds.shape[2] <= SMALL_STEP
     positions = bucket(count, FEW_BUCKETS if small else MANY_BUCKETS)
-    insert_at = torch.zeros(batch, dtype=torch.long)
-    if text.insert_at is not None:
-        insert_at = text.insert_at.cpu()
-    empty_rows = 0 if rows is None else rows - batch
-    by_row = nn.functional.pad(torch.stack([lengths, prompt_lengths, insert_at]), (0, empty_rows))
-    max_tiles = kernels.max_tiles(positions, by_row.shape[1])
-    tiles = kernels.tiles(by_row[0].numpy(), kernels.TILE, max_tiles)
+    by_row = nn.functional.pad(by_row, (0, 0 if rows is None else rows - batch))
+    tiles = kernels.tiles(
+        by_row[0].numpy(), kernels.TILE, kernels.max_tiles(positions, by_row.shape[1])
+    )
     total, prompt_lengths, insert_at = to_device(by_row, device)
 
     ends = total.cumsum(0)
@@ -193,8 +164,7 @@ def bucket(tokens: int, sizes: int) -> int:
 def group_by_length(lengths: Sequence[int]) -> list[tuple[int, int]]:
     """Rows, longest first, in groups that padding enlarges little: rows and columns of each."""
     groups: list[tuple[int, int]] = []
-    begin = 0
-    tokens = 0
+    begin = tokens = 0
     for row, length in enumerate(lengths):
         if row > begin and (row + 1 - begin) * lengths[begin] > MAX_WASTE * (tokens + length):
             groups.append((row - begin, int(lengths[begin])))
@@ -249,5 +219,4 @@ def pack(groups: Sequence[Tensor], layout: Layout) -> Tensor:
     """The reverse: [G, L, ...] each -> [N, ...]."""
     flat = [part.flatten(0, 1) for part in groups]
     columns = torch.cat(flat) if len(flat) > 1 else flat[0]
-    positions: Tensor = _ToPositions.apply(columns, layout.inverse)  # type: ignore[no-untyped-call]
-    return positions
+    return cast(Tensor, _ToPositions.apply(columns, layout.inverse))  # type: ignore[no-untyped-call]

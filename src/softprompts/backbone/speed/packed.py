@@ -12,11 +12,10 @@ distances; the others as in `backbone.py`.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 from transformers import AttentionInterface
 
 from ..batch import Losses, Text
@@ -25,10 +24,8 @@ from .graphs import TrainingGraphs
 from .layout import FEW_BUCKETS, Layout, bucketed_layout, grouped_layout, pack, round_up, unpack
 
 ATTENTION = "softprompts_packed"
-MODEL_TYPES = frozenset({"t5", "mt5"})
-"""The model types whose layers are known to fit."""
-MASKED = -1e30
-"""Added to the scores of masked columns; finite, so that differences never are NaN."""
+MODEL_TYPES = frozenset({"t5", "mt5"})  # whose layers are known to fit
+MASKED = -1e30  # added to the scores of masked columns; finite, so that no difference is NaN
 MAX_RECORDED = 2**27
 """Tokens times width of a step, up to which launching its kernels can take longer than they run."""
 DIVERGED = 1e15
@@ -40,10 +37,8 @@ class PackedBias(NamedTuple):
 
     table: Tensor
     layout: Layout | None = None
-    biases: Sequence[Tensor] = ()
-    """For padded groups of rows: bias and mask [G, heads, L, L] of each."""
-    tiles: Tensor | None = None
-    """For our kernels."""
+    biases: Sequence[Tensor] = ()  # for padded groups of rows: bias and mask [G, heads, L, L]
+    tiles: Tensor | None = None  # for our kernels
 
 
 class PackedT5:
@@ -55,12 +50,7 @@ class PackedT5:
         self.graphs = TrainingGraphs()
         self.compiled = False
         """Whether layers are compiled and steps recorded: on a GPU, when many steps follow."""
-        self.max_columns = 0
-        """The columns of recorded steps."""
-
-    @staticmethod
-    def fits(model: Any) -> bool:
-        return model.config.model_type in MODEL_TYPES
+        self.max_columns = 0  # of recorded steps
 
     @cached_property
     def table(self) -> Tensor:
@@ -150,8 +140,7 @@ class PackedT5:
         bias = self._bias(layout, embeds)
         for block in self.encoder.block:
             embeds = self._layer(0, block, embeds, bias)
-        states: Tensor = self.encoder.final_layer_norm(embeds)
-        return states
+        return cast(Tensor, self.encoder.final_layer_norm(embeds))
 
     @contextmanager
     def _packed_attention(self) -> Iterator[None]:
@@ -176,23 +165,21 @@ class PackedT5:
         return [module for module in self.model.modules() if hasattr(module, "variance_epsilon")]
 
     @cached_property
-    def _layers(self) -> tuple[Any, Any]:
+    def _layers(self) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
         """One layer of the encoder and one of the decoder, compiled for any number of tokens and
         rows."""
         return torch.compile(_encoder_layer), torch.compile(_decoder_layer)
 
-    def _extended_table(self, length: int) -> Tensor:
-        """The bias of every distance in a row of up to `length` tokens."""
-        if self._extended is None or self._extended[0] != length:
-            self._extended = length, kernels.extend_table(self.table, length)
-        return self._extended[1]
-
     _extended: tuple[int, Tensor] | None = None
+    """The largest distance so far, and the bias of every distance up to it."""
 
     def _bias(self, layout: Layout, embeds: Tensor) -> PackedBias:
         if self.compiled:
             torch._dynamo.maybe_mark_dynamic(layout.tiles, 0)
-            return PackedBias(self._extended_table(self.max_columns), tiles=layout.tiles)
+            if self._extended is None or self._extended[0] != self.max_columns:
+                table = kernels.extend_table(self.table, self.max_columns)
+                self._extended = self.max_columns, table
+            return PackedBias(self._extended[1], tiles=layout.tiles)
         on_cpu = embeds.device.type == "cpu"  # where attention in bf16 is slow
         table = self.table.float() if on_cpu else self.table.to(embeds.dtype)
         middle = table.shape[1] // 2
@@ -200,8 +187,7 @@ class PackedT5:
         for (_, width), mask in zip(layout.groups, layout.masks, strict=True):
             column = torch.arange(width, device=table.device)
             distance = (column[None] - column[:, None]).clamp(-middle, middle) + middle
-            hidden = torch.zeros(mask.shape, dtype=table.dtype, device=table.device)
-            hidden.masked_fill_(~mask, MASKED)
+            hidden = _hidden_columns(mask, table.dtype)
             biases.append(table[:, distance] + hidden[:, None, None])
         return PackedBias(table, layout, biases)
 
@@ -209,41 +195,25 @@ class PackedT5:
         if self.compiled:
             torch._dynamo.maybe_mark_dynamic(states, (0, 1) if which else 1)
         layers = self._layers if self.compiled else (_encoder_layer, _decoder_layer)
-        output: Tensor = layers[which](block, states, *rest)
-        return output
+        return layers[which](block, states, *rest)
 
     def _decode(self, states: Tensor, layout: Layout, ids: Tensor) -> Tensor:
         """The decoder's states for `ids` [B, n] after the encoder's `states` [N, H]: [B, n, H]."""
         groups = unpack(states, layout)
-        hidden_columns = [
-            torch.zeros(mask.shape, dtype=states.dtype, device=mask.device).masked_fill_(
-                ~mask, MASKED
-            )
-            for mask in layout.masks
-        ]
-        if self.compiled:
-            for tensor in (*groups, *hidden_columns):
-                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        hidden_columns = [_hidden_columns(mask, states.dtype) for mask in layout.masks]
         hidden, count = self.decoder.embed_tokens(ids), ids.shape[1]
         bias = self.decoder.block[0].layer[0].SelfAttention.compute_bias(count, count)
         later = torch.ones(count, count, dtype=torch.bool, device=ids.device).triu(1)
         bias = bias.masked_fill(later, MASKED)
         if self.compiled:
+            for tensor in (*groups, *hidden_columns):
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
             torch._dynamo.maybe_mark_dynamic(bias, (2, 3))
             # so that the first layer is compiled as the others are
             hidden.requires_grad_(torch.is_grad_enabled())
         for block in self.decoder.block:
             hidden = self._layer(1, block, hidden, bias, groups, hidden_columns)
-        output: Tensor = self.decoder.final_layer_norm(hidden)
-        return output
-
-    def compile_counts(self) -> dict[str, int]:
-        """Graphs of layers compiled by this process, and steps recorded."""
-        return {"compiled": counters["stats"]["unique_graphs"], "recorded": self.graphs.recorded}
-
-    def free_memory(self) -> None:
-        """Discard recorded steps, and the memory they share."""
-        self.graphs.clear()
+        return cast(Tensor, self.decoder.final_layer_norm(hidden))
 
     def reserve(self, length: int) -> None:
         """Make recorded steps wide enough for rows of `length` tokens."""
@@ -262,10 +232,15 @@ class PackedT5:
         )
 
 
-def _encoder_layer(block: nn.Module, states: Tensor, bias: PackedBias) -> Tensor:
+def _hidden_columns(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, MASKED)
+
+
+def _encoder_layer(
+    block: Callable[..., tuple[Tensor, ...]], states: Tensor, bias: PackedBias
+) -> Tensor:
     """One layer of the encoder; given a bias, it computes none of its own."""
-    output: Tensor = block(states, None, bias.table, packed_bias=bias)[0]
-    return output
+    return block(states, None, bias.table, packed_bias=bias)[0]
 
 
 def _decoder_layer(
@@ -285,8 +260,7 @@ def _decoder_layer(
         for group in zip(queries, groups, hidden_columns, strict=True)
     ]
     across = torch.cat(attended) if len(attended) > 1 else attended[0]
-    output: Tensor = block.layer[-1](hidden + across)
-    return output
+    return block.layer[-1](hidden + across)  # type: ignore[no-any-return]
 
 
 def packed_attention(
@@ -351,8 +325,7 @@ def cross_attention(
         queries = torch.einsum("gnhd,hdx->gnhx", query * attention.scaling, to_key).flatten(1, 2)
         mixed: Tensor = _Mix.apply(queries, states, hidden_columns)  # type: ignore[no-untyped-call]
         attended = torch.einsum("gnhx,hdx->gnhd", mixed.view(batch, count, heads, -1), to_value)
-    output: Tensor = attention.o(attended.reshape(batch, count, heads * size))
-    return output
+    return attention.o(attended.reshape(batch, count, heads * size))  # type: ignore[no-any-return]
 
 
 class _Mix(torch.autograd.Function):
@@ -366,8 +339,7 @@ class _Mix(torch.autograd.Function):
         scores = queries @ states.transpose(1, 2) + hidden_columns[:, None]
         weights = scores.float().softmax(-1).to(states.dtype)
         ctx.save_for_backward(queries, states, weights)
-        mixed: Tensor = weights @ states
-        return mixed
+        return weights @ states
 
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -377,14 +349,12 @@ class _Mix(torch.autograd.Function):
         by_score = (in_fp32 * centred).to(states.dtype)
         left = torch.cat([by_score, weights], dim=1).transpose(1, 2)
         by_states = left @ torch.cat([queries, gradient[0]], dim=1)
-        by_queries: Tensor = by_score @ states
-        return by_queries, by_states, None
+        return by_score @ states, by_states, None
 
 
 def rms_norm(norm: Any, states: Tensor) -> Tensor:
     """T5's norm in few passes over memory; its frozen weight needs no gradient."""
-    output: Tensor = _RmsNorm.apply(states, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
-    return output
+    return cast(Tensor, _RmsNorm.apply(states, norm.weight, norm.variance_epsilon))  # type: ignore[no-untyped-call]
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -393,11 +363,10 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         in_fp32 = states.float()
-        square_sum = torch.linalg.vecdot(in_fp32, in_fp32)
+        square_sum: Tensor = torch.linalg.vecdot(in_fp32, in_fp32)
         scale = square_sum.div_(states.shape[-1]).add_(epsilon).rsqrt_().unsqueeze(-1)
         ctx.save_for_backward(states, scale, weight)
-        output: Tensor = (in_fp32 * scale).to(weight.dtype).mul_(weight)
-        return output
+        return (in_fp32 * scale).to(weight.dtype).mul_(weight)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, None, None]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..definition import Definition, Example, label_of, text_of
 from ..sources import Row
+from ..task_definition import Definition, Example, label_of, text_of
 
 _HELPDESK = Path(__file__).parent / "helpdesk"
 _FILES = {split: str(_HELPDESK / f"{split}.jsonl") for split in ("train", "validation")}
@@ -31,12 +31,11 @@ def _define(label: str, classes: tuple[str, ...]) -> Definition:
     def preprocess(row: Row, split: str) -> Iterator[Example]:
         yield Example(text_of(row, "text").strip(), label_of(row, label, classes))
 
-    metrics = ("accuracy", "macro_f1")
     return Definition(
         f"helpdesk/{label}",
         "",
         preprocess,
-        metrics,
+        ("accuracy", "macro_f1"),
         classes,
         word="",
         columns=("text",),

@@ -132,20 +132,18 @@ def classification(
     labels: Sequence[str],
     metrics: Sequence[str] = ("accuracy",),
     label: str = "label",
-    aliases: Mapping[str, str] | None = None,
+    aliases: Mapping[str, str] = {},
     label_names: Mapping[str, str] | None = None,
     collapse: bool = True,
     **options: Any,
 ) -> Definition:
     """The most common kind of task: `key: value key: value` in, a label word out."""
-    known = aliases or {}
 
     def preprocess(row: Row, split: str) -> Iterator[Example]:
-        text = " ".join(f"{key}: {text_of(row, column_of(row, key, known))}" for key in keys)
-        target = label_of(row, column_of(row, label, known), labels, label_names)
+        text = " ".join(f"{key}: {text_of(row, column_of(row, key, aliases))}" for key in keys)
+        target = label_of(row, column_of(row, label, aliases), labels, label_names)
         yield Example(collapse_spaces(text) if collapse else text, target)
 
-    columns = tuple(keys)
     return Definition(
-        name, hub, preprocess, tuple(metrics), tuple(labels), columns=columns, **options
+        name, hub, preprocess, tuple(metrics), tuple(labels), columns=tuple(keys), **options
     )
