@@ -69,7 +69,6 @@ _HOMES = {
     "tune": "tuning.tune",
 }
 __all__ = [
-    "__version__",
     "Backbone",
     "Choice",
     "Engine",
@@ -82,6 +81,7 @@ __all__ = [
     "Tuned",
     "TuningConfig",
     "UserError",
+    "__version__",
     "import_peft",
     "load",
     "load_backbone",

@@ -1,8 +1,8 @@
 """Errors of a person's input, and how the settings they are about are spelled.
 
 A message says what is wrong and what to do, in one plain sentence. It names a setting by its path
-(`tuning.max_length`), because only whoever is_main_process to the person knows how they wrote it:
-as a flag, a key of a YAML file, or an argument in Python.
+(`tuning.max_length`), because only the caller knows how the person wrote it: as a flag, a key of a
+YAML file, or an argument in Python.
 """
 
 import re

@@ -237,7 +237,7 @@ def test_the_command_line_both_ways(
             ["prompts", "export", str(tmp_path / "nowhere"), "--output", out, "--overwrite"],
             "There is no prompt at",
         ),
-        (["evaluate", back, "--quiet"], "was imported and brings no rows"),
+        (["evaluate", back, "--quiet"], "was imported without rows"),
     ):
         assert main(argv) == 2
         assert why in capsys.readouterr().err

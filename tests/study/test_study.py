@@ -20,8 +20,7 @@ from softprompts.study.checks import check_unchanged
 from softprompts.study.config import read_study
 from softprompts.study.leases import Leases
 from softprompts.study.plan import plan
-from softprompts.study.state import StudyState
-from softprompts.study.status import pace
+from softprompts.study.state import StudyState, pace
 from softprompts.study.study import Study
 
 from .conftest import FEW, QUICK, Write, cell_path, results, scores

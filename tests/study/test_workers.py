@@ -30,8 +30,7 @@ from softprompts.study.cells import commit, open_cell
 from softprompts.study.config import read_study
 from softprompts.study.leases import Leases, process_exists
 from softprompts.study.plan import plan
-from softprompts.study.state import StudyState, StudyWatcher, next_cohort
-from softprompts.study.status import study_status
+from softprompts.study.state import StudyState, StudyWatcher, next_cohort, study_status
 from softprompts.study.workers import LeaseLostError, run_cohort, work
 from softprompts.transfer.strategies import start_from
 from softprompts.tuning import Run, RunFailedError

@@ -54,7 +54,7 @@ def test_the_tasks_command_knows_the_starter_tasks(
     """They are the only tasks that need no download."""
     assert main(["tasks", "show", "helpdesk/intent"]) == 0
     shown = capsys.readouterr().out
-    assert "its rows are embedded" in shown
+    assert "its rows are included" in shown
     assert "[Voicemail, partly garbled]" in shown
     assert main(["tasks", "show", "helpdesk/intent", "--json"]) == 0
     task = json.loads(capsys.readouterr().out)

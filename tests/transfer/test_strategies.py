@@ -18,7 +18,7 @@ from softprompts.library.entry import Entry
 from softprompts.library.library import Match
 from softprompts.prompt import Material, Source
 from softprompts.prompt.prompt import build_prompt
-from softprompts.transfer.fit import SAME_TASK, source_mismatch
+from softprompts.transfer.sources import SAME_TASK, source_mismatch
 from softprompts.transfer.strategies import (
     best_of,
     mixture,

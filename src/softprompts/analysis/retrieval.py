@@ -150,9 +150,7 @@ def _result(
     missing: int = 0,
     source: str | None = None,
 ) -> MethodResult:
-    known: dict[str, SeedScores] = {}
-    changes: dict[str, SeedScores] = {}
-    reductions: dict[str, SeedScores] = {}
+    known, changes, reductions = {}, {}, {}
     for name, seeds in by_target.items():
         target = scores.targets[name]
         if seeds and target.score is not None:

@@ -33,19 +33,15 @@ def by_size(
     names = list(dict.fromkeys(line["backbone"] for line in table))
     known = all(name in parameters for name in names)
     order = sorted(names, key=lambda name: parameters[name]) if known else names
-    rows = [
-        {"parameters": parameters.get(line["backbone"]), **_score_columns(line)} for line in table
+    return [
+        {
+            "parameters": parameters.get(line["backbone"]),
+            **{name: line[name] for name in ("backbone", "variant", "source")},
+            "score": line["mean"] and line["mean"]["mean"],
+            "score_std": line["mean"] and line["mean"]["std"],
+        }
+        for line in sorted(table, key=lambda line: order.index(line["backbone"]))
     ]
-    return sorted(rows, key=lambda row: order.index(row["backbone"]))
-
-
-def _score_columns(line: Mapping[str, Any]) -> dict[str, Any]:
-    mean = line["mean"] or {"mean": None, "std": None}
-    return {
-        **{name: line[name] for name in ("backbone", "variant", "source")},
-        "score": mean["mean"],
-        "score_std": mean["std"],
-    }
 
 
 def score_by_size(rows: Sequence[Mapping[str, Any]]) -> "Figure":

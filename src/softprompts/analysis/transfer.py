@@ -102,14 +102,16 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class TransferCell:
-    """What starting from a source did for a target. `reduction` is against the mean baseline."""
+    """What starting from a source did for a target. `reduction` is against the mean baseline.
+
+    `p` is of the difference from the baseline by Welch's t test, two-sided; None for one seed.
+    """
 
     source: str
     target: str
     score: Spread | None
     reduction: Spread | None
     p: float | None
-    """Of the difference from the baseline by Welch's t test, two-sided; None for one seed."""
 
     @property
     def significant(self) -> bool:
@@ -177,26 +179,23 @@ class Scores:
         return [self._summary(source, target) for source in self.sources for target in self.targets]
 
     @property
-    def _pairs(self) -> list[tuple[str, str]]:
-        """Sources and targets of the expected cells; a task on itself is not expected."""
-        return [
-            (source, target)
-            for source in self.sources
-            for target in self.targets
-            if source != target
-        ]
+    def _pairs(self) -> list[tuple[str | None, str]]:
+        """Sources (None: the baseline) and targets; a task on itself is not expected."""
+        return [(s, t) for s in (None, *self.sources) for t in self.targets if s != t]
 
     @property
     def missing(self) -> dict[str, int]:
         """How many baselines and cells are missing, of sources x targets x seeds."""
-        baselines = sum(len(self.seeds) - len(self.cell(None, target)) for target in self.targets)
-        cells = sum(len(self.seeds) - len(self.cell(*pair)) for pair in self._pairs)
-        return {"baselines": baselines, "cells": cells}
+        missing = {"baselines": 0, "cells": 0}
+        for source, target in self._pairs:
+            kind = "baselines" if source is None else "cells"
+            missing[kind] += len(self.seeds) - len(self.cell(source, target))
+        return missing
 
     @property
     def expected(self) -> int:
         """Baselines and cells of the complete study."""
-        return len(self.seeds) * (len(self.targets) + len(self._pairs))
+        return len(self.seeds) * len(self._pairs)
 
 
 def finite(score: float | None) -> float | None:

@@ -157,10 +157,10 @@ def _number(lease: Path) -> int:
     return int(lease.name.removeprefix(LEASE))
 
 
-def lease_owner(lease: Path) -> str | None:
-    """The worker that wrote a lease; None where it is gone or corrupted."""
+def lease_owner(lease: Path | None) -> str | None:
+    """The worker that wrote a lease; None where there is none, or it is corrupted."""
     try:
-        return str(json.loads(lease.read_text(encoding="utf-8"))["worker"])
+        return None if lease is None else str(json.loads(lease.read_bytes())["worker"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -90,6 +90,7 @@ class Causal(Generative):
         embeds = torch.cat([embeds, target_embeds], dim=1)
         mask = torch.cat([text_mask, target_mask], dim=1)
         offsets = torch.arange(ids.shape[1], device=self.device)
+        # the columns whose logits predict the target
         columns = (text_mask.sum(1, keepdim=True) - 1 + offsets).clamp(max=mask.shape[1] - 1)
         with only_columns(self.model.base_model, columns) as select:
             logits = self.model(**_inputs(embeds, mask, pads_last=True), use_cache=False).logits
@@ -166,11 +167,8 @@ class Causal(Generative):
             "attention_mask": mask,
             "position_ids": _positions(mask),
         }
-        caches = []
-        for begin in range(0, len(vectors), CACHED_TOGETHER):
-            part = slice(begin, begin + CACHED_TOGETHER)
-            state = self._prefill({name: tensor[part] for name, tensor in inputs.items()})
-            caches.append(state.cache)
+        parts = [slice(i, i + CACHED_TOGETHER) for i in range(0, len(vectors), CACHED_TOGETHER)]
+        caches = [self._prefill({n: t[part] for n, t in inputs.items()}).cache for part in parts]
         return PromptCache.from_caches(caches, lengths)
 
     def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:

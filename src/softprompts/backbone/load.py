@@ -17,8 +17,7 @@ from ..files.hub import silence_hub
 from .backbone import DTYPES, Backbone
 from .families import FAMILIES, family_for
 
-MIXES_PADS = frozenset({"convbert", "fnet", "prophetnet"})
-"""Model types whose output for a row depends on its padding."""
+MIXES_PADS = frozenset({"convbert", "fnet", "prophetnet"})  # rows' outputs depend on their pads
 BUNDLED_MODELS = {"t5-tiny": Path(__file__).parent / "t5-tiny"}
 
 

@@ -43,8 +43,10 @@ class Masked(Backbone):
         if config.is_encoder_decoder or Causal.fits(config):
             return False
         auto_map = getattr(config, "auto_map", None) or {}
-        known = type(config) in transformers.AutoModelForMaskedLM._model_mapping
-        return known or "AutoModelForMaskedLM" in auto_map
+        return (
+            type(config) in transformers.AutoModelForMaskedLM._model_mapping
+            or "AutoModelForMaskedLM" in auto_map
+        )
 
     @classmethod
     def auto_class(cls, config: Any) -> str:

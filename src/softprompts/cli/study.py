@@ -13,7 +13,7 @@ from .command import make_parser, run_action
 from .output import duration, print_result
 
 if TYPE_CHECKING:
-    from ..study.status import StudyStatus
+    from ..study.state import StudyStatus
 
 CELL = "t5-tiny/transfer/helpdesk-intent--helpdesk-urgency/seed0"
 EXAMPLES = {

@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..study.plan import Cell
-from ..study.state import StudyState, StudyWatcher
-from ..study.status import Pace, pace, relative_work
+from ..study.state import Pace, StudyState, StudyWatcher, pace, relative_work
 from ..tuning import Run
 from .output import duration
 

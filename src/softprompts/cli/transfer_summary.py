@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from ..errors import listing
-from ..transfer.fit import SAME_TASK
 from ..transfer.record import RunResult, TransferRecord
+from ..transfer.sources import SAME_TASK
 from .output import aligned
 
 RANKED = 10

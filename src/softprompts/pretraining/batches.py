@@ -3,7 +3,6 @@
 So a resumed run sees the batches it would have seen without the interruption.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -126,26 +125,21 @@ class Batches:
         self.config, self.held_out, self.eos = config, held_out, int(tokenizer.eos_token_id)
         self.tokens, self.device = tokens, next(iter(tokens.values())).device
         self.generator = torch.Generator(self.device)
-        self.makers: dict[str, Callable[[int, int], tuple[Tensor, Tensor]]] = {}
+        self.makers = {"span": self._span, "prefix": self._prefix, "tasks": self._tasks}
+        self.seed = 2 * config.seed + held_out
         if "span" in config.shares:
             self._prepare_span(sentinel_ids(tokenizer))
         if "prefix" in config.shares:
             self.prefix_windows = self._windows(config.row_tokens - 1, 1)
-            self.makers["prefix"] = self._prefix
         if "tasks" in config.shares:
             self._prepare_tasks(corpora["tasks"])
 
-    @property
-    def seed(self) -> int:
-        return 2 * self.config.seed + self.held_out
-
     def at(self, step: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = [], []
+        parts = []
         for number, (name, rows) in enumerate(self.config.rows_by_objective.items()):
             self.generator.manual_seed(combined_seed(self.seed, step, number))
-            sources, answers = self.makers[name](step * rows, rows)
-            inputs.append(sources)
-            targets.append(answers)
+            parts.append(self.makers[name](step * rows, rows))
+        inputs, targets = zip(*parts, strict=True)
         return torch.cat(inputs), torch.cat(targets)
 
     def _windows(self, length: int, number: int) -> Windows:
@@ -154,8 +148,7 @@ class Batches:
         span_text, _ = span_lengths(config.input_length, config.noise, config.span)
         longest = max(span_text, config.row_tokens - 1)
         total = len(tokens.ids)
-        held_out = max(longest, int(total * config.held_out)) if config.held_out else 0
-        border = total - held_out
+        border = total - max(longest, int(total * config.held_out)) if config.held_out else total
         begin, end = (border, total) if self.held_out else (0, border)
         return Windows(tokens, begin, end, length, (self.seed, 7, number))
 
@@ -166,15 +159,13 @@ class Batches:
         config.check_sentinels(len(sentinels), "use a tokenizer with more")
         self.sentinels = torch.tensor(sentinels[:spans], device=self.device)
         self.span_windows = self._windows(length, 0)
-        self.makers["span"] = self._span
 
     def _span(self, first: int, rows: int) -> tuple[Tensor, Tensor]:
         config, length = self.config, self.span_windows.length
         runs = noise_runs(rows, length, config.noise, config.span, self.generator)
         counts = noise_counts(length, config.noise, config.span)
-        inputs, targets = span_corruption(
-            self.span_windows.at(first, rows), runs, counts, self.sentinels, self.eos
-        )
+        windows = self.span_windows.at(first, rows)
+        inputs, targets = span_corruption(windows, runs, counts, self.sentinels, self.eos)
         return inputs, F.pad(targets, (0, config.target_tokens - targets.shape[1]))
 
     def _prefix(self, first: int, rows: int) -> tuple[Tensor, Tensor]:
@@ -196,7 +187,6 @@ class Batches:
             raise UserError(f"The tasks have {count} examples, which is too few; add some.")
         self.examples = shuffled[:held_out] if self.held_out else shuffled[held_out:]
         self.example_order = Order(len(self.examples), self.seed, 7, 2)
-        self.makers["tasks"] = self._tasks
 
     def _tasks(self, first: int, rows: int) -> tuple[Tensor, Tensor]:
         examples = self.examples[self.example_order.at(first, rows)[0]]

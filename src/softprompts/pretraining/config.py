@@ -182,8 +182,7 @@ class PretrainConfig(Settings):
         self._check_lengths()
 
     def _check_objectives(self) -> None:
-        unknown = [name for name in self.objectives if name not in OBJECTIVES]
-        if unknown:
+        if unknown := [name for name in self.objectives if name not in OBJECTIVES]:
             raise UserError(
                 f"There is no objective {unknown[0]!r}; choose from {', '.join(OBJECTIVES)}."
             )
@@ -228,12 +227,11 @@ class PretrainConfig(Settings):
                 f"A batch of {self.rows} rows cannot be split into {self.microbatches} equal "
                 f"parts; change {setting('microbatches')}."
             )
-        for name, count in self.rows_by_objective.items():
-            if count == 0:
-                raise UserError(
-                    f"The share of {name} is less than one of {self.rows} rows; raise it, or "
-                    f"{setting('batch_tokens')}."
-                )
+        if without := [name for name, count in self.rows_by_objective.items() if count == 0]:
+            raise UserError(
+                f"The share of {without[0]} is less than one of {self.rows} rows; raise it, or "
+                f"{setting('batch_tokens')}."
+            )
 
     def check_sentinels(self, available: int, advice: str) -> None:
         """Every masked span needs its own sentinel."""

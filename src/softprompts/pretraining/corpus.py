@@ -39,10 +39,6 @@ OnProgress = Callable[[int, int], None]
 """Called with the bytes read and the tokens written so far."""
 
 
-def _ignore(bytes_read: int, tokens: int) -> None:
-    pass
-
-
 class Lines:
     """The lines of a text file, compressed or not, and the bytes of the file read so far."""
 
@@ -134,7 +130,7 @@ def load_corpus(
     tokenizer: Any,
     definitions: dict[str, str],
     processes: int | None = None,
-    on_progress: OnProgress = _ignore,
+    on_progress: OnProgress = lambda bytes_read, tokens: None,
 ) -> Corpus:
     """The files' documents (`kind` text) or examples (`kind` tasks) as ids, cached by content."""
     backend, eos = tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token_id
@@ -186,9 +182,8 @@ def _texts(
 
 def raw_texts(text: Sequence[str], tasks: Sequence[str]) -> Iterator[str]:
     """All texts, to train a tokenizer on."""
-    for kind, files in (("text", text), ("tasks", tasks)):
-        for content, _ in _texts(kind, files, {}):
-            yield content
+    texts = itertools.chain(_texts("text", text, {}), _texts("tasks", tasks, {}))
+    return (content for content, _ in texts)
 
 
 def _is_complete(folder: Path) -> bool:
@@ -265,7 +260,6 @@ _worker: tuple[Any, re.Pattern[str], int, str]
 
 
 def _start_worker(backend: str, eos: int, dtype: str) -> None:
-    """Prepare this process to tokenise."""
     global _worker
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = Tokenizer.from_str(backend)

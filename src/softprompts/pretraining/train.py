@@ -44,8 +44,7 @@ def _train(config: PretrainConfig, folder: Path, resumes: bool, watcher: Watcher
     for name in (*config.text, *config.tasks):
         file_digest(name)  # reports missing files before long work
     tokenizer = _tokenizer(config, folder if resumes else None, watcher)
-    make_model = load_model if config.from_model else new_model
-    model = make_model(config, len(tokenizer))
+    model = (load_model if config.from_model else new_model)(config, len(tokenizer))
     corpora = _corpora(config, tokenizer, definitions, watcher)
     run = Pretraining(config, model, tokenizer, corpora, device)
     if resumes:

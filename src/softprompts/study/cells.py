@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..artifacts.study_folder import CellFolder, CellResult, ChosenSource, StudyFolder
+from ..artifacts.study_folder import CellResult, ChosenSource, StudyFolder
 from ..backbone.hardware import environment
 from ..config import RunConfig, TaskConfig
 from ..errors import UserError, as_key, setting
@@ -17,12 +17,6 @@ from ..transfer.strategies import multi_task, shares, start_from
 from ..tuning import RunFailedError
 from ..tuning.tuned import Tuned
 from .plan import Cell
-
-
-def is_begun(folder: StudyFolder, name: str) -> bool:
-    """Whether a cell has a result or a checkpoint: one that has only a lease may still change."""
-    cell = folder.cell(name)
-    return cell.is_done or cell.has_checkpoint
 
 
 def check_fingerprints(
@@ -83,19 +77,13 @@ def open_cell(cell: Cell, config: RunConfig, folder: StudyFolder) -> None:
     because the study was moved.
     """
     run = folder.cell(cell.name)
-    if not run.has_checkpoint or _was_moved(run, config):
+    if not run.has_checkpoint or (run.has_config and _origins(run.config()) != _origins(config)):
         run.clear()
     run.write_plan(cell.plain())
 
 
-def _was_moved(run: CellFolder, config: RunConfig) -> bool:
-    """Whether the saved config of a run names other folders than the current one."""
-    if not run.has_config:
-        return False
-    old = run.config()
-    return any(
-        getattr(old, name) != getattr(config, name) for name in ("model", "device", "task")
-    ) or (old.prompt.start != config.prompt.start)
+def _origins(config: RunConfig) -> tuple[object, ...]:
+    return config.model, config.device, config.task, config.prompt.start
 
 
 def resolve_start(

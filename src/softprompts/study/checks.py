@@ -19,9 +19,9 @@ from ..backbone.load import meta_backbone, resolve_device, resolve_dtype
 from ..config import RunConfig, TaskConfig, difference
 from ..errors import UserError, setting
 from ..tasks import PREFIX_LM, Task, data_folder, has_rows, is_file, preview_task
-from ..transfer.fit import folded_card, start_mismatch
+from ..transfer.sources import folded_card, start_mismatch
 from ..tuning import Run
-from .cells import check_rows, is_begun, task_key
+from .cells import check_rows, task_key
 from .errors import study_errors
 from .leases import lease_holder
 from .plan import Cell
@@ -34,13 +34,12 @@ def check_unchanged(cells: Sequence[Cell], folder: StudyFolder) -> None:
     """A cell that has begun, or that a worker is running, must be what the study file says now."""
     changes = {}
     for cell in cells:
-        old = folder.cell(cell.name).plan()
-        if old is None:
-            continue
-        change = difference(old, json.loads(json.dumps(cell.plain())), DEFAULTS)
-        if change is None:
-            continue
-        if is_begun(folder, cell.name) or lease_holder(folder, cell.name, folder.now()):
+        run = folder.cell(cell.name)
+        old, plan = run.plan(), json.loads(json.dumps(cell.plain()))
+        change = None if old is None else difference(old, plan, DEFAULTS)
+        if change is not None and (
+            run.is_done or run.has_checkpoint or lease_holder(folder, cell.name, folder.now())
+        ):
             changes[cell.name] = change
     if changes:
         name, change = next(iter(changes.items()))
@@ -84,10 +83,8 @@ def check_data(cells: Sequence[Cell], folder: StudyFolder) -> dict[str, Task]:
 
 
 def _check_files(task: TaskConfig) -> None:
-    for path in (task.train, task.validation):
-        if path is None or not (task.task == PREFIX_LM or is_file(path)):
-            continue
-        if not Path(path).exists():
+    for path in filter(None, (task.train, task.validation)):
+        if (task.task == PREFIX_LM or is_file(path)) and not Path(path).exists():
             raise UserError(f"The data {path} in the study file does not exist; correct its path.")
 
 
@@ -96,9 +93,11 @@ def _check_available(task: TaskConfig, available: "functools._lru_cache_wrapper[
     names = [name for name in str(task.task).split("+") if name != PREFIX_LM]
     missing = next((name for name in names if not available(name, folder)), None)
     if missing is not None:
-        where = f"{folder} holds no rows of {missing}"
-        if folder is None:
-            where = f"The rows of {missing} are not available from the hub"
+        where = (
+            f"The rows of {missing} are not available from the hub"
+            if folder is None
+            else f"{folder} holds no rows of {missing}"
+        )
         raise UserError(
             f"{where}; name a folder that holds them with {setting('task.data_dir')}, "
             "or leave the task out of the study."
@@ -151,8 +150,7 @@ def check_runs(cells: Sequence[Cell], folder: StudyFolder, tasks: Mapping[str, T
     checked: set[str] = set()
     prompts: dict[str, PromptCard | None] = {}
     for cell in cells:
-        config = cell.config
-        run = folder.cell(cell.name)
+        config, run = cell.config, folder.cell(cell.name)
         if run.is_done:
             prompts[cell.name] = run.card().prompt if run.has_prompt else None
             continue
@@ -175,10 +173,8 @@ def _check_sources(cell: Cell, prompts: Mapping[str, PromptCard | None]) -> None
     if cell.stage == "mixture-source":  # which takes tasks, not prompts
         return
     for name in cell.starts:
-        source = prompts.get(name)
-        averaged = cell.stage == "average"
-        mismatch = source and start_mismatch(source, cell.config.prompt, averaged)
-        if mismatch:
+        source, averaged = prompts.get(name), cell.stage == "average"
+        if source and (mismatch := start_mismatch(source, cell.config.prompt, averaged)):
             raise UserError(
                 f"{cell.name} cannot start from {name}: {mismatch}; "
                 "give sources and targets settings that fit."

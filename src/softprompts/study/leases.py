@@ -71,18 +71,16 @@ class Leases:
             with contextlib.suppress(OSError, UserError):
                 self._touch()
             with contextlib.suppress(OSError):
-                if any(self._is_lost(cell, lease) for cell, lease in list(self.held.items())):
-                    self.lost.set()
-
-    def _is_lost(self, cell: str, lease: Path) -> bool:
-        """Whether another lease follows one still held; a finished cell has none at all."""
-        return self.folder.cell(cell).lease() != lease and self.held.get(cell) == lease
+                for cell, lease in list(self.held.items()):
+                    # Another worker's lease follows, unless this one was released meanwhile.
+                    if self.folder.cell(cell).lease() != lease and self.held.get(cell) == lease:
+                        self.lost.set()
 
     def acquire(self, cell: str) -> bool:
         """Lease a cell without a result that no living worker holds."""
         folder = self.folder.cell(cell)
         current = folder.lease()
-        if current is not None and self._is_valid(current):
+        if self._is_valid(current):
             return False
         lease = folder.write_lease(self.worker, after=current)
         if lease is None:
@@ -90,8 +88,7 @@ class Leases:
         self.held[cell] = lease
         if folder.is_done:  # finished since `lease()` was read
             self.release(cell)
-            return False
-        return True
+        return cell in self.held
 
     def holds(self, cell: str) -> bool:
         """Whether a cell is still this worker's to run; after a long silence it may not be."""
@@ -99,15 +96,14 @@ class Leases:
         return lease is not None and folder.lease() == lease and not folder.is_done
 
     def is_free(self, cell: str) -> bool:
-        lease = self.folder.cell(cell).lease()
-        return lease is None or not self._is_valid(lease)
+        return not self._is_valid(self.folder.cell(cell).lease())
 
     def release(self, cell: str) -> None:
         """Remove all leases of a cell with a result."""
         del self.held[cell]
         self.folder.cell(cell).remove_leases()
 
-    def _is_valid(self, lease: Path) -> bool:
+    def _is_valid(self, lease: Path | None) -> bool:
         worker = lease_owner(lease)
         if worker == self.worker:
             return lease in self.held.values()
@@ -130,18 +126,14 @@ def lease_holder(
     folder: StudyFolder, cell: str, now: float, timeout: float = TIMEOUT
 ) -> str | None:
     """The living worker that runs a cell."""
-    lease = folder.cell(cell).lease()
-    worker = lease_owner(lease) if lease is not None else None
+    worker = lease_owner(folder.cell(cell).lease())
     return worker if worker is not None and is_alive(folder, worker, now, timeout) else None
 
 
 def process_exists(process: int) -> bool:
-    if os.name == "nt":  # where signal 0 is Ctrl-C
-        return True
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+        if os.name != "nt":  # where signal 0 is Ctrl-C
+            os.kill(process, 0)
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True

@@ -17,8 +17,8 @@ from typing import Any
 from ..config import RunConfig, TaskConfig, TuningConfig, run_config, sections
 from ..errors import UserError, setting
 from ..files import safe_name
-from ..tasks import BENCHMARKS, PREFIX_LM, STARTERS, definition
-from ..transfer.fit import folded_card, start_mismatch
+from ..tasks import BENCHMARKS, PREFIX_LM, definition
+from ..transfer.sources import folded_card, start_mismatch
 from .config import Grid, StudyConfig
 
 NAME_LIMIT = 80
@@ -30,7 +30,7 @@ SETTINGS = sorted(
     - set(SET_BY_PLAN)
 )
 """Settings that a study may give to its runs."""
-IDENTITY = ("stage", "backbone", "variant", "source", "target", "seed")
+IDENTITY = ("stage", "backbone", "variant", "source", "target", "seed", "k", "similarity")
 """What tells the runs of a study apart, in their results too."""
 
 
@@ -74,7 +74,7 @@ class Cell:
         return self.config.tuning.trains == "model"
 
     def identity(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in (*IDENTITY, "k", "similarity")}
+        return {name: getattr(self, name) for name in IDENTITY}
 
     def plain(self) -> dict[str, Any]:
         """What makes it this cell: neither the machine it runs on nor where its rows are."""
@@ -160,10 +160,7 @@ class _Planner:
             for k in retrieval.mixture:
                 yield self._choosing_cell("mixture-source", seed, target, k)
                 start = self._name("mixture-source", seed, None, target, k)
-                similarity = retrieval.similarity
-                yield self._cell(
-                    "mixture", seed, None, target, k, starts=(start,), similarity=similarity
-                )
+                yield self._cell("mixture", seed, None, target, k, starts=(start,))
 
     def _choosing_cell(self, stage: str, seed: int, target: Subject, k: int) -> Cell:
         """A cell that chooses among the source prompts of all seeds.
@@ -176,12 +173,9 @@ class _Planner:
             if source.name != target.name and (source.mixable or stage != "mixture-source")
         ]
         pairs = itertools.product(sources, self.grid.seeds)
-        starts = tuple(self._name("source", own_seed, source) for source, own_seed in pairs)
+        starts = tuple(self._name("source", source_seed, source) for source, source_seed in pairs)
         like = self._name("baseline", seed, None, target)
-        similarity = self.grid.retrieval.similarity
-        return self._cell(
-            stage, seed, None, target, k, starts=starts, like=like, similarity=similarity
-        )
+        return self._cell(stage, seed, None, target, k, starts=starts, like=like)
 
     def _cell(
         self,
@@ -215,6 +209,7 @@ class _Planner:
             seed,
             config,
             k=k,
+            similarity=None if k is None else self.grid.retrieval.similarity,
             **links,
         )
 
@@ -338,14 +333,10 @@ def _subject(entry: Any) -> Subject:
             f"{entry!r} names no task; write a task's name, or a mapping such as "
             "{name: mixed, task: [glue, superglue]}."
         )
-    members = [_full_name(task) for part in parts for task in BENCHMARKS.get(part, (part,))]
-    tasks = list(dict.fromkeys(members))
-    default = tasks[0] if len(tasks) == 1 else "+".join(parts)
+    members = [task for part in parts for task in BENCHMARKS.get(part, (part,))]
+    tasks = dict.fromkeys(task if task == PREFIX_LM else definition(task).name for task in members)
+    default = "+".join(tasks if len(tasks) == 1 else parts)
     return Subject(name or default, {**values, "task": "+".join(tasks)})
-
-
-def _full_name(task: str) -> str:
-    return task if task in STARTERS or task == PREFIX_LM else definition(task).name
 
 
 def _short(part: str) -> str:

@@ -16,8 +16,7 @@ from .errors import study_errors
 from .plan import Cell, plan
 from .processes import is_child, worker_processes
 from .ray_cluster import cluster, work_on_ray
-from .state import StudyWatcher
-from .status import StudyStatus, study_status
+from .state import StudyStatus, StudyWatcher, study_status
 from .workers import Rerun, rerun, work
 
 Watch = Callable[[Sequence[Cell]], StudyWatcher]
@@ -100,7 +99,9 @@ class Study:
             for flag, value in (("--device", device), ("--data-dir", data_dir)):
                 arguments += [flag, value] if value is not None else []
             with cluster(ray) as connected:
-                self._write()
+                make_folder(folder.path)
+                text = yaml.safe_dump(self.config.plain(), sort_keys=False, allow_unicode=True)
+                write_text(folder.study_file, text)
                 with worker_processes(arguments, workers), watch(cells) as watcher:
                     state = (
                         work(cells, folder, size, watcher, stages)
@@ -132,11 +133,6 @@ class Study:
             check_runs(chosen, folder, check_data(chosen, folder))
         return stages
 
-    def _write(self) -> None:
-        make_folder(self.folder.path)
-        text = yaml.safe_dump(self.config.plain(), sort_keys=False, allow_unicode=True)
-        write_text(self.folder.study_file, text)
-
 
 def _stages(cells: Sequence[Cell], folder: StudyFolder, only: Sequence[str] | None) -> list[str]:
     """The stages to run; the cells that they start from must be done, or run, too."""
@@ -163,16 +159,11 @@ def _check_folder(folder: StudyFolder) -> None:
     """
     path = folder.path
     files = [file for file in path.iterdir() if file.name[0] != "."] if path.is_dir() else []
-    if files and not _is_study(folder.study_file):
+    try:
+        if files:
+            read_study(folder.study_file)
+    except UserError:
         raise UserError(
             f"{path} holds other files than a study ({STUDY_FILE}); "
             f"choose another {setting('output')}."
-        )
-
-
-def _is_study(path: Path) -> bool:
-    try:
-        read_study(path)
-    except UserError:
-        return False
-    return True
+        ) from None

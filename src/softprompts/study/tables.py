@@ -118,8 +118,10 @@ def markdown(table: Sequence[ScoreRow]) -> str:
     """The rows as one Markdown table, with a column for every target."""
     targets = list(dict.fromkeys(target for row in table for target in row["targets"]))
     benchmarks = list(dict.fromkeys(name for row in table for name in row["benchmarks"]))
-    several = {"backbone": len({row["backbone"] for row in table}) > 1}
-    several["variant"] = len({row["variant"] for row in table}) > 1
+    several = {
+        "backbone": len({row["backbone"] for row in table}) > 1,
+        "variant": len({row["variant"] for row in table}) > 1,
+    }
     names = [name for name, shown in several.items() if shown]
     header = [*names, "source", "mean", *(f"mean of {name}" for name in benchmarks), *targets]
     lines = [header, ["---"] * len(header)]

@@ -180,9 +180,7 @@ def rerun(folder: StudyFolder, name: str, output: Path, data_dir: str | None = N
     outcomes = tune_cohort(members, output, on_start=on_start, exclusive=True)
     comparison: list[Rerun] = []
     for cell, outcome in zip(configs, outcomes, strict=True):
-        again = None
-        if not isinstance(outcome, RunFailedError):
-            again = outcome.card.score
+        again = None if isinstance(outcome, RunFailedError) else outcome.card.score
         score, resumed = recorded[cell].score, cell in result.resumed
         comparison.append(
             Rerun(cell=cell, recorded=score, again=again, same=again == score, resumed=resumed)

@@ -13,77 +13,36 @@ from ..files import read_json
 CHOICE, RUNS = "choice.json", "runs"
 PROBE, BASELINE, MIXTURE = "probe", "baseline", "mixture"
 """Names of runs, in their folder `runs`; the others are named after their sources."""
-
-
-class Probe(TypedDict):
-    steps: int
-    folder: str
-
-
-class Mixture(TypedDict):
-    task: str
-    folder: str
-
-
-class RankedSource(TypedDict):
-    name: str
-    task: str
-    similarity: float | None
-    """None where the strategy does not rank."""
-    step: int | None
-    seed: int | None
-    length: int
-
-
-class LeftOut(TypedDict):
-    """A prompt that cannot be a source."""
-
-    name: str
-    why: str
-
-
-class StartedRun(TypedDict):
-    """A run of the target from sources."""
-
-    name: str
-    sources: list[str]
-    start: dict[str, Any]
+RANKED = ("name", "task", "similarity", "step", "seed", "length")
+"""What is recorded of a source; its similarity is None where the strategy does not rank."""
 
 
 class RunResult(TypedDict):
     name: str
     folder: str
     metric: str | None
-    score: float | None
-    """None where the run left no prompt."""
+    score: float | None  # None where the run left no prompt
     majority: float | None
     best_step: int | None
     failed: bool
     stopped: str | None
 
 
-class Gain(TypedDict):
-    """Points over the baseline, and the share of its error that is gone."""
-
-    points: float
-    error_reduction: float | None
-
-
 class TransferRecord(TypedDict, total=False):
     """All of the file: first the request, then the choice, then the results."""
 
     request: dict[str, Any]
-    probe: Probe | None
-    ranked: list[RankedSource]
+    probe: dict[str, Any] | None  # steps and folder
+    ranked: list[dict[str, Any]]  # RANKED of each source
     chosen: list[str]
-    left_out: list[LeftOut]
-    mixture: Mixture | None
+    left_out: list[dict[str, str]]  # name and why
+    mixture: dict[str, Any] | None  # task and folder
     weights: dict[str, float] | None
-    runs: list[StartedRun]
+    runs: list[dict[str, Any]]  # name, sources and start of each
     results: list[RunResult]
     baseline: RunResult | None
     kept: str
-    gain: Gain | None
+    gain: dict[str, Any] | None  # points, and error_reduction or None
 
 
 def open_record(
@@ -101,7 +60,15 @@ def open_record(
                 f"choose another {setting('output')}."
             )
         return new, []
-    record = _read(path)
+    try:
+        record: TransferRecord = read_json(path)
+    except UserError:
+        record = {}
+    if not isinstance(record, dict) or "request" not in record:
+        raise UserError(
+            f"{path} is corrupted, or not written by softprompts; "
+            f"choose another {setting('output')}."
+        )
     complete = "runs" not in record or _is_complete(record)
     if overwrite:
         runs = record.get("runs", []) if complete else []
@@ -119,19 +86,6 @@ def open_record(
     return record, []
 
 
-def _read(path: Path) -> TransferRecord:
-    try:
-        record: TransferRecord = read_json(path)
-    except UserError:
-        record = {}
-    if not isinstance(record, dict) or "request" not in record:
-        raise UserError(
-            f"{path} is corrupted, or not written by softprompts; "
-            f"choose another {setting('output')}."
-        )
-    return record
-
-
 def _is_complete(record: Mapping[str, Any]) -> bool:
     """Whether a record holds a complete choice, from which a transfer can resume."""
     try:
@@ -139,7 +93,7 @@ def _is_complete(record: Mapping[str, Any]) -> bool:
         return (
             {"probe", "left_out", "mixture", "weights"} <= record.keys()
             and set(record["chosen"]) <= rows.keys()
-            and all(RankedSource.__annotations__.keys() <= row.keys() for row in rows.values())
+            and all(row.keys() >= set(RANKED) for row in rows.values())
             and len(record["runs"]) > 0
             and all(
                 isinstance(run["name"], str) and run["start"]["sources"] for run in record["runs"]

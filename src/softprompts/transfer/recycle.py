@@ -8,7 +8,7 @@ mixture, P prompt tokens.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -32,13 +32,12 @@ def recycle(
     """The target's prompt that means what `prompt` means to the source."""
     how = Recycling.of({"method": how}) if isinstance(how, str) else how
     folded = prompt.fold().cpu()
-    vectors = folded.table.detach()
     if folded.head is not None:
         raise UserError(
             f"The prompt predicts with a linear head on {source.name}'s hidden states; "
             "only prompts that predict words can be mapped."
         )
-    if not vectors.numel():
+    if not folded.table.numel():
         raise UserError("The prompt has no vectors to map; tune the new model instead.")
     target.check_place(folded.config.place)
     pairs = shared_words(source, target, how.words)
@@ -84,22 +83,18 @@ def _by_least_squares(
             f"{source.name} and {target.name} share {len(pairs)} words, "
             f"and a linear map needs {needed}; use {setting('method', 'words')}."
         )
-    source_ids, target_ids = pairs.T
 
-    def embeddings(rows: Tensor) -> tuple[Tensor, Tensor]:
-        return source.input_embeddings(source_ids[rows]), target.input_embeddings(target_ids[rows])
+    def embeddings() -> Iterator[tuple[Tensor, Tensor]]:
+        for ids in torch.split(pairs, CHUNK):
+            yield source.input_embeddings(ids[:, 0]), target.input_embeddings(ids[:, 1])
 
-    weight = least_squares(_chunks(embeddings, len(pairs)), how.ridge)
+    weight = least_squares(embeddings(), how.ridge)
     vectors = (prompt.table.detach().double() @ weight).float()
     if prompt.config.count == 1:
         return vectors, None
     router = prompt.router_tensors()["weight"]
-
-    def logits(rows: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = embeddings(rows)
-        return y, x @ router.T
-
-    return vectors, least_squares(_chunks(logits, len(pairs)), how.ridge).T.float()
+    logits = ((y, x @ router.T) for x, y in embeddings())
+    return vectors, least_squares(logits, how.ridge).T.float()
 
 
 def least_squares(chunks: Iterable[tuple[Tensor, Tensor]], ridge: float) -> Tensor:
@@ -113,12 +108,6 @@ def least_squares(chunks: Iterable[tuple[Tensor, Tensor]], ridge: float) -> Tens
     penalty = ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
     weight: Tensor = torch.linalg.solve(gram + penalty, cross)
     return weight
-
-
-def _chunks(
-    read: Callable[[Tensor], tuple[Tensor, Tensor]], count: int
-) -> Iterable[tuple[Tensor, Tensor]]:
-    return (read(rows) for rows in torch.split(torch.arange(count), CHUNK))
 
 
 def _by_words(
@@ -139,9 +128,8 @@ def _by_words(
         )
     source_ids, target_ids = pairs.T
     rows = normalize(prompt.table.detach()[0], dim=1)
-    chunks = torch.split(source_ids, CHUNK)
-    words = (normalize(source.input_embeddings(ids), dim=1) for ids in chunks)
-    cosines = torch.cat([rows @ chunk.T for chunk in words], dim=1)
+    words = (source.input_embeddings(ids) for ids in torch.split(source_ids, CHUNK))
+    cosines = torch.cat([rows @ normalize(chunk, dim=1).T for chunk in words], dim=1)
     best, nearest = cosines.topk(how.nearest, dim=1)
     weight = best.clamp(min=1e-9)
     weight = weight / weight.sum(1, keepdim=True)
@@ -160,20 +148,22 @@ def recycled_card(
 ) -> Card:
     """The card of a recycled prompt: its task and origin; it has no scores yet."""
     answering = card.answering()
-    labels = answering.form.labels
     prepend_sentinel([], target.tokenizer, target.name, answering.form.sentinel)
     max_length = min(answering.max_length, target.max_positions or answering.max_length)
     scoring = answering.scoring if target.generates else "labels"
     # Raises if the target cannot write a label.
-    Predictor(target, prompt.to(target.device), labels, scoring, max_length)
-    tuning = {**card.config["tuning"], "max_length": max_length}
+    Predictor(target, prompt.to(target.device), answering.form.labels, scoring, max_length)
     return Card(
         prompt=PromptCard.describing(prompt.config),
         method=f"recycled by {how.method}",
         backbone=BackboneCard.describing(target),
         task=card.task,
         scoring=scoring,
-        config={**card.config, "model": target.name, "tuning": tuning},
+        config={
+            **card.config,
+            "model": target.name,
+            "tuning": {**card.config["tuning"], "max_length": max_length},
+        },
         lineage=Lineage(
             recycled_from=name,
             method=card.method,

@@ -29,8 +29,7 @@ class Request:
     similarity: Similarity = "per_token_average_cosine"
     probe_steps: int | None = None
     """None: the step at which most sources were embedded, but no more than the target's steps."""
-    mixture_steps: int | None = None
-    """None: the target's own."""
+    mixture_steps: int | None = None  # None: the target's own
     keep_same_task: bool = False
 
     def __post_init__(self) -> None:

@@ -1,25 +1,83 @@
-"""Which prompts of a library can be sources for a target, and why the others cannot."""
+"""Which prompts can start a target's, and why others cannot: checked before anything is trained.
 
+`prompt/start.py` has the last word, when a start reads its sources.
+"""
+
+import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from ..artifacts.card import PromptCard
 from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone
-from ..config import RunConfig
+from ..config import PromptConfig, RunConfig
 from ..errors import UserError, listing, setting
 from ..library.entry import Entry
 from ..library.library import Library, named_prompt
-from ..tasks import data_folder, has_rows
-from .fit import SAME_TASK, source_mismatch
-from .record import LeftOut
+from ..prompt.prompt import same_route
+from ..tasks import PREFIX_LM, data_folder, has_rows
 from .settings import Request
 from .strategies import multi_task, target_name, task_names
 
+SAME_TASK = "it was tuned on the target's own task"
 REASONS = 3
 """Reasons that an error lists: every corrupted prompt has one of its own."""
 
 
-def usable_sources(request: Request, backbone: Backbone) -> tuple[list[Entry], list[LeftOut]]:
+def folded_card(prompt: PromptConfig) -> PromptCard:
+    """The card of a prompt that will be tuned with these settings."""
+    return dataclasses.replace(PromptCard.describing(prompt), count=prompt.folded_count)
+
+
+def start_mismatch(source: PromptCard, target: PromptConfig, averaged: bool = False) -> str | None:
+    """Why a target's prompt cannot start from a source, or from its average with others.
+
+    None where it can.
+    """
+    if source.length == 0 and target.length > 0:
+        return "it has no prompt vectors, because its run tuned the model or nothing"
+    if source.length > 0 and target.length == 0:
+        return "it has a prompt, and the target's run has none"
+    if averaged and source.count > 1:
+        return (
+            f"it is a mixture of {source.count} prompts, and mixtures cannot be averaged "
+            "(tune sources of one prompt)"
+        )
+    if averaged and source.length != target.length:
+        return (
+            f"it has {source.length} tokens and the target {target.length}, "
+            "and only prompts of the target's length are averaged "
+            f"(give the target {source.length}, or tune sources of {target.length})"
+        )
+    if source.count not in (1, target.count):
+        return f"it is a mixture of {source.count} prompts and cannot start {target.count}"
+    if source.count > 1 and not same_route(source.route, target.route):
+        return (
+            f"it is a mixture routed by {source.route.kind} "
+            f"and cannot start one routed by {target.route.kind}"
+        )
+    return None
+
+
+def source_mismatch(
+    entry: Entry, target: RunConfig, strategy: str, keep_same_task: bool = False
+) -> str | None:
+    """Why a prompt of the same backbone cannot be a source for the target by this strategy.
+
+    None where it can.
+    """
+    tasks = set(task_names(entry.card.task.name))
+    if not keep_same_task and tasks.intersection(task_names(target_name(target.task))):
+        return SAME_TASK
+    if strategy == "mixture":
+        named = entry.card.task_settings.get("task") not in (None, PREFIX_LM)
+        return None if named else "its task has no name to mix it in by"
+    return start_mismatch(entry.card.prompt, target.prompt, averaged=strategy == "average")
+
+
+def usable_sources(
+    request: Request, backbone: Backbone
+) -> tuple[list[Entry], list[dict[str, str]]]:
     """The prompts that can be sources, and those that cannot."""
     target, strategy = request.target, request.strategy
     if strategy == "named":
@@ -44,7 +102,7 @@ def usable_sources(request: Request, backbone: Backbone) -> tuple[list[Entry], l
     for name, error in unusable.items():
         if name not in reasons and RunFolder(request.library / name).has_prompt:
             reasons[name] = error
-    left_out = [LeftOut(name=name, why=why.rstrip(".")) for name, why in reasons.items() if why]
+    left_out = [{"name": name, "why": why.rstrip(".")} for name, why in reasons.items() if why]
     sources = [entry for entry in entries if reasons[entry.name] is None]
     if not sources:
         hint = f" ({setting('keep_same_task')} keeps prompts of the target's own task)"
@@ -71,14 +129,13 @@ def _named_source(request: Request, backbone: Backbone) -> Entry:
     return entry
 
 
-def _summarized(left_out: Sequence[LeftOut]) -> str:
+def _summarized(left_out: Sequence[Mapping[str, str]]) -> str:
     """How many prompts were left out for which reason, the most frequent reasons first."""
     parts, rest = [], len(left_out)
     for why, count in Counter(prompt["why"] for prompt in left_out).most_common(REASONS):
         names = listing([prompt["name"] for prompt in left_out if prompt["why"] == why], 3)
-        reason = why
-        if count > 1 and why.startswith("it "):
-            reason = f"each {why.removeprefix('it ')}"
+        several = count > 1 and why.startswith("it ")
+        reason = f"each {why.removeprefix('it ')}" if several else why
         parts.append(f"{count} ({names}), because {reason}")
         rest -= count
     return "; ".join([*parts, *([f"{rest} more for other reasons"] if rest else [])])

@@ -17,7 +17,7 @@ from typing import Any
 from ..config import Choice, RunConfig, TaskConfig
 from ..errors import UserError, setting
 from ..library.library import Match
-from ..tasks import BENCHMARKS, PREFIX_LM, STARTERS, definition
+from ..tasks import PREFIX_LM, definition, mixture_names
 
 NEVER = 2**31 - 1
 """Steps between evaluations of a run of which only the last prompt counts."""
@@ -113,12 +113,11 @@ def target_name(task: TaskConfig) -> str:
 
 def task_names(name: str) -> list[str]:
     """The tasks of a mixture or a benchmark, each by its full name; of one task, its own."""
-    parts = [part.strip() for part in name.split("+")]
-    return [_full_name(task) for part in parts for task in BENCHMARKS.get(part, (part,))]
+    return [_full_name(task) for task in mixture_names(name)]
 
 
 def _full_name(name: str) -> str:
     try:
-        return name if name in STARTERS else definition(name).name
+        return definition(name).name
     except UserError:  # a user's own data
         return name

@@ -32,16 +32,12 @@ from .record import (
     MIXTURE,
     PROBE,
     RUNS,
-    Gain,
-    RankedSource,
     RunResult,
-    StartedRun,
     TransferRecord,
     open_record,
 )
 from .settings import Request, Strategy, single_run
 from .sources import usable_sources
-from .strategies import best_of, mixture, multi_task, start_from, weighted
 
 Watch = Callable[[Sequence[Mapping[str, Any]]], Watcher]
 """Makes a watcher of runs, given the settings in which they differ."""
@@ -82,7 +78,7 @@ def transfer(
         mixture_steps,
         keep_same_task,
     )
-    backbone = _load_backbone(target)
+    backbone = load_backbone(target.model, target.dtype, target.device, target.trust_remote_code)
     run_transfer(request, Path(output), baseline, overwrite, backbone=backbone)
     return load(output, backbone=backbone)
 
@@ -105,14 +101,26 @@ def run_transfer(
         raise UserError("A transfer runs as one process; start it without a launcher.")
     with exclusive(output):
         record, stale = open_record(request.plain(), output, overwrite)
-        backbone = backbone or _load_backbone(target)
+        backbone = backbone or load_backbone(
+            target.model, target.dtype, target.device, target.trust_remote_code
+        )
         stages = _Stages(output, record, overwrite, watch, backbone, stale)
         if "runs" not in record:
             record.update(_choose(request, stages))
         on_choice(record)
         if record["mixture"] is not None:
-            stages.tune_one(MIXTURE, _mixture_run(request, record["mixture"]["task"]))
-        runs = {run["name"]: _started(target, run["start"]) for run in record["runs"]}
+            config = strategies.multi_task(target, record["mixture"]["task"].split("+"))
+            if request.mixture_steps is not None:
+                tuning = dataclasses.replace(
+                    config.tuning, steps=request.mixture_steps, epochs=None
+                )
+                config = dataclasses.replace(config, tuning=tuning)
+            stages.tune_one(MIXTURE, config)
+        starts = {run["name"]: run["start"] for run in record["runs"]}
+        runs = {
+            name: strategies.start_from(target, start["sources"], start.get("weights"))
+            for name, start in starts.items()
+        }
         probe = record["probe"]
         full_probe = probe is not None and strategies.probe(target, probe["steps"]) == target
         usual = PROBE if full_probe else BASELINE
@@ -120,10 +128,6 @@ def run_transfer(
             runs[usual] = target
         outcomes = dict(zip(runs, stages.tune(runs), strict=True))
         return _keep_best(record, outcomes, usual, output)
-
-
-def _load_backbone(config: RunConfig) -> Backbone:
-    return load_backbone(config.model, config.dtype, config.device, config.trust_remote_code)
 
 
 # -- choosing --------------------------------------------------------------------------------------
@@ -138,14 +142,14 @@ def _choose(request: Request, stages: "_Stages") -> TransferRecord:
     chosen = sources[: request.k] if request.ranks else sources
     similarities = {match.entry.name: match.similarity for match in matches}
     ranked = [
-        RankedSource(
-            name=entry.name,
-            task=entry.card.task.name,
-            similarity=similarities.get(entry.name),
-            step=entry.card.embedded_at,
-            seed=entry.card.seed,
-            length=entry.card.prompt.length,
-        )
+        {
+            "name": entry.name,
+            "task": entry.card.task.name,
+            "similarity": similarities.get(entry.name),
+            "step": entry.card.embedded_at,
+            "seed": entry.card.seed,
+            "length": entry.card.prompt.length,
+        }
         for entry in sources
     ]
     return {
@@ -166,9 +170,10 @@ def _ranked(request: Request, stages: "_Stages", sources: Sequence[Entry]) -> li
     tuned = stages.tune_one(PROBE, strategies.probe(request.target, steps))
     vectors = Entry(PROBE, stages.runs / PROBE, tuned.card).vectors()
     # Warnings about corrupted prompts were printed when the sources were read.
-    library = Library(request.library, ignore)
+    matches = Library(request.library, ignore).search(
+        vectors, stages.backbone.fingerprint, request.similarity
+    )
     names = {entry.name for entry in sources}
-    matches = library.search(vectors, stages.backbone.fingerprint, request.similarity)
     matches = [match for match in matches if match.entry.name in names]
     if not matches:
         raise UserError(
@@ -184,19 +189,18 @@ def _plan_runs(
     """The runs of a strategy: their names and starts; their other settings are the target's."""
     target, k, names = request.target, request.k, [entry.name for entry in chosen]
     if request.strategy == "average":
-        config = weighted(matches, k, target)
+        config = strategies.weighted(matches, k, target)
         weights = dict(zip(names, config.prompt.start.options["weights"], strict=True))
         return {"mixture": None, "weights": weights, "runs": [_run("average", names, config)]}
     if request.strategy == "mixture":
-        task = mixture(matches, k, target).task.task
-        assert task is not None
-        run = _run(f"from-{MIXTURE}", names, start_from(target, [runs / MIXTURE]))
-        folder = f"{RUNS}/{MIXTURE}"
-        return {"mixture": {"task": task, "folder": folder}, "weights": None, "runs": [run]}
+        task = strategies.mixture(matches, k, target).task.task
+        mixture = {"task": task, "folder": f"{RUNS}/{MIXTURE}"}
+        run = _run(f"from-{MIXTURE}", names, strategies.start_from(target, [runs / MIXTURE]))
+        return {"mixture": mixture, "weights": None, "runs": [run]}
     configs = (
-        best_of(matches, k, target)
+        strategies.best_of(matches, k, target)
         if request.ranks
-        else [start_from(target, [entry.folder]) for entry in chosen]
+        else [strategies.start_from(target, [entry.folder]) for entry in chosen]
     )
     started = [
         _run(f"from-{safe_name(name)[:200]}", [name], config)
@@ -205,20 +209,8 @@ def _plan_runs(
     return {"mixture": None, "weights": None, "runs": started}
 
 
-def _run(name: str, sources: Sequence[str], config: RunConfig) -> StartedRun:
+def _run(name: str, sources: Sequence[str], config: RunConfig) -> dict[str, Any]:
     return {"name": name, "sources": list(sources), "start": config.prompt.start.plain()}
-
-
-def _started(target: RunConfig, start: Mapping[str, Any]) -> RunConfig:
-    return start_from(target, start["sources"], start.get("weights"))
-
-
-def _mixture_run(request: Request, task: str) -> RunConfig:
-    config = multi_task(request.target, task.split("+"))
-    if request.mixture_steps is None:
-        return config
-    tuning = dataclasses.replace(config.tuning, steps=request.mixture_steps, epochs=None)
-    return dataclasses.replace(config, tuning=tuning)
 
 
 # -- tuning ----------------------------------------------------------------------------------------
@@ -233,8 +225,7 @@ class _Stages:
     overwrite: bool
     watch: Watch
     backbone: Backbone
-    stale: Sequence[str] = ()
-    """Runs of a choice that is being overwritten."""
+    stale: Sequence[str] = ()  # runs of a choice that is being overwritten
 
     @property
     def runs(self) -> Path:
@@ -245,7 +236,12 @@ class _Stages:
         members = [Member(config, {"run": name}, name) for name, config in runs.items()]
 
         def on_start(started: Sequence[Run]) -> None:
-            self._remove_stale(runs)
+            self.overwrite = False  # from now on, there is nothing but what this transfer wrote
+            if self.stale:
+                RunFolder(self.output).clear()
+                for name in set(self.stale) - set(runs):
+                    shutil.rmtree(self.runs / name, ignore_errors=True)
+            self.stale = ()
             write_json(self.output / CHOICE, self.record)
             watcher.on_start(started)
 
@@ -261,16 +257,6 @@ class _Stages:
         if isinstance(outcome, RunFailedError):
             raise outcome
         return outcome
-
-    def _remove_stale(self, runs: Mapping[str, RunConfig]) -> None:
-        """Remove what an earlier choice left; after that, nothing is overwritten any more."""
-        self.overwrite = False
-        if self.stale:
-            RunFolder(self.output).clear()
-            for name in self.stale:
-                if name not in runs:
-                    shutil.rmtree(self.runs / name, ignore_errors=True)
-        self.stale = ()
 
 
 # -- results ---------------------------------------------------------------------------------------
@@ -331,7 +317,7 @@ def _result(name: str, outcome: Tuned | RunFailedError) -> RunResult:
     }
 
 
-def _gain(score: float, baseline: RunResult | None) -> Gain | None:
+def _gain(score: float, baseline: RunResult | None) -> dict[str, Any] | None:
     """Points over the baseline, and the share of its error that is gone: (s - b) / (100 - b)."""
     if baseline is None or baseline["score"] is None:
         return None
