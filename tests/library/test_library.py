@@ -49,19 +49,19 @@ def test_an_added_prompt_is_a_copy_without_the_training_state(tmp_path: Path) ->
 
 
 def test_a_name_is_overwritten_only_if_asked(tmp_path: Path) -> None:
-    one, other = (
-        make_prompt(tmp_path / "one", torch.zeros(1, 2, 4) + 1),
-        make_prompt(tmp_path / "other", torch.zeros(1, 2, 4) + 2),
+    first, second = (
+        make_prompt(tmp_path / "first", torch.zeros(1, 2, 4) + 1),
+        make_prompt(tmp_path / "second", torch.zeros(1, 2, 4) + 2),
     )
     library = Library(tmp_path / "library")
-    library.add(one, "p")
+    library.add(first, "p")
     with pytest.raises(UserError, match="already holds p"):
-        library.add(other, "p")
+        library.add(second, "p")
     assert float(library.entry("p").vectors().mean()) == 1
-    library.add(other, "p", overwrite=True)
+    library.add(second, "p", overwrite=True)
     assert float(library.entry("p").vectors().mean()) == 2
     (library.folder / "note").write_text("a file")
-    library.add(other, "note", overwrite=True)
+    library.add(second, "note", overwrite=True)
     assert {path.name for path in library.folder.iterdir()} == {"p", "note", ".lock"}
 
 
@@ -138,22 +138,23 @@ def test_search_gives_the_similarities_of_the_paper(tmp_path: Path, similarity: 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    one=st.tuples(*[st.integers(1, 5)] * 2),
-    other=st.tuples(*[st.integers(1, 5)] * 2),
+    mixture_size=st.tuples(*[st.integers(1, 5)] * 2),
+    other_size=st.tuples(*[st.integers(1, 5)] * 2),
     seed=st.integers(0, 999),
 )
 def test_all_tokens_of_mixtures_and_longer_prompts_count(
-    one: tuple[int, int], other: tuple[int, int], seed: int
+    mixture_size: tuple[int, int], other_size: tuple[int, int], seed: int
 ) -> None:
     """K prompts of P tokens count as K * P tokens; summaries give the similarity of the tokens."""
     rng = torch.Generator().manual_seed(seed)
-    mixture, single = (
-        torch.randn(*size, 6, generator=rng, dtype=torch.float64) for size in (one, other)
+    mixture, other = (
+        torch.randn(*size, 6, generator=rng, dtype=torch.float64)
+        for size in (mixture_size, other_size)
     )
-    dots = (summary(mixture) * summary(single)).sum(1)
+    dots = (summary(mixture) * summary(other)).sum(1)
     for dot, similarity in zip(dots.tolist(), SIMILARITIES.values(), strict=True):
         assert dot == pytest.approx(
-            similarity(mixture.reshape(-1, 6), single.reshape(-1, 6)), abs=1e-12
+            similarity(mixture.reshape(-1, 6), other.reshape(-1, 6)), abs=1e-12
         )
 
 

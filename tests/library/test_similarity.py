@@ -17,9 +17,9 @@ SPOT = golden("spot_similarity")
 def test_similarities_match(name: str) -> None:
     prompts = torch.tensor(SPOT["prompts"], dtype=torch.float64)
     target = torch.tensor(SPOT["target_prompt"], dtype=torch.float64)
-    for i, one in enumerate(prompts):
+    for i, prompt in enumerate(prompts):
         for j, other in enumerate(prompts):
-            assert SIMILARITIES[name](one, other) == pytest.approx(SPOT[name][i][j], abs=1e-12)
+            assert SIMILARITIES[name](prompt, other) == pytest.approx(SPOT[name][i][j], abs=1e-12)
     to_target = [SIMILARITIES[name](target, prompt) for prompt in prompts]
     expected = SPOT["retrieval"][name]
     assert to_target == pytest.approx(expected["similarity_to_target"], abs=1e-12)

@@ -18,8 +18,7 @@ from softprompts.config import TaskConfig, run_config
 from softprompts.errors import UserError, setting
 from softprompts.study import workers
 from softprompts.study.cells import open_cell
-from softprompts.study.config import read_study
-from softprompts.study.errors import StudyError, study_errors
+from softprompts.study.config import StudyError, read_study, study_errors
 from softprompts.study.leases import Leases
 from softprompts.study.plan import plan
 from softprompts.study.state import StudyState
@@ -192,8 +191,8 @@ def half_done(
     write: Write, toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> Path:
     """A study of a user's own data, whose baselines are done."""
-    own = {"name": "mine", "train": str(toy_csv), "text": "review", "label": "mood"}
-    study = write(**FEW, sources=["helpdesk/intent"], targets=[own])
+    user_data = {"name": "mine", "train": str(toy_csv), "text": "review", "label": "mood"}
+    study = write(**FEW, sources=["helpdesk/intent"], targets=[user_data])
     argv = [
         "study",
         "run",
@@ -224,7 +223,7 @@ def test_changed_rows_are_reported_and_nothing_runs(
         assert "The rows of mine have changed since" in message
         assert "restore the old rows, or run the study again with another --output" in message
         assert {path: path.stat().st_mtime_ns for path in half_done.rglob("*")} == files
-    monkeypatch.setattr("softprompts.study.checks.check_rows", lambda *given: None)
+    monkeypatch.setattr("softprompts.study.checks.check_rows", lambda *arguments: None)
     assert cli(["study", "run", str(half_done), "--device", "cpu"]) == 2, (
         "workers check when they start a cell, too"
     )
@@ -299,8 +298,11 @@ def test_a_cell_is_rerun_with_moved_rows(
 def test_a_checkpoint_of_other_rows_is_reported_before_anything_runs(
     write: Write, toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = {"name": "mine", "train": str(toy_csv), "text": "review", "label": "mood"}
-    study, folder = write(**FEW, sources=["helpdesk/intent"], targets=[own]), tmp_path / "study"
+    user_data = {"name": "mine", "train": str(toy_csv), "text": "review", "label": "mood"}
+    study, folder = (
+        write(**FEW, sources=["helpdesk/intent"], targets=[user_data]),
+        tmp_path / "study",
+    )
     (cell,) = (cell for cell in plan(read_study(study), "cpu") if cell.stage == "baseline")
     open_cell(cell, cell.config, StudyFolder(folder))
     run = Run(
@@ -322,11 +324,11 @@ def test_of_two_workers_with_different_rows_one_commits(
     write: Write, toy_csv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows change after one worker started; another starts and ends, then the first ends."""
-    own = {"name": "mine", "train": str(toy_csv), "text": "review", "label": "mood"}
+    user_data = {"name": "mine", "train": str(toy_csv), "text": "review", "label": "mood"}
     cells = {
         cell.name: cell
         for cell in plan(
-            read_study(write(**{**FEW, "seeds": [0, 1]}, sources=[], targets=[own])), "cpu"
+            read_study(write(**{**FEW, "seeds": [0, 1]}, sources=[], targets=[user_data])), "cpu"
         )
     }
     first, second = cells.values()

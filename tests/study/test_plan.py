@@ -102,8 +102,8 @@ def test_variants_say_what_differs() -> None:
 
 
 def test_own_data_may_be_a_source_or_a_target(toy_csv: Path) -> None:
-    own = {"name": "reviews", "train": str(toy_csv), "text": "review", "label": "mood"}
-    cells = planned(sources=[own], targets=["helpdesk/urgency"], retrieval={})
+    user_data = {"name": "reviews", "train": str(toy_csv), "text": "review", "label": "mood"}
+    cells = planned(sources=[user_data], targets=["helpdesk/urgency"], retrieval={})
     assert [cell.source for cell in cells if cell.stage == "source"] == ["reviews", "reviews"]
     assert cells[0].config.task.train == str(toy_csv)
 

@@ -28,31 +28,31 @@ from .test_plan import ALL
 
 
 def test_a_study_runs_every_cell(finished_study: Path, model: str) -> None:
-    found = results(finished_study)
-    assert len(found) == ALL
+    by_cell = results(finished_study)
+    assert len(by_cell) == ALL
     assert all(
         result["rows"] == 12 and result["majority"] > 0
-        for result in found.values()
+        for result in by_cell.values()
         if result["stage"] != "mixture-source"
     )
-    assert len({result["score"] for result in found.values()}) > 3, (
+    assert len({result["score"] for result in by_cell.values()}) > 3, (
         "equal scores would prove nothing below"
     )
-    home = next(iter(found)).split("/")[0]
-    transfer = found[f"{home}/transfer/helpdesk-intent--helpdesk-urgency/seed1"]
+    home = next(iter(by_cell)).split("/")[0]
+    transfer = by_cell[f"{home}/transfer/helpdesk-intent--helpdesk-urgency/seed1"]
     assert transfer["config"]["prompt"]["start"]["sources"] == [
         str(cell_path(finished_study, f"{home}/source/helpdesk-intent/seed1"))
     ]
-    average = found[f"{home}/average/helpdesk-urgency/k2/seed0"]
+    average = by_cell[f"{home}/average/helpdesk-urgency/k2/seed0"]
     assert len(average["chosen"]) == 2
     assert sum(chosen["weight"] for chosen in average["chosen"]) == pytest.approx(1)
     assert average["chosen"][0]["similarity"] >= average["chosen"][1]["similarity"]
-    mixed = found[f"{home}/mixture-source/helpdesk-urgency/k1/seed0"]["config"]["task"][
+    mixed = by_cell[f"{home}/mixture-source/helpdesk-urgency/k1/seed0"]["config"]["task"][
         "task"
     ].split("+")
     assert mixed[0] == "helpdesk/urgency"
     assert set(mixed[1:]) < {"helpdesk/intent", "helpdesk/area"}
-    after = found[f"{home}/mixture/helpdesk-urgency/k1/seed0"]["config"]
+    after = by_cell[f"{home}/mixture/helpdesk-urgency/k1/seed0"]["config"]
     assert after["prompt"]["start"]["sources"] == [
         str(cell_path(finished_study, f"{home}/mixture-source/helpdesk-urgency/k1/seed0"))
     ]
@@ -259,11 +259,11 @@ def test_bad_rows_are_reported_before_anything_runs_and_can_be_skipped(
 ) -> None:
     whole_rows = toy_csv.read_text()
     toy_csv.write_text(whole_rows + "a text without a mood,\n")
-    own = {"name": "mine", "train": str(toy_csv), "text": "review", "label": "mood"}
+    user_data = {"name": "mine", "train": str(toy_csv), "text": "review", "label": "mood"}
     folder = tmp_path / "study"
 
     def run(**more: object) -> int:
-        study = write(**FEW, sources=["helpdesk/intent"], targets=[{**own, **more}])
+        study = write(**FEW, sources=["helpdesk/intent"], targets=[{**user_data, **more}])
         return cli(
             [
                 "study",
@@ -439,9 +439,13 @@ def test_status_and_report_of_a_study(
     )
     assert "(no transfer)" in (tmp_path / "report" / "scores.md").read_text()
     sources = json.loads((tmp_path / "report" / "sources.json").read_text())
-    own = [r["score"] for r in records if r["stage"] == "source" and r["source"] == "helpdesk/area"]
+    source_scores = [
+        record["score"]
+        for record in records
+        if record["stage"] == "source" and record["source"] == "helpdesk/area"
+    ]
     area = next(row for row in sources if row["source"] == "helpdesk/area")
-    assert area["score"] == pytest.approx(sum(own) / 2, rel=1e-5)
+    assert area["score"] == pytest.approx(sum(source_scores) / 2, rel=1e-5)
     assert (area["metric"], area["rows"]) == ("accuracy", 12)
     assert "## Sources" in (tmp_path / "report" / "report.md").read_text()
 

@@ -122,9 +122,9 @@ def test_one_command_starts_several_workers(write: Write, tmp_path: Path) -> Non
         assert command.wait(120) == 0
     finally:
         command.kill()
-    found = results(folder)
-    assert len(found) == 8
-    assert len({result["worker"] for result in found.values()}) > 1
+    by_cell = results(folder)
+    assert len(by_cell) == 8
+    assert len({result["worker"] for result in by_cell.values()}) > 1
     assert not list((folder / WORKERS).glob("[!.]*.json")), "all workers have exited"
     assert folder.with_name("stderr").read_text() == "", "without output"
 
@@ -209,11 +209,11 @@ def holds(folder: Path, process: int) -> bool:
 
 
 def test_a_lease_belongs_to_one_worker(tmp_path: Path) -> None:
-    with Leases(StudyFolder(tmp_path)) as one, Leases(StudyFolder(tmp_path)) as other:
-        assert one.acquire("a")
-        assert not other.acquire("a")
-        assert not one.acquire("a")
-        assert other.acquire("b")
+    with Leases(StudyFolder(tmp_path)) as first, Leases(StudyFolder(tmp_path)) as second:
+        assert first.acquire("a")
+        assert not second.acquire("a")
+        assert not first.acquire("a")
+        assert second.acquire("b")
     with Leases(StudyFolder(tmp_path)) as third:
         assert third.acquire("a"), "a worker that left holds nothing"
 
@@ -329,29 +329,29 @@ def test_a_file_system_without_hard_links_is_one_sentence(
 class TakenOver(StudyWatcher):
     """Another worker takes the first cell over while it is tuned, and leaves without a result."""
 
-    def __init__(self, folder: Path, own: Leases) -> None:
-        self.other, self.own, self.robbed = Leases(StudyFolder(folder)), own, 0
+    def __init__(self, folder: Path, leases: Leases) -> None:
+        self.other, self.leases, self.takeovers = Leases(StudyFolder(folder)), leases, 0
 
     def on_step(self, run: Run) -> None:
-        if not self.robbed:
-            lease = next(iter(self.own.held.values()))
+        if not self.takeovers:
+            lease = next(iter(self.leases.held.values()))
             lease.with_name(".claim-1").write_text(json.dumps({"worker": self.other.worker}))
-            self.robbed += 1
-            wait_for(self.own.lost.is_set, 20)
+            self.takeovers += 1
+            wait_for(self.leases.lost.is_set, 20)
 
     def on_update(self, state: StudyState) -> None:
-        if self.robbed:
+        if self.takeovers:
             self.other.file.unlink(missing_ok=True)
 
 
 def test_a_worker_that_lost_a_lease_stops(write: Write, tmp_path: Path) -> None:
     cells = [cell for cell in plan(read_study(write(**FEW)), "cpu") if cell.stage == "baseline"]
-    own = Leases(StudyFolder(tmp_path / "study"), heartbeat=0.05)
-    watcher = TakenOver(tmp_path / "study", own)
-    assert work(cells, StudyFolder(tmp_path / "study"), 4, watcher, leases=own).done == {
+    leases = Leases(StudyFolder(tmp_path / "study"), heartbeat=0.05)
+    watcher = TakenOver(tmp_path / "study", leases)
+    assert work(cells, StudyFolder(tmp_path / "study"), 4, watcher, leases=leases).done == {
         cell.name for cell in cells
     }
-    assert watcher.robbed == 1
+    assert watcher.takeovers == 1
 
 
 def test_a_run_of_a_moved_study_starts_again(tmp_path: Path) -> None:

@@ -59,9 +59,9 @@ def same_in_other_coordinates(backbone: Backbone) -> Backbone:
     return EncoderDecoder(model, backbone.tokenizer, "same")
 
 
-def other_order(backbone: Backbone, kept: int) -> tuple[Any, list[int]]:
-    """A tokenizer with reversed ids and `kept` shared pieces; the old id of each new one."""
-    usable = set(backbone.common_pieces(kept).tolist())
+def other_order(backbone: Backbone, shared: int) -> tuple[Any, list[int]]:
+    """A tokenizer with reversed ids and `shared` common pieces; the old id of each new one."""
+    usable = set(backbone.common_pieces(shared).tolist())
     state = json.loads(backbone.tokenizer.backend_tokenizer.to_str())
     pieces = state["model"]["vocab"]
     order = [*range(3), *reversed(range(3, len(pieces)))]
@@ -128,7 +128,7 @@ def test_a_mixture_is_mapped_with_its_router(t5: Backbone) -> None:
 
 
 def test_only_shared_words_are_used(t5: Backbone) -> None:
-    tokenizer, order = other_order(t5, kept=400)
+    tokenizer, order = other_order(t5, shared=400)
     model = copy.deepcopy(t5.model)
     table = model.get_input_embeddings().weight
     noise = torch.randn(table.shape, generator=torch.Generator().manual_seed(4))

@@ -33,10 +33,10 @@ def test_the_targets_own_task_is_left_out_unless_kept(
         "left out: urgency: it was tuned on the target's own task (--keep-same-task keeps it)"
         in describe_choice(record)
     )
-    kept = run_transfer(
+    record = run_transfer(
         Request(target(), library, "all", keep_same_task=True), tmp_path / "with", backbone=backbone
     )
-    assert (kept["left_out"], len(kept["results"])) == ([], 4)
+    assert (record["left_out"], len(record["results"])) == ([], 4)
 
 
 def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(

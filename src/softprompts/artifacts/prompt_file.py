@@ -22,7 +22,7 @@ def prompt_tensors(folded: Prompt) -> dict[str, Tensor]:
 
 
 def prompt_of(tensors: Mapping[str, Tensor], card: Card, path: Path) -> Prompt:
-    """The folded prompt that `prompt_tensors` made these of; `path` is the file they are from."""
+    """The folded prompt of `prompt_tensors`; `path` is the file that the tensors are from."""
     try:
         config = card.prompt.config()
     except UserError as error:
@@ -69,7 +69,7 @@ def _router_tensors(folded: Prompt) -> dict[str, Tensor]:
 
 
 def _router(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What `_router_tensors` was given."""
+    """The inverse of `_router_tensors`."""
     if "router" in tensors:
         return {"weight": tensors["router"]}
     names = [name for name in tensors if name.startswith("router.")]

@@ -9,7 +9,6 @@ workers/WORKER.json     a worker's heartbeat
 """
 
 import dataclasses
-import json
 import os
 import tempfile
 import time
@@ -32,8 +31,7 @@ class ChosenSource:
 
     cell: str
     similarity: float | None = None
-    weight: float | None = None
-    """In a weighted average."""
+    weight: float | None = None  # in a weighted average
 
     def plain(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if value is not None}
@@ -56,30 +54,22 @@ class CellResult:
     seed: int | None = None
     k: int | None = None
     similarity: str | None = None
-    chosen: list[ChosenSource] = field(default_factory=list)
-    """Nearest first."""
+    chosen: list[ChosenSource] = field(default_factory=list)  # nearest first
     worker: str | None = None
     begun: float = 0.0
-    beside: list[str] = field(default_factory=list)
-    """The cells of its cohort, itself among them."""
-    resumed: list[str] = field(default_factory=list)
-    """Those of them that resumed from a checkpoint."""
+    beside: list[str] = field(default_factory=list)  # the cells of its cohort, itself among them
+    resumed: list[str] = field(default_factory=list)  # those of them that resumed
     finished: float = 0.0
-    score: float | None = None
-    """The first metric on the validation rows; None where the run failed."""
+    score: float | None = None  # the first metric on the validation rows; None: it failed
     metric: str | None = None
     metrics: dict[str, float] | None = None
     majority: float | None = None
-    data: dict[str, str] | None = None
-    """Digests of the task's rows, by split."""
-    rows: int | None = None
-    """Validation rows."""
+    data: dict[str, str] | None = None  # digests of the task's rows, by split
+    rows: int | None = None  # validation rows
     best_step: int | None = None
     steps: int | None = None
-    seconds: float | None = None
-    """Its share of the cohort's training time."""
-    cohort: int | None = None
-    """How many runs were trained together."""
+    seconds: float | None = None  # its share of the cohort's training time
+    cohort: int | None = None  # how many runs were trained together
     failed: str | None = None
     fingerprint: str | None = None
     parameters: int | None = None
@@ -101,9 +91,8 @@ class CellResult:
 
     def plain(self) -> dict[str, Any]:
         values = dataclasses.asdict(self) | {"chosen": [source.plain() for source in self.chosen]}
-        if self.score is not None:
-            return values
-        return {name: value for name, value in values.items() if name not in MEASURED}
+        unknown = MEASURED if self.score is None else ()
+        return {name: value for name, value in values.items() if name not in unknown}
 
 
 MEASURED = (
@@ -122,8 +111,7 @@ class CellFolder(RunFolder):
         return (self.path / RESULT).exists()
 
     def result(self) -> CellResult | None:
-        path = self.path / RESULT
-        return CellResult.read(path) if path.exists() else None
+        return CellResult.read(self.path / RESULT) if self.is_done else None
 
     def write_result(self, result: CellResult) -> bool:
         """False where there is a result already, which stays."""
@@ -160,15 +148,13 @@ def _number(lease: Path) -> int:
 def lease_owner(lease: Path | None) -> str | None:
     """The worker that wrote a lease; None where there is none, or it is corrupted."""
     try:
-        return None if lease is None else str(json.loads(lease.read_bytes())["worker"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return None if lease is None else str(read_json(lease)["worker"])
+    except (UserError, KeyError, TypeError):
         return None
 
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """The folder of a study."""
-
     path: Path
 
     @property

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..study.config import read_study
-from ..study.errors import study_errors
+from ..study.config import read_study, study_errors
 from .arguments import output_folder, whole_number
 from .command import make_parser, run_action
 from .output import duration, print_result

@@ -28,9 +28,8 @@ def check_fingerprints(
     """
     reference = "it is now"
     for cell in cells:
-        if cell.config.model != model or cell.trains_model:
-            continue
-        result = folder.cell(cell.name).result()
+        frozen = cell.config.model == model and not cell.trains_model
+        result = folder.cell(cell.name).result() if frozen else None
         if result is None or result.fingerprint is None:
             continue
         if result.fingerprint != (fingerprint or result.fingerprint):
@@ -115,15 +114,14 @@ def resolve_start(
 
 def _nearest(cell: Cell, folder: StudyFolder) -> list[ChosenSource]:
     """The k source prompts most similar to a cell's baseline; failed runs left none."""
-    assert cell.like is not None
-    assert cell.similarity is not None
-    similarity, baseline = SIMILARITIES[cell.similarity], task_embedding(folder, cell.like)
-    similarities = {}
-    for name in cell.starts:
-        result = folder.cell(name).result()
-        if result is not None and result.score is not None:
-            value = similarity(baseline, task_embedding(folder, name))
-            similarities[name] = round(value, DECIMALS)
+    similarity = SIMILARITIES[str(cell.similarity)]
+    baseline = task_embedding(folder, str(cell.like))
+    results = {name: folder.cell(name).result() for name in cell.starts}
+    similarities = {
+        name: round(similarity(baseline, task_embedding(folder, name)), DECIMALS)
+        for name, result in results.items()
+        if result is not None and result.score is not None
+    }
     return [ChosenSource(name, similarities[name]) for name in rank(similarities)[: cell.k]]
 
 

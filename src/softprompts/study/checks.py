@@ -22,7 +22,7 @@ from ..tasks import PREFIX_LM, Task, data_folder, has_rows, is_file, preview_tas
 from ..transfer.sources import folded_card, start_mismatch
 from ..tuning import Run
 from .cells import check_rows, task_key
-from .errors import study_errors
+from .config import study_errors
 from .leases import lease_holder
 from .plan import Cell
 

@@ -1,15 +1,19 @@
-"""What a study file says: sources, targets, seeds and settings."""
+"""What a study file says, and errors that spell settings as its keys."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ..config import DEFAULT_MODEL, Schema, Settings, merge, option, read_yaml, schema_of
 from ..config.json_schema import file_schema, flat_run_settings
-from ..errors import UserError, setting
+from ..errors import UserError, as_flag, as_key, setting
 from ..library import Similarity
+
+OPTIONS = {"output", "device", "task.data_dir", "workers", "only", "ray"}
+"""Options of `softprompts study`, which it takes as flags."""
 
 
 @dataclass(frozen=True)
@@ -117,3 +121,23 @@ def study_schema() -> Schema:
     schema["properties"]["variants"] = {"type": "object", "additionalProperties": grid}
     schema["$defs"]["settings"] = flat_run_settings()
     return schema
+
+
+class StudyError(UserError):
+    """A problem with a study. In Python, too, settings are the keys of its file."""
+
+    def __str__(self) -> str:
+        return self.spelled(as_key)
+
+    @staticmethod
+    def spelling(path: str, value: str | None = None) -> str:
+        return as_flag(path, value) if path in OPTIONS else as_key(path, value)
+
+
+@contextmanager
+def study_errors(prefix: str = "") -> Iterator[None]:
+    """Raise errors about a run or its data as errors of the study, after a `prefix`."""
+    try:
+        yield
+    except UserError as error:
+        raise StudyError(f"{prefix}{error.message}") from None

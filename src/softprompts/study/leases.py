@@ -125,7 +125,6 @@ def is_alive(folder: StudyFolder, worker: str, now: float, timeout: float = TIME
 def lease_holder(
     folder: StudyFolder, cell: str, now: float, timeout: float = TIMEOUT
 ) -> str | None:
-    """The living worker that runs a cell."""
     worker = lease_owner(folder.cell(cell).lease())
     return worker if worker is not None and is_alive(folder, worker, now, timeout) else None
 

@@ -24,7 +24,6 @@ from .config import Grid, StudyConfig
 NAME_LIMIT = 80
 """Characters of one part of a cell's name."""
 SET_BY_PLAN = ("model", "seed")
-"""Settings that the plan gives to each run."""
 SETTINGS = sorted(
     {f.name for part in (RunConfig, TaskConfig, TuningConfig) for f in dataclasses.fields(part)}
     - set(SET_BY_PLAN)
@@ -57,7 +56,6 @@ class Cell:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Cells that come first."""
         return self.starts + ((self.like,) if self.like is not None else ())
 
     def is_blocked(self, failed: Set[str]) -> bool:
@@ -229,7 +227,6 @@ class _Planner:
     # -- what retrieval needs ----------------------------------------------------------------------
 
     def _check_retrieval(self) -> None:
-        """Reject what retrieval cannot do before anything runs."""
         retrieval = self.grid.retrieval
         for part in ("targets", "sources", "seeds"):
             if not getattr(self.grid, part):

@@ -16,7 +16,6 @@ EXIT_TIMEOUT = 30.0
 
 
 def is_child() -> bool:
-    """Whether another worker started this process."""
     return bool(os.environ.get(CHILD))
 
 
@@ -46,11 +45,8 @@ def worker_processes(arguments: Sequence[str], workers: int) -> Iterator[None]:
                 child.wait(EXIT_TIMEOUT)
     finally:
         for child in children:
-            if child.poll() is None:
+            with child:  # closes its pipe, and waits for it
                 child.kill()
-            child.wait()
-            if child.stdin is not None:
-                child.stdin.close()
         torch.set_num_threads(threads)
 
 

@@ -129,7 +129,6 @@ def study_status(
         stage["done"] += cell.name in state.done
         stage["total"] += 1
     missing, now = [cell for cell in cells if cell.name not in state.done], folder.now()
-    workers = [file.stem for file in folder.heartbeats()]
     return {
         "folder": str(folder.path),
         "total": len(cells),
@@ -140,7 +139,7 @@ def study_status(
         "finished": [cell.name for cell in cells if cell.name in state.done],
         "missing": [cell.name for cell in missing],
         "stages": stages,
-        "workers": [worker for worker in workers if is_alive(folder, worker, now)],
+        "workers": [file.stem for file in folder.heartbeats() if is_alive(folder, file.stem, now)],
         **pace(missing, state),
     }
 

@@ -11,8 +11,7 @@ from ..artifacts.study_folder import STUDY_FILE, StudyFolder
 from ..errors import UserError, setting
 from ..files import make_folder, safe_name, write_text
 from .checks import check_data, check_models, check_runs, check_unchanged
-from .config import StudyConfig, read_study
-from .errors import study_errors
+from .config import StudyConfig, read_study, study_errors
 from .plan import Cell, plan
 from .processes import is_child, worker_processes
 from .ray_cluster import cluster, work_on_ray
@@ -38,30 +37,28 @@ class Study:
         self.folder = StudyFolder(Path(folder or Path("runs") / safe_name(config.name)))
 
     @classmethod
+    @study_errors()
     def load(cls, path: str | Path) -> Self:
         """The study of a file, or of the folder that `run` wrote."""
         path = Path(path)
-        with study_errors():
-            if path.is_dir():
-                return cls.open(path)
-            return cls(read_study(path))
+        return cls.open(path) if path.is_dir() else cls(read_study(path))
 
     @classmethod
+    @study_errors()
     def open(cls, folder: str | Path) -> Self:
         """The study that `run` wrote to a folder."""
-        with study_errors():
-            file = StudyFolder(Path(folder)).study_file
-            if not file.exists():
-                raise UserError(
-                    f"{folder} is not the folder of a study; "
-                    "name one that `softprompts study run` wrote."
-                )
-            return cls(read_study(file), folder)
+        file = StudyFolder(Path(folder)).study_file
+        if not file.exists():
+            raise UserError(
+                f"{folder} is not the folder of a study; "
+                "name one that `softprompts study run` wrote."
+            )
+        return cls(read_study(file), folder)
 
+    @study_errors()
     def cells(self, device: str | None = None, data_dir: str | None = None) -> list[Cell]:
         """All runs of the study, each after those it needs."""
-        with study_errors():
-            return plan(self.config, device, data_dir)
+        return plan(self.config, device, data_dir)
 
     def run(
         self,
@@ -110,16 +107,15 @@ class Study:
                     )
             return study_status(cells, folder, state)
 
+    @study_errors()
     def status(self) -> StudyStatus:
         """What is done, running and missing."""
-        cells = self.cells()
-        with study_errors():
-            return study_status(cells, self.folder)
+        return study_status(self.cells(), self.folder)
 
+    @study_errors()
     def rerun(self, cell: str, output: str | Path, data_dir: str | None = None) -> list[Rerun]:
         """Run the cohort of a finished cell again, and compare scores with the recorded ones."""
-        with study_errors():
-            return rerun(self.folder, cell, Path(output), data_dir)
+        return rerun(self.folder, cell, Path(output), data_dir)
 
     def _check(self, cells: Sequence[Cell], only: Sequence[str] | None, local: bool) -> list[str]:
         """The stages to run, once all that can be checked is; nothing is written before that."""

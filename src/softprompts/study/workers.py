@@ -121,7 +121,6 @@ def run_cohort(
 
 
 def _digests(runs: Iterable[Run]) -> dict[str, dict[str, str]]:
-    """Digests of the rows of each run's task."""
     return {task_key(run.config.task): run.task.digests for run in runs}
 
 

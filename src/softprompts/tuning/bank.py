@@ -121,12 +121,12 @@ class PromptBank:
         ids: dict[tuple[type[Backbone], str], list[int]] = {}
         for kind, backbone in {type(backbone): backbone for backbone in backbones}.items():
             pairs = zip(backbones, texts, strict=True)
-            unique = list(dict.fromkeys(text for own, (_, text) in pairs if type(own) is kind))
+            unique = list(dict.fromkeys(text for b, (_, text) in pairs if type(b) is kind))
             rows = backbone.token_ids(unique)
             ids |= {(kind, text): row for text, row in zip(unique, rows, strict=True)}
         return [
-            (number, own.truncate(ids[type(own), text], self.predictors[number].budget))
-            for own, (number, text) in zip(backbones, texts, strict=True)
+            (number, backbone.truncate(ids[type(backbone), text], self.predictors[number].budget))
+            for backbone, (number, text) in zip(backbones, texts, strict=True)
         ]
 
     def _choose(self, kind: BatchKind, rows: Sequence[Query]) -> list[str]:
@@ -186,9 +186,9 @@ class PromptBank:
         lengths = [prompt.config.length for prompt in prompts]
         vectors = self.vectors[index, : max(lengths)]
         for number in {number for number in numbers if self.constant[number] is None}:
-            own = [row for row, other in enumerate(numbers) if other == number]
-            part = text.rows(own)
-            vectors[own, : lengths[own[0]]] = self.predictors[number].prompt(part.embeds, part.mask)
+            indices = [row for row, other in enumerate(numbers) if other == number]
+            part, prompt = text.rows(indices), self.predictors[number].prompt
+            vectors[indices, : prompt.config.length] = prompt(part.embeds, part.mask)
         differ = len(set(lengths)) > 1
         return vectors, text._replace(prompt_lengths=torch.tensor(lengths) if differ else None)
 

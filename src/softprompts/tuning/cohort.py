@@ -82,7 +82,7 @@ class Cohort:
         batches = {run: run.micro_batches() for run, _ in self.members if not run.finished}
         losses: dict[Run, list[Tensor]] = {run: [] for run in batches}
         for part in range(max(map(len, batches.values()), default=0)):
-            parts = [own[part] for own in batches.values() if part < len(own)]
+            parts = [group[part] for group in batches.values() if part < len(group)]
             for batch, loss in zip(parts, backward(parts, self.budget), strict=True):
                 losses[batch.run].append(loss)
         for run in batches:

@@ -118,9 +118,9 @@ def _rows(batch: MicroBatch, start: int) -> list[_Row]:
     run, seed = batch.run, 0
     if run.config.tuning.dropout > 0:
         seed = int(torch.randint(2**31, (), generator=run.rng))
-    own = run.team.share(range(len(batch.inputs)))
-    weight = 1.0 / batch.step_tokens if own else 0.0
-    return [_Row(run, start + row, batch.targets[row], weight, seed + row) for row in own or [0]]
+    shared = run.team.share(range(len(batch.inputs)))
+    weight = 1.0 / batch.step_tokens if shared else 0.0
+    return [_Row(run, start + row, batch.targets[row], weight, seed + row) for row in shared or [0]]
 
 
 def _embed(batches: Sequence[MicroBatch]) -> Text | None:

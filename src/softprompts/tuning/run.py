@@ -140,10 +140,10 @@ class Run:
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Copy tensors that `state` returned."""
-        own = self.state()
-        if own.keys() != state.keys():
+        current = self.state()
+        if current.keys() != state.keys():
             raise ValueError("its parts are not those of the run")
-        for name, value in own.items():
+        for name, value in current.items():
             if value.shape != state[name].shape:
                 raise ValueError(f"{name} has another shape")
             value.copy_(state[name])
@@ -243,8 +243,8 @@ class Run:
         if team.sharded:  # all must call the model in step, so all read the same rows
             answers = predictor.answers(self.held_out, on_rows)
             return team.on_main(lambda: answers)  # rounding must not let the processes diverge
-        own = team.share(self.held_out)
-        return team.gather(predictor.answers(own, lambda rows: on_rows(rows * team.size)))
+        rows = team.share(self.held_out)
+        return team.gather(predictor.answers(rows, lambda count: on_rows(count * team.size)))
 
     def record(self, predictions: Sequence[str]) -> None:
         """Score the predictions, and keep the prompt if it is the best so far."""

@@ -78,10 +78,10 @@ class Parallel(Team):
 
     def load(self, model: str, dtype: str, device: str, trust_remote_code: bool) -> Backbone:
         """The frozen model; if it is sharded, each process has all of the embeddings and output."""
-        own = self.state.device
-        dtype = resolve_dtype(dtype, own)
+        target = self.state.device
+        dtype = resolve_dtype(dtype, target)
         if not self.sharded:
-            return load_backbone(model, dtype, str(own), trust_remote_code)
+            return load_backbone(model, dtype, str(target), trust_remote_code)
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -89,10 +89,10 @@ class Parallel(Team):
         os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
         backbone = load_backbone(model, dtype, "cpu", trust_remote_code)
         _ = backbone.fingerprint, backbone.unit  # computed before the weights are sharded
-        mesh = init_device_mesh(own.type, (self.size,))
+        mesh = init_device_mesh(target.type, (self.size,))
         for block in backbone.blocks():
             fully_shard(block, mesh=mesh)
-        backbone.model.to(own)
+        backbone.model.to(target)
         backbone.disable_packing()  # the model itself must call its layers, to gather them
         return backbone
 
