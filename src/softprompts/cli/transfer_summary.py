@@ -1,9 +1,11 @@
 """A transfer as text: which sources were chosen and why, and what came of it."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..errors import listing
-from ..transfer.record import RunResult, TransferRecord
+from ..transfer.record import TransferRecord
 from ..transfer.sources import SAME_TASK
 from .output import aligned
 
@@ -130,7 +132,7 @@ def describe_result(record: TransferRecord, output: Path) -> str:
     return "\n".join([*lines, f"the prompt and choice.json are in {output}"])
 
 
-def _scores(result: RunResult) -> list[str]:
+def _scores(result: Mapping[str, Any]) -> list[str]:
     if result["score"] is None:
         return ["failed", "-", "-"]
     score = f"{result['metric']} {result['score']:.1f}"

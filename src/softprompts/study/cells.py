@@ -155,8 +155,9 @@ def make_result(
         cell.name, **cell.identity(), chosen=chosen, **how, finished=round(time.time(), 3)
     )
     if isinstance(outcome, RunFailedError):
-        failure = outcome.spelled(as_key)
-        return dataclasses.replace(result, failed=failure, config=cell.plain()["config"])
+        return dataclasses.replace(
+            result, failed=outcome.spelled(as_key), config=cell.plain()["config"]
+        )
     card, cost, backbone = outcome.card, outcome.cost, outcome.backbone
     return dataclasses.replace(
         result,

@@ -115,8 +115,9 @@ def study_schema() -> Schema:
     schema = file_schema(StudyConfig, "A study of softprompts study run")
     variant = {name: schema["properties"][name] for name in schema_of(Grid)["properties"]}
     for properties in (schema["properties"], variant):
-        settings = {"$ref": "#/$defs/settings"}
-        properties |= dict.fromkeys(("settings", "source", "target"), settings)
+        properties |= {
+            name: {"$ref": "#/$defs/settings"} for name in ("settings", "source", "target")
+        }
     grid = {"type": "object", "properties": variant, "additionalProperties": False}
     schema["properties"]["variants"] = {"type": "object", "additionalProperties": grid}
     schema["$defs"]["settings"] = flat_run_settings()

@@ -71,10 +71,12 @@ class Leases:
             with contextlib.suppress(OSError, UserError):
                 self._touch()
             with contextlib.suppress(OSError):
-                for cell, lease in list(self.held.items()):
-                    # Another worker's lease follows, unless this one was released meanwhile.
-                    if self.folder.cell(cell).lease() != lease and self.held.get(cell) == lease:
-                        self.lost.set()
+                if any(self._is_lost(cell, lease) for cell, lease in list(self.held.items())):
+                    self.lost.set()
+
+    def _is_lost(self, cell: str, lease: Path) -> bool:
+        """Whether another lease follows one still held; a finished cell has none at all."""
+        return self.folder.cell(cell).lease() != lease and self.held.get(cell) == lease
 
     def acquire(self, cell: str) -> bool:
         """Lease a cell without a result that no living worker holds."""

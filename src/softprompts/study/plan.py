@@ -38,19 +38,15 @@ class Cell:
     """One run of a study, in the folder of its name."""
 
     name: str
-    stage: str
-    """source, baseline, transfer, average, mixture-source or mixture."""
+    stage: str  # source, baseline, transfer, average, mixture-source or mixture
     backbone: str
     variant: str | None
     source: str | None
     target: str | None
     seed: int
-    config: RunConfig
-    """All but where it starts from, which other cells give."""
-    starts: tuple[str, ...] = ()
-    """The cells it starts from, or chooses among."""
-    like: str | None = None
-    """The baseline whose task embedding it chooses by."""
+    config: RunConfig  # all but where it starts from, which other cells give
+    starts: tuple[str, ...] = ()  # the cells it starts from, or chooses among
+    like: str | None = None  # the baseline whose task embedding it chooses by
     k: int | None = None
     similarity: str | None = None
 
@@ -338,6 +334,5 @@ def _subject(entry: Any) -> Subject:
 
 def _short(part: str) -> str:
     name = safe_name(part)
-    if len(name) <= NAME_LIMIT:
-        return name
-    return f"{name[: NAME_LIMIT - 9]}-{hashlib.sha256(part.encode()).hexdigest()[:8]}"
+    digest = hashlib.sha256(part.encode()).hexdigest()[:8]
+    return name if len(name) <= NAME_LIMIT else f"{name[: NAME_LIMIT - 9]}-{digest}"

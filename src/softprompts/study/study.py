@@ -119,14 +119,13 @@ class Study:
 
     def _check(self, cells: Sequence[Cell], only: Sequence[str] | None, local: bool) -> list[str]:
         """The stages to run, once all that can be checked is; nothing is written before that."""
-        folder = self.folder
-        check_unchanged(cells, folder)
-        stages = _stages(cells, folder, only)
-        _check_folder(folder)
+        check_unchanged(cells, self.folder)
+        stages = _stages(cells, self.folder, only)
+        _check_folder(self.folder)
         if not is_child():  # otherwise the process that started this one has checked
             chosen = [cell for cell in cells if cell.stage in stages]
-            check_models(chosen, folder, local)
-            check_runs(chosen, folder, check_data(chosen, folder))
+            check_models(chosen, self.folder, local)
+            check_runs(chosen, self.folder, check_data(chosen, self.folder))
         return stages
 
 

@@ -31,10 +31,8 @@ class ScoreRow(TypedDict):
     variant: str | None
     source: str | None
     targets: dict[str, Spread | None]
-    mean: Spread | None
-    """Over all targets, where none is missing, so that rows can be compared."""
-    benchmarks: dict[str, Spread | None]
-    """The same over the tasks of a benchmark."""
+    mean: Spread | None  # over all targets; None where one is missing, to compare rows fairly
+    benchmarks: dict[str, Spread | None]  # the same over the tasks of a benchmark
 
 
 def all_results(cells: Sequence[Cell], state: StudyState) -> list[CellResult]:
@@ -71,24 +69,19 @@ def score_table(
             key = (result.backbone, result.variant, result.source)
             scores = groups.setdefault(key, {}).setdefault(str(result.target), {})
             scores[result.seed or 0] = result.score
-    table: list[ScoreRow] = []
-    for (backbone, variant, source), targets in groups.items():
-        all_targets = list(groups.get((backbone, variant, None), targets))
-        table.append(
-            {
-                "backbone": backbone,
-                "variant": variant,
-                "source": source,
-                "targets": {
-                    name: _spread(list(by_seed.values())) for name, by_seed in targets.items()
-                },
-                "mean": _mean_over(targets, all_targets),
-                "benchmarks": {
-                    name: _mean_over(targets, tasks) for name, tasks in (benchmarks or {}).items()
-                },
-            }
-        )
-    return table
+    return [
+        {
+            "backbone": backbone,
+            "variant": variant,
+            "source": source,
+            "targets": {name: _spread(list(by_seed.values())) for name, by_seed in targets.items()},
+            "mean": _mean_over(targets, list(groups.get((backbone, variant, None), targets))),
+            "benchmarks": {
+                name: _mean_over(targets, tasks) for name, tasks in (benchmarks or {}).items()
+            },
+        }
+        for (backbone, variant, source), targets in groups.items()
+    ]
 
 
 def _mean_over(

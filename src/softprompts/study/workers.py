@@ -177,11 +177,17 @@ def rerun(folder: StudyFolder, name: str, output: Path, data_dir: str | None = N
 
     members = [Member(config, {"cell": cell}, cell) for cell, config in configs.items()]
     outcomes = tune_cohort(members, output, on_start=on_start, exclusive=True)
-    comparison: list[Rerun] = []
-    for cell, outcome in zip(configs, outcomes, strict=True):
-        again = None if isinstance(outcome, RunFailedError) else outcome.card.score
-        score, resumed = recorded[cell].score, cell in result.resumed
-        comparison.append(
-            Rerun(cell=cell, recorded=score, again=again, same=again == score, resumed=resumed)
-        )
-    return comparison
+    scores = {
+        cell: None if isinstance(outcome, RunFailedError) else outcome.card.score
+        for cell, outcome in zip(configs, outcomes, strict=True)
+    }
+    return [
+        {
+            "cell": cell,
+            "recorded": recorded[cell].score,
+            "again": score,
+            "same": score == recorded[cell].score,
+            "resumed": cell in result.resumed,
+        }
+        for cell, score in scores.items()
+    ]

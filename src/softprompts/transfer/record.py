@@ -17,17 +17,6 @@ RANKED = ("name", "task", "similarity", "step", "seed", "length")
 """What is recorded of a source; its similarity is None where the strategy does not rank."""
 
 
-class RunResult(TypedDict):
-    name: str
-    folder: str
-    metric: str | None
-    score: float | None  # None where the run left no prompt
-    majority: float | None
-    best_step: int | None
-    failed: bool
-    stopped: str | None
-
-
 class TransferRecord(TypedDict, total=False):
     """All of the file: first the request, then the choice, then the results."""
 
@@ -39,8 +28,8 @@ class TransferRecord(TypedDict, total=False):
     mixture: dict[str, Any] | None  # task and folder
     weights: dict[str, float] | None
     runs: list[dict[str, Any]]  # name, sources and start of each
-    results: list[RunResult]
-    baseline: RunResult | None
+    results: list[dict[str, Any]]  # of `runs`; a score of None where a run left no prompt
+    baseline: dict[str, Any] | None
     kept: str
     gain: dict[str, Any] | None  # points, and error_reduction or None
 

@@ -23,8 +23,7 @@ class Request:
     strategy: Strategy = "best"
     """Best of top-k, weighted average or mixture (Vu 2022 §3.2); one named source; or all sources,
     the oracle."""
-    source: str | None = None
-    """The source of the strategy `named`: a name in the library, or a folder."""
+    source: str | None = None  # of the strategy `named`: a name in the library, or a folder
     k: int = 3
     similarity: Similarity = "per_token_average_cosine"
     probe_steps: int | None = None

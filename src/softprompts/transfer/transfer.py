@@ -32,7 +32,6 @@ from .record import (
     MIXTURE,
     PROBE,
     RUNS,
-    RunResult,
     TransferRecord,
     open_record,
 )
@@ -291,33 +290,21 @@ def _keep_best(
     return record
 
 
-def _result(name: str, outcome: Tuned | RunFailedError) -> RunResult:
-    folder = f"{RUNS}/{name}"
-    if isinstance(outcome, RunFailedError):
-        return {
-            "name": name,
-            "folder": folder,
-            "metric": None,
-            "score": None,
-            "majority": None,
-            "best_step": None,
-            "failed": True,
-            "stopped": str(outcome),
-        }
-    card = outcome.card
+def _result(name: str, outcome: Tuned | RunFailedError) -> dict[str, Any]:
+    card = None if isinstance(outcome, RunFailedError) else outcome.card
     return {
         "name": name,
-        "folder": folder,
-        "metric": card.metric,
-        "score": card.score,
-        "majority": card.majority[card.metric],
-        "best_step": card.best_step,
-        "failed": card.failed,
-        "stopped": card.stopped,
+        "folder": f"{RUNS}/{name}",
+        "metric": card and card.metric,
+        "score": card and card.score,
+        "majority": card and card.majority[card.metric],
+        "best_step": card and card.best_step,
+        "failed": card is None or card.failed,
+        "stopped": str(outcome) if card is None else card.stopped,
     }
 
 
-def _gain(score: float, baseline: RunResult | None) -> dict[str, Any] | None:
+def _gain(score: float, baseline: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Points over the baseline, and the share of its error that is gone: (s - b) / (100 - b)."""
     if baseline is None or baseline["score"] is None:
         return None
