@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .config.tuning import TuningConfig
     from .errors import UserError
     from .library.library import Library
-    from .serving.engine import Engine
+    from .serving.engine import Engine, ensemble, probabilities
     from .study.study import Study
     from .tasks import register_metric, register_task
     from .transfer.transfer import transfer
@@ -53,9 +53,11 @@ _HOMES = {
     "Tuned": "tuning.tuned",
     "TuningConfig": "config.tuning",
     "UserError": "errors",
+    "ensemble": "serving.engine",
     "import_peft": "tuning.tuned",
     "load": "tuning.tuned",
     "load_backbone": "backbone",
+    "probabilities": "serving.engine",
     "register_family": "backbone.families",
     "register_head": "config.kinds",
     "register_metric": "tasks.metrics",
@@ -82,9 +84,11 @@ __all__ = [
     "TuningConfig",
     "UserError",
     "__version__",
+    "ensemble",
     "import_peft",
     "load",
     "load_backbone",
+    "probabilities",
     "register_family",
     "register_head",
     "register_metric",
@@ -111,7 +115,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(types.ModuleType):
-    """`softprompts.transfer` is the function, though the room it lives in has the same name."""
+    """`softprompts.transfer` is the function, although its subpackage has the same name."""
 
     @property
     def transfer(self) -> Any:

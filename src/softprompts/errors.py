@@ -1,15 +1,16 @@
-"""Errors of a person's input, and how the settings they are about are spelled.
+"""Errors in user input, and how they spell the settings they mention.
 
 A message says what is wrong and what to do, in one plain sentence. It names a setting by its path
-(`tuning.max_length`), because only the caller knows how the person wrote it: as a flag, a key of a
-YAML file, or an argument in Python.
+(`tuning.max_length`), because only the caller knows how the user wrote it: as a flag, a YAML key or
+a Python argument.
 """
 
+import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 Spelling = Callable[[str, str | None], str]
-"""A setting's path, and a value to give it or None, as a person writes them."""
+"""Spells a setting's path, and the value to set it to (or None), as a user writes them."""
 
 _MARK = re.compile("\x02([^\x02\x03]*)\x03(?:([^\x02\x03]*)\x03)?")
 _FLAT = ("tuning.", "task.", "run.")
@@ -18,7 +19,7 @@ _FLAT = ("tuning.", "task.", "run.")
 
 def setting(path: str, value: object = None) -> str:
     """A setting in a message, such as `lower {setting("tuning.lr")}`; with a value, the advice to
-    set it so."""
+    set it to that value."""
     return f"\x02{path}\x03" + ("" if value is None else f"{value}\x03")
 
 
@@ -48,7 +49,7 @@ def spelled(message: str, spelling: Spelling = as_argument) -> str:
 
 
 class UserError(Exception):
-    """Something a person can put right. Its text spells settings as Python arguments."""
+    """An error that the user can fix. Its text spells settings as Python arguments."""
 
     spelling: Spelling | None = None
     """How the command line spells the settings of this kind of error; None: as flags."""
@@ -69,3 +70,18 @@ def listing(names: Sequence[str], most: int = 5) -> str:
     """The first few names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def closest(word: object, names: Iterable[str]) -> str | None:
+    """The name that a misspelled word most likely stands for; None: none is similar."""
+    by_spelling = {name.lower(): name for name in map(str, names)}
+    similar = difflib.get_close_matches(str(word).lower(), by_spelling, 1, 0.7)
+    return by_spelling[similar[0]] if similar else None
+
+
+def choices(word: object, names: Iterable[str]) -> str:
+    """The end of a sentence about an unknown word: what was probably meant, and what there is."""
+    names = list(map(str, names))
+    similar = closest(word, names)
+    start = f"did you mean {similar}? The choices are" if similar else "choose one of"
+    return f"{start} {', '.join(names)}."

@@ -20,6 +20,7 @@ from softprompts.config import Choice, PromptConfig, run_config
 from softprompts.errors import UserError
 from softprompts.prompt import Material
 from softprompts.prompt.prompt import build_prompt
+from softprompts.tasks import load_task
 from softprompts.tuning.tune import tune_config
 from softprompts.tuning.tuned import import_peft, load
 
@@ -82,6 +83,44 @@ def test_we_import_what_peft_saves_with_the_same_logits(
     again = load(tmp_path / "ours", backbone=backbone)
     assert again.predict(TEXTS, scoring="labels") == tuned.predict(TEXTS, scoring="labels")
     assert again.card.method.startswith("imported from PEFT")
+
+
+@needs_peft
+def test_the_default_run_exports_a_mean_prompt_that_peft_loads_by_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = run_config(
+        {
+            "device": "cpu",
+            "task": {"task": "helpdesk/register", "cap": 8, "cap_validation": 6},
+            "prompt": {"length": 2, "count": 3},
+            "tuning": {"steps": 2, "batch_size": 4, "max_length": 40},
+        }
+    )
+    tuned = tune_config(config, tmp_path / "run")
+    assert tuned.prompt.config.count == 3, "the default is a mixture"
+    output = tmp_path / "adapter"
+    assert main(["prompts", "export", str(tmp_path / "run"), "--output", str(output)]) == 0
+    printed = capsys.readouterr().out
+    assert "PEFT cannot route" in printed
+    assert "where the mixture has" in printed
+    model = peft.AutoPeftModelForSeq2SeqLM.from_pretrained(output).eval()  # finds t5-tiny
+    task = load_task(config.task)
+    mean = tuned.averaged([example.input for example in task.validation]).prompt.table
+    routed = torch.stack([tuned.averaged([e.input]).prompt.table for e in task.validation])
+    torch.testing.assert_close(mean, routed.mean(0))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            our_log_probs(tuned.backbone, mean),
+            peft_log_probs(tuned.backbone, model, 2),
+            rtol=1e-4,
+            atol=1e-4,
+        )
+    again = import_peft(output, labels=tuned.form.labels, device="cpu")
+    assert again.backbone.name == "t5-tiny", "the bundled model by its name"
+    texts = [example.input for example in task.validation]
+    tuned.export_peft(tmp_path / "by-texts", texts)
+    assert torch.equal(read_adapter(tmp_path / "by-texts").vectors, read_adapter(output).vectors)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_a_label_of_several_tokens_needs_a_head() -> None:
 
 
 def test_a_model_without_words_cannot_fill_a_mask(toy_csv: Path) -> None:
-    with pytest.raises(UserError, match="has no words to fill a mask with"):
+    with pytest.raises(UserError, match="has no output layer to fill a mask with"):
         tune_config(
             settings(toy_csv, prompt={"head": "words"}), None, backbone=random_masked("minilm")
         )

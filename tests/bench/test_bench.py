@@ -122,7 +122,7 @@ def test_a_peer_that_learns_something_else_is_noticed(
     monkeypatch.setattr(training, "start", lambda *args: start(*args) + 5.0)
     output = tmp_path / "none.json"
     assert main([*TRAINING, "--model", folders["t5"], "--runs", "1", "--output", str(output)]) == 1
-    assert "do not learn the same: at step 0 of run 0" in capsys.readouterr().err
+    assert "do not train alike: at step 0 of run 0" in capsys.readouterr().err
     assert not output.exists()
 
 

@@ -446,7 +446,7 @@ BAD = [
         [*INTENT, "--preset", "residual", "--prompt.shape.bottleneck", "1000000000000"],
         "it must be from 1 to 1,048,576",
     ),
-    ([*INTENT, "--device", "gpu7"], "There is no device 'gpu7' here"),
+    ([*INTENT, "--device", "gpu7"], "The device 'gpu7' is not available"),
     ([*INTENT, "--prompt.start", "text"], "start 'text' needs its option 'text'"),
     ([*INTENT, "--seed", "99999999999"], "--seed is 99,999,999,999; it must be from 0 to below"),
     ([*INTENT, "--output", "/dev/null/x"], "cannot be created"),

@@ -166,8 +166,8 @@ def test_folder_names_differ_and_are_safe() -> None:
 
 
 BAD = [
-    (["--seed", "0,,1"], "--seed is '0,,1', which lacks a value"),
-    (["--seed", "0,"], "which lacks a value"),
+    (["--seed", "0,,1"], "--seed is '0,,1', which has an empty value"),
+    (["--seed", "0,"], "which has an empty value"),
     (["--seed", "0,one"], "--seed is 'one'; give a whole number"),
     (["--lr", "0.1,-1"], "--lr is -1.0; it must be a positive number"),
     (["--seed", "0,0"], "--seed lists 0 twice"),
@@ -181,7 +181,7 @@ BAD = [
     ),
     (["--dtype", "fp32,bf16"], "give one dtype"),
     (["--device", "cpu,cuda"], "give one device"),
-    (["--preset", "mixture,model-tuning"], "needs a model of its own; tune it by itself"),
+    (["--preset", "mixture,model-tuning"], "cannot share it with others; tune it by itself"),
     (["--prompt.length", "5,600"], "raise --max-length or shorten the prompt"),
     (["--task", "helpdesk/intent,helpdesk/nothing"], "There is no task 'helpdesk/nothing'"),
 ]
@@ -203,7 +203,7 @@ def test_lists_in_a_file_are_checked_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for text, message in (
-        ("seed: []", "lacks a value"),
+        ("seed: []", "has an empty value"),
         ("trust_remote_code: [true, false]", "share one frozen model"),
     ):
         (tmp_path / "c.yaml").write_text(f"{text}\ntask: {{task: helpdesk/register}}\n")

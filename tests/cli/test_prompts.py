@@ -1,6 +1,7 @@
 """`softprompts prompts`: list, show, search, import, export, and errors for bad input."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +328,19 @@ def test_export_of_a_name_and_of_a_folder(library: Library, capsys: Capture) -> 
         capsys, "export", "copy", "--as", "folder", "--output", "copy", "--overwrite"
     )
     assert Path("copy/prompt.json").exists()
+
+
+def test_export_of_a_folder_asks_before_it_writes_among_other_files(
+    library: Library, capsys: Capture
+) -> None:
+    Path("thesis").mkdir()
+    Path("thesis/chapter.tex").write_text("precious")
+    message = error_of(capsys, "export", "near", "--as", "folder", "--output", "thesis")
+    assert "thesis holds other files (chapter.tex)" in message
+    assert os.listdir("thesis") == ["chapter.tex"]
+    result_of(capsys, "export", "near", "--as", "folder", "--output", "thesis", "--overwrite")
+    assert Path("thesis/chapter.tex").read_text() == "precious"
+    assert Path("thesis/prompt.json").exists()
 
 
 BAD = [

@@ -27,7 +27,7 @@ WRONG = [
     (["tune", "--steps", "0"], "--steps is 0; it must be at least 1."),
     (["tune", "--dtype", "fp16"], "--dtype is 'fp16'; choose one of auto, fp32, bf16."),
     (["tune", "--preset", "lora"], "There is no preset 'lora'"),
-    (["tune", "--seed", "0,,1"], "--seed is '0,,1', which lacks a value"),
+    (["tune", "--seed", "0,,1"], "--seed is '0,,1', which has an empty value"),
     (["tune", "--config", "nowhere.yaml"], "The config file nowhere.yaml does not exist."),
     (["tune", "--plugin"], "--plugin needs a value"),
     (["tune", "--prompt.shape", "lora"], "There is no shape 'lora'; choose one of direct,"),

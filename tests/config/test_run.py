@@ -181,7 +181,7 @@ def test_options_have_ranges(part: str, options: dict[str, Any], why: str) -> No
 def test_an_unknown_preset_is_one_sentence() -> None:
     with pytest.raises(UserError, match="no preset 'lora'"):
         preset_settings("lora")
-    with pytest.raises(UserError, match="is from no paper"):
+    with pytest.raises(UserError, match="is not from a paper"):
         preset_settings("mixture", paper=True)
 
 

@@ -105,7 +105,7 @@ def test_every_kind_of_t5_can_be_trained_further(
 def test_models_have_the_names_that_backbones_have(
     make_config: MakeConfig, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The embedded model by name, or a hub id: here one that is in the hub's cache."""
+    """The embedded model by name, or a Hub id: here one that is in the Hub's cache."""
     settings: dict[str, Any] = {"tokenizer": None, "objectives": {"prefix": 1}, "steps": 1}
     embedded = make_config(from_model="t5-tiny", batch_tokens=50, **settings)
     assert pretrain(embedded, tmp_path / "tiny")["model"]["d_model"] == 256
@@ -146,7 +146,7 @@ def test_missing_weights_are_an_error(
         if not name.startswith("decoder.block")
     }
     save_file(encoder, first / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match=r"lacks \d+ weights, the first decoder"):
+    with pytest.raises(UserError, match=r"lacks \d+ weights, such as decoder"):
         pretrain(make_config(from_model=str(first), tokenizer=None), tmp_path / "run")
 
 

@@ -228,7 +228,7 @@ def test_rows_missing_on_the_hub_are_reported_before_anything_runs(
     monkeypatch.delenv("SOFTPROMPTS_DATA", raising=False)
     with pytest.raises(
         UserError,
-        match=r"The rows of glue/rte are not available from the hub; name a folder .* data_dir",
+        match=r"The rows of glue/rte are not available from the Hub; name a folder .* data_dir",
     ):
         main(
             [
@@ -244,7 +244,7 @@ def test_rows_missing_on_the_hub_are_reported_before_anything_runs(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_reported_before_anything_runs(write: Write, tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match="There is no device 'cuda' here; set device to cpu or auto"
+        UserError, match="The device 'cuda' is not available; set device to cpu or auto"
     ):
         main(["run", str(write()), "--output", str(tmp_path / "study"), "--device", "cuda"])
     assert not (tmp_path / "study").exists()
@@ -327,7 +327,7 @@ def test_a_model_that_cannot_be_loaded_is_reported_before_anything_runs(
             {"settings": {**QUICK, "dtype": "fp16"}},
             "dtype is 'fp16'; choose one of auto, fp32, bf16.",
         ),
-        ({"settings": {**QUICK, "device": "nowhere"}}, "There is no device 'nowhere' here"),
+        ({"settings": {**QUICK, "device": "nowhere"}}, "The device 'nowhere' is not available"),
     ):
         with pytest.raises(UserError, match=sentence):
             main(["run", str(write(**changes)), "--output", str(tmp_path / "study")])
@@ -581,9 +581,8 @@ def test_blocked_cells_without_a_failure_have_another_reason() -> None:
         "failed": {},
     }
     result |= {"blocked": ["a"], "missing": ["a"]}
-    assert (
-        "1 cells cannot run, because there are fewer source prompts than they choose"
-        in describe(result)
+    assert "1 cells cannot run, because there are fewer source prompts than they need" in describe(
+        result
     )
     assert "no workers" not in describe(result), "no cells can run"
     assert "because a cell they start from failed" in describe(

@@ -323,7 +323,7 @@ def test_evaluation_on_another_task(
         main(["evaluate", str(tmp_path / "glue-qqp"), "--task", "spot_sources/squad", "--quiet"])
         == 2
     )
-    assert "name a task with as many" in capsys.readouterr().err
+    assert "name a task with the same number of labels" in capsys.readouterr().err
 
 
 def test_an_instruction_is_also_used_on_another_task(

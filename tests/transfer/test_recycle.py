@@ -147,7 +147,7 @@ def test_only_shared_words_are_used(t5: Backbone) -> None:
     )
     with pytest.raises(
         UserError,
-        match="share 20 words, and a linear map needs 32; use method='words'",
+        match="share 20 tokens, and a linear map needs 32; use method='words'",
     ):
         recycle(prompt, t5, other, Recycling(words=20))
 

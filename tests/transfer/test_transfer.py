@@ -157,7 +157,7 @@ def test_a_mixture_without_rows_is_refused_before_the_probe(
     card["task"]["name"] = card["config"]["task"]["task"] = "glue/rte"
     write_json(copied / "area/prompt.json", card)
     mixture_request = Request(target(), copied, "mixture", k=1)
-    where = "not in .*/data" if home else "not available from the hub"
+    where = "not in .*/data" if home else "not available from the Hub"
     error = (
         f"rows of glue/rte, which are {where}; name a folder .* data_dir, or use strategy='best'"
     )
@@ -253,8 +253,8 @@ def test_transfer_in_python(library: Path, tmp_path: Path) -> None:
             {"strategy": "luck"},
             "There is no strategy 'luck'; choose one of best, average, mixture, named, all",
         ),
-        ({"strategy": "all", "source": "area"}, "and with no other"),
-        ({"strategy": "named"}, "source goes with strategy='named'"),
+        ({"strategy": "all", "source": "area"}, "source is for strategy='named'"),
+        ({"strategy": "named"}, "give both or neither"),
     ):
         with pytest.raises(UserError, match=sentence):
             softprompts.transfer("helpdesk/urgency", output=tmp_path / "none", **settings, **wrong)  # type: ignore[arg-type]
@@ -428,7 +428,7 @@ def test_the_command_on_the_embedded_model(
     assert record["chosen"] == ["register"]
     assert main(command) == 0
     text = capsys.readouterr().out
-    assert "left out: intent: it is of another backbone than t5-tiny" in text
+    assert "left out: intent: it was tuned on another backbone than t5-tiny" in text
     assert "compared with the baseline:" in text, (
         "the probe had all the steps of a run, so it is the baseline"
     )

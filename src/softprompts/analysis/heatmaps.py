@@ -52,7 +52,11 @@ def save(figure: "Figure", folder: Path, name: str) -> list[str]:
 
 
 def error_reductions(
-    values: Values, sources: Sequence[str], targets: Sequence[str], weak: Collection[str] = ()
+    values: Values,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    weak: Collection[str] = (),
+    title: str = "Relative error reduction (%) against the target's baseline",
 ) -> "Figure":
     """Relative error reduction in percent, sources x targets.
 
@@ -83,9 +87,7 @@ def error_reductions(
         faded,
     )
     axes.set(xlabel="target", ylabel="source")
-    figure.suptitle(
-        "Relative error reduction (%) against the target's baseline", fontsize=10, x=0.01, ha="left"
-    )
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     if weak:
         figure.supxlabel(
             f"{WEAK} faded: baseline not above the majority class by two standard errors",
@@ -167,7 +169,10 @@ def _tree(
 def scatters(
     correlations: Sequence[Correlation], title: str, weak: Collection[str] = ()
 ) -> "Figure":
-    """A plot per target: each source prompt's similarity against its error reduction, r and p."""
+    """A plot per target: each source prompt's similarity against its error reduction, r and p.
+
+    The best, the worst and the most similar prompt are named.
+    """
     from matplotlib.figure import Figure
 
     columns = min(
@@ -201,20 +206,21 @@ def _scatter(axes: "Axes", result: Correlation, weak: bool) -> None:
         statistics = f"r = {result.pearson:.2f}, {p}"
     mark = f"{WEAK} (too weak)" if weak else ""
     axes.set_title(f"{result.target}{mark}\n{statistics}", fontsize=8)
-    if len(y):
-        best = int(y.argmax())
-        side = "right" if x[best] > (x.min() + x.max()) / 2 else "left"
+    for index in dict.fromkeys(
+        (int(y.argmax()), int(x.argmax()), int(y.argmin())) if len(y) else ()
+    ):
+        side = "right" if x[index] > (x.min() + x.max()) / 2 else "left"
         axes.annotate(
-            result.points[best].source,
-            (x[best], y[best]),
-            (0, 4),
+            result.points[index].source,
+            (x[index], y[index]),
+            (0, -9 if index == int(y.argmin()) else 4),
             textcoords="offset points",
             fontsize=6,
             ha=side,
             color="0.25",
         )
     axes.tick_params(labelsize=7)
-    axes.margins(0.08, 0.12)
+    axes.margins(0.08, 0.16)
     axes.spines[["top", "right"]].set_visible(False)
 
 

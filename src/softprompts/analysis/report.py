@@ -1,7 +1,7 @@
 """The report of a transfer study: tables as CSV and JSON, figures as PNG and SVG, a page."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from ..study.tables import as_csv
 from . import heatmaps
 from .report_page import Summary, TableRow, page, verdicts
 from .retrieval import KS, MethodResult, retrieval_table
+from .task_names import plain_names
 from .transfer import Correlation, Scores, Similarities, Spread, StudyRecord, TaskScore, correlation
 
 METHOD_NAMES = {"average": "weighted average of top-k", "mixture": "multi-task mixture of top-k"}
@@ -24,12 +25,14 @@ def write_report(
     folder: Path,
     ks: Sequence[int] = KS,
     machines: Sequence[Mapping[str, str]] = (),
+    subject: str = "",
 ) -> Summary:
     """Write the tables and figures of a study into the folder; the summary as plain data, with the
     page under `markdown`.
 
     `analysis.transfer` and `analysis.retrieval` describe `records`, `embeddings` and `retrieval`,
     which belong to one backbone. Unfinished cells stay empty. The study ran on `machines`.
+    `subject` is part of the figures' titles, such as the names of study and model and the date.
     """
     heatmaps.check()
     scores = Scores(records)
@@ -60,7 +63,9 @@ def write_report(
     if machines:
         summary["machines"] = [dict(machine) for machine in machines]
     summary["verdicts"] = verdicts(summary)
-    summary["files"] = _write_files(scores, similarities, correlations, summary, folder)
+    summary["files"] = _write_files(
+        scores, similarities, correlations, summary, folder, subject and f"\n{subject}"
+    )
     markdown = page(summary)
     write_text(folder / "report.md", markdown)
     write_json(folder / "report.json", summary)
@@ -169,6 +174,7 @@ def _write_files(
     correlations: Mapping[str, Sequence[Correlation]],
     summary: Summary,
     folder: Path,
+    subtitle: str,
 ) -> list[str]:
     weak = [name for name, target in scores.targets.items() if target.weak]
     files = _write_table(folder, "targets", summary["targets"])
@@ -179,27 +185,35 @@ def _write_files(
             [spread.mean if (spread := reductions[s, t]) else None for t in scores.targets]
             for s in scores.sources
         ]
-        figure = heatmaps.error_reductions(values, scores.sources, list(scores.targets), weak)
+        names = plain_names([*scores.sources, *scores.targets])
+        figure = heatmaps.error_reductions(
+            values,
+            [names[source] for source in scores.sources],
+            [names[target] for target in scores.targets],
+            [names[target] for target in weak],
+            f"Relative error reduction (%) against the target's baseline{subtitle}",
+        )
         files += heatmaps.save(figure, folder, "transfer")
         files += _write_table(folder, "transfer", summary["transfer"])
     for similarity in similarities:
         name = similarity.name
-        files += _write_clusters(similarity, folder)
-        files += _write_scatters(name, correlations[name], weak, folder)
+        files += _write_clusters(similarity, folder, subtitle)
+        files += _write_scatters(name, correlations[name], weak, folder, subtitle)
         files += _write_table(folder, f"correlation-{name}", summary["correlations"][name])
     for name in ("retrieval", "retrieval_of_all_targets", "retrieval_by_target"):
         files += _write_table(folder, name.replace("_", "-"), summary[name])
     return files
 
 
-def _write_clusters(similarities: Similarities, folder: Path) -> list[str]:
+def _write_clusters(similarities: Similarities, folder: Path, subtitle: str) -> list[str]:
     tasks, matrix, files = similarities.tasks, similarities.matrix(), []
-    name, order = f"clusters-{similarities.name}", tasks
+    name, names = f"clusters-{similarities.name}", list(plain_names(tasks).values())
+    order = names
     if len(tasks) > 1:
-        title = f"Similarity of task embeddings ({similarities.name.replace('_', ' ')})"
-        figure, order = heatmaps.clusters(matrix, tasks, title)
+        title = f"Similarity of task embeddings ({similarities.name.replace('_', ' ')}){subtitle}"
+        figure, order = heatmaps.clusters(matrix, names, title)
         files = heatmaps.save(figure, folder, name)
-    indices = [tasks.index(task) for task in order]
+    indices = [names.index(task) for task in order]
     rows = [
         {"task": tasks[i], **{tasks[j]: _rounded(matrix[i][j]) for j in indices}} for i in indices
     ]
@@ -207,11 +221,26 @@ def _write_clusters(similarities: Similarities, folder: Path) -> list[str]:
 
 
 def _write_scatters(
-    similarity: str, correlations: Sequence[Correlation], weak: Sequence[str], folder: Path
+    similarity: str,
+    correlations: Sequence[Correlation],
+    weak: Sequence[str],
+    folder: Path,
+    subtitle: str,
 ) -> list[str]:
-    title = f"Similarity ({similarity.replace('_', ' ')}) against transfer"
+    title = f"Similarity ({similarity.replace('_', ' ')}) against transfer{subtitle}"
     name = f"correlation-{similarity}"
-    files = heatmaps.save(heatmaps.scatters(correlations, title, weak), folder, name)
+    sources = {point.source for result in correlations for point in result.points}
+    names = plain_names(sorted({result.target for result in correlations} | sources))
+    renamed = [
+        replace(
+            result,
+            target=names[result.target],
+            points=tuple(replace(p, source=names[p.source]) for p in result.points),
+        )
+        for result in correlations
+    ]
+    figure = heatmaps.scatters(renamed, title, [names[target] for target in weak])
+    files = heatmaps.save(figure, folder, name)
     points = [
         {"target": result.target, **_rounded(asdict(point))}
         for result in correlations

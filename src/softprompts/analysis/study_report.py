@@ -1,6 +1,7 @@
 """The report of a study: records, table of scores, figure of model sizes, analysis of transfers."""
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -57,6 +58,7 @@ def write_study_report(study: Study, output: Path) -> StudyReport:
                 output / name if len(groups) > 1 else output,
                 ks[group[0]] or KS,
                 _machines(part),
+                _subject(study, group, part),
             )
     return {
         "output": str(output),
@@ -81,6 +83,13 @@ def _machines(results: Sequence[CellResult]) -> list[Mapping[str, str]]:
     """The machines that the cells ran on, each once; older results have none."""
     machines = [result.machine for result in results if result.machine is not None]
     return [machine for i, machine in enumerate(machines) if machine not in machines[:i]]
+
+
+def _subject(study: Study, group: tuple[str | None, str], results: Sequence[CellResult]) -> str:
+    """The study, its variant, the backbone, and the day the last of these cells finished."""
+    last = max((result.finished for result in results), default=0.0)
+    day = datetime.fromtimestamp(last, UTC).date().isoformat() if last else ""
+    return ", ".join(part for part in (study.config.name, *group, day) if part)
 
 
 def _benchmarks(study: StudyConfig) -> dict[str, Sequence[str]]:

@@ -151,7 +151,7 @@ class Answering(NamedTuple):
 UNTRAINED = frozenset(
     {
         *("model", "invalid", "test", "best_step", "embedding", "steps", "stopped", "failed"),
-        *("cut_texts", "trained_parameters", "seed", "lineage"),
+        *("cut_texts", "trained_parameters", "seed", "lineage", "scores", "loss"),
     }
 )
 """Keys that the card of an imported or a recycled prompt lacks."""
@@ -175,6 +175,11 @@ class Card(Part):
     """Scores of always answering with the most frequent target."""
     test: dict[str, float] | None = None
     """Scores on the test rows, if the task has some."""
+    scores: dict[str, Any] = field(default_factory=dict)
+    """The full `ScoreReport` of each split: rows, intervals, baselines, classes, confusion."""
+    loss: dict[str, float] = field(default_factory=dict)
+    """The training loss of the `first` steps, and of those before the `last` evaluation, and
+    that of a `uniform` guess."""
     scoring: str | None = None
     best_step: int | None = None
     embedding: EmbeddingCard | None = None
@@ -192,7 +197,7 @@ class Card(Part):
     version: str | None = __version__
     format: int = FORMAT
 
-    absent: frozenset[str] = frozenset({"lineage"})
+    absent: frozenset[str] = frozenset({"lineage", "scores", "loss"})
     path: Path | None = field(default=None, compare=False, repr=False)
     """The file it was read from."""
 
@@ -230,6 +235,14 @@ class Card(Part):
     @property
     def score(self) -> float:
         return self.metrics[self.metric]
+
+    @property
+    def judged(self) -> dict[str, Any]:
+        """The report that the prompt is judged by: of the test rows if there are some.
+
+        Cards of older versions have none.
+        """
+        return dict(self.scores.get("test") or self.scores.get("validation") or {})
 
     @property
     def embedded_at(self) -> int | None:

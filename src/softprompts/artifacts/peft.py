@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..backbone.families import peft_task_types
+from ..backbone.load import BUNDLED_MODELS, model_path
 from ..errors import UserError, setting
 from ..files import read_json, write_json
 from ..files.tensors import read_tensors, write_tensors
@@ -55,7 +56,7 @@ def read_adapter(folder: Path) -> Adapter:
             "load them with PEFT, and save them as safetensors."
         )
     vectors = _read_vectors(folder, config.get("num_virtual_tokens"), task_type)
-    return Adapter(vectors, config["peft_type"], base, task_type)
+    return Adapter(vectors, config["peft_type"], _model_name(base), task_type)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -94,16 +95,27 @@ def _read_vectors(folder: Path, count: Any, task_type: str | None) -> Tensor:
     return rows[:count].float()
 
 
+def _model_name(base: str | None) -> str | None:
+    """A bundled model by its name, of which `write_adapter` wrote the folder."""
+    name = Path(base or "").name
+    is_bundled = name in BUNDLED_MODELS and not Path(base or "").is_dir()
+    return name if is_bundled or base == model_path(name) else base
+
+
 def write_adapter(folder: Path, prompt: Prompt, family: str, base: str) -> str:
     """Write a folded prompt as an adapter that `PeftModel.from_pretrained` loads, with the same
-    logits; returns its task type."""
+    logits; returns its task type.
+
+    PEFT looks for the base model by a folder, which is written as an absolute path, or on the hub.
+    """
     config, task_type = prompt.config, peft_task_types().get(family)
     if task_type is None:
         raise UserError(f"PEFT has no adapters for {family} models; the prompt cannot be exported.")
     if config.count > 1:
         raise UserError(
             f"PEFT cannot route an input among {config.count} prompts, so a mixture cannot be "
-            f"exported; use {setting('preset', 'prompt-tuning')}."
+            "exported without texts to average its prompts over; restore the rows it was tuned "
+            f"on, or tune with {setting('preset', 'prompt-tuning')}."
         )
     if config.place != "prefix":
         raise UserError(
@@ -115,12 +127,12 @@ def write_adapter(folder: Path, prompt: Prompt, family: str, base: str) -> str:
             "PEFT cannot hold this prompt's linear head, so it cannot be exported; "
             "tune one that answers in words."
         )
-    vectors = prompt.table.detach()[0].float()
+    vectors, path = prompt.table.detach()[0].float(), Path(model_path(base))
     write_tensors(folder / WEIGHTS, {"prompt_embeddings": vectors})
     settings = {
         "peft_type": "PROMPT_TUNING",
         "task_type": task_type,
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": str(path.resolve()) if path.is_dir() else base,
         "num_virtual_tokens": vectors.shape[0],
         "num_transformer_submodules": 1,  # for seq2seq, too: PEFT does not use the second half
         "token_dim": vectors.shape[1],

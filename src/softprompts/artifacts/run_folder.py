@@ -7,12 +7,15 @@
     config.yaml             the settings, which reproduce the run
     metrics.jsonl           one line per evaluation
     curve.png               the same as a picture
+    confusion.png           targets and predictions of the rows that the prompt is judged by
+    predictions.json        the prompt's predictions for the validation and test rows
     checkpoint.safetensors  the state of training, which the run resumes from
     trackers/               TensorBoard's files
 
 A cohort's folder holds one such folder per run, and `cohort.csv`.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -32,9 +35,11 @@ from ..errors import UserError, setting
 from ..files import (
     check_overwrite,
     make_folder,
+    read_json,
     remove_stale,
     staged_folder,
     write_atomically,
+    write_json,
     write_text,
 )
 from ..files.tensors import check_tensors, read_note, read_tensors, write_tensors
@@ -44,12 +49,13 @@ from .prompt_file import check_vectors, prompt_of, prompt_tensors
 
 CARD, PROMPT, EMBEDDING = "prompt.json", "prompt.safetensors", "embedding.safetensors"
 CONFIG, METRICS, CURVE = "config.yaml", "metrics.jsonl", "curve.png"
+CONFUSION, PREDICTIONS = "confusion.png", "predictions.json"
 CHECKPOINT, MODEL, TRACKERS = "checkpoint.safetensors", "model", "trackers"
 COHORT_TABLE = "cohort.csv"
 
 PROMPT_FILES = (CARD, PROMPT, EMBEDDING, CONFIG, METRICS, CURVE)
 """What a copy of a prompt consists of."""
-FILES = (*PROMPT_FILES, CHECKPOINT)
+FILES = (*PROMPT_FILES, CONFUSION, PREDICTIONS, CHECKPOINT)
 FOLDERS = (MODEL, TRACKERS)
 CHECKPOINT_FORMAT = 1
 
@@ -70,7 +76,7 @@ class RunFolder:
         return Card.read(self.path / CARD)
 
     def load(self, backbone: Backbone | None = None) -> tuple[Prompt, Card]:
-        """The prompt and its card. With a `backbone`, the prompt must be one of its own."""
+        """The prompt and its card. With a `backbone`, the prompt must have been tuned on it."""
         if not self.path.is_dir():
             raise UserError(
                 f"There is no prompt at {self.path}: it is not a folder; name one that "
@@ -106,14 +112,14 @@ class RunFolder:
         check_tensors(self.path / PROMPT)
 
     def embedding(self) -> Tensor | None:
-        """The task embedding [K, P, H]; None where there is none."""
+        """The task embedding [K, P, H]; None if there is none."""
         path = self.path / EMBEDDING
         return check_vectors(_vectors(path), path) if os.path.exists(path) else None
 
     def task_vectors(self) -> Tensor:
         """What represents the task when tasks are compared [K, P, H].
 
-        The task embedding, or where there is none the prompt.
+        The task embedding if there is one, and otherwise the prompt.
         """
         embedding = self.embedding()
         if embedding is not None:
@@ -177,6 +183,21 @@ class RunFolder:
         return self.path / CURVE
 
     @property
+    def confusion(self) -> Path:
+        return self.path / CONFUSION
+
+    def write_predictions(self, predictions: Mapping[str, Any]) -> None:
+        """Predictions and row scores by split; paired tests compare those of several runs."""
+        write_json(self.path / PREDICTIONS, predictions)
+
+    def row_scores(self, split: str) -> list[float]:
+        """What paired tests compare; empty if they were not saved."""
+        with contextlib.suppress(UserError, KeyError, TypeError):
+            if (self.path / PREDICTIONS).exists():
+                return list(read_json(self.path / PREDICTIONS)[split]["row_scores"])
+        return []
+
+    @property
     def trackers(self) -> Path:
         return self.path / TRACKERS
 
@@ -217,7 +238,7 @@ class RunFolder:
     def check_available(self, config: RunConfig, steps: int, overwrite: bool) -> None:
         """Create the folder; raise if it holds other files or another prompt.
 
-        A finished prompt is in the way unless its run can resume, or has nothing to train.
+        A finished prompt is an error unless its run can resume, or has nothing to train.
         """
         make_folder(self.path)
         if self.has_config and not _is_ours(self.path / CONFIG):

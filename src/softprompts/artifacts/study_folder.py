@@ -114,7 +114,7 @@ class CellFolder(RunFolder):
         return CellResult.read(self.path / RESULT) if self.is_done else None
 
     def write_result(self, result: CellResult) -> bool:
-        """False where there is a result already, which stays."""
+        """Write the result; False if there already is one, which stays."""
         return write_once(self.path / RESULT, result.plain())
 
     def plan(self) -> Mapping[str, Any] | None:
@@ -132,7 +132,7 @@ class CellFolder(RunFolder):
         return max(self.path.glob(f"{LEASE}*"), key=_number, default=None)
 
     def write_lease(self, worker: str, after: Path | None) -> Path | None:
-        """The worker's lease, following `after`; None where another worker was faster."""
+        """The worker's lease, following `after`; None if another worker was faster."""
         path = self.path / f"{LEASE}{0 if after is None else _number(after) + 1}"
         return path if write_once(path, {"worker": worker}) else None
 
@@ -146,7 +146,7 @@ def _number(lease: Path) -> int:
 
 
 def lease_owner(lease: Path | None) -> str | None:
-    """The worker that wrote a lease; None where there is none, or it is corrupted."""
+    """The worker that wrote a lease; None if there is no lease, or it is corrupted."""
     try:
         return None if lease is None else str(read_json(lease)["worker"])
     except (UserError, KeyError, TypeError):
@@ -177,7 +177,7 @@ class StudyFolder:
     def now(self) -> float:
         """The time on the clock of the folder's file system, which dates heartbeats.
 
-        Where nothing can be written, the time on this machine.
+        If nothing can be written, the time on this machine.
         """
         try:
             with tempfile.NamedTemporaryFile(dir=self.path / WORKERS, prefix=".clock.") as file:

@@ -32,7 +32,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Classifier(Protocol):
-    """A classifier on hidden states, for models without words; trained and saved with a prompt."""
+    """A classifier on hidden states, used instead of label words; saved with its prompt."""
 
     pool: Literal["mean", "first"]
 
@@ -41,7 +41,7 @@ class Classifier(Protocol):
 
 
 class Backbone(ABC):
-    """A frozen model of one family. It never gets gradients, and no byte of it changes."""
+    """A frozen model of one family. It never gets gradients, and its weights never change."""
 
     family: ClassVar[str]
     """The family's name, set by `register_family`."""
@@ -70,7 +70,7 @@ class Backbone(ABC):
 
     @classmethod
     def fits(cls, config: Any) -> bool:
-        """Whether a transformers config is of this family, for one that lists no model types."""
+        """Whether a transformers config is of this family, for families without `model_types`."""
         return False
 
     @classmethod

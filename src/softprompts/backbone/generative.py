@@ -14,7 +14,7 @@ from .batch import Candidates, Losses, Text, candidates_per_row, to_device
 from .kv_cache import DecodingState, PromptCache
 
 CACHE_BYTES = 2**32
-"""The most bytes of keys and values for candidates scored together; at least one per row is."""
+"""The most bytes of keys and values for candidates scored together, at least one per row."""
 
 
 class Generative(Backbone):

@@ -1,4 +1,4 @@
-"""Loading backbones by name: bundled models, model folders, Hugging Face hub ids."""
+"""Loading backbones by name: included models, model folders, Hugging Face Hub ids."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from ..config import DEFAULT_MODEL, load_plugins
 from ..errors import UserError, setting
-from ..files.hub import silence_hub
+from ..files.hub import offline_reason, prepare_hub
 from .backbone import DTYPES, Backbone
 from .families import FAMILIES, family_for
 
@@ -27,7 +27,7 @@ def load_backbone(
     device: str = "auto",
     trust_remote_code: bool = False,
 ) -> Backbone:
-    """A backbone by the name of a bundled model, a folder, or a Hugging Face hub id."""
+    """A backbone by the name of an included model, a folder, or a Hugging Face Hub id."""
     target_device = resolve_device(device)
     dtype = resolve_dtype(dtype, target_device)
     family, config, tokenizer = inspect_model(name, trust_remote_code)
@@ -69,7 +69,7 @@ def meta_backbone(
 def inspect_model(name: str, trust_remote_code: bool = False) -> tuple[type[Backbone], Any, Any]:
     """A model's family, config and tokenizer, without its weights; a clear error if it cannot be a
     backbone."""
-    silence_hub()
+    prepare_hub(model_path(name))
     load_config = partial(
         transformers.AutoConfig.from_pretrained,
         model_path(name),
@@ -108,13 +108,13 @@ def _load_errors(name: str) -> Iterator[None]:
 
 
 def model_path(name: str) -> str:
-    """What transformers loads: a bundled model's folder, or the name itself."""
+    """What transformers loads: an included model's folder, or the name itself."""
     return str(BUNDLED_MODELS.get(name, name))
 
 
 def load_tokenizer(name: str, **options: Any) -> Any:
-    """A model's own tokenizer; for a folder without one, transformers fails in many ways, or makes
-    up one without words."""
+    """A model's own tokenizer. For a folder without one, transformers fails in many ways, or
+    creates one with an empty vocabulary."""
     path, advice = model_path(name), "use a copy of the model with its tokenizer files"
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **options)
@@ -128,7 +128,7 @@ def load_tokenizer(name: str, **options: Any) -> Any:
     if not any(
         word not in special and any(map(str.isalnum, word)) for word in tokenizer.get_vocab()
     ):
-        raise UserError(f"The tokenizer of {name} has no words; {advice}.")
+        raise UserError(f"The tokenizer of {name} has an empty vocabulary; {advice}.")
     return tokenizer
 
 
@@ -137,18 +137,22 @@ def check_missing_weights(name: str, missing: Iterable[str]) -> None:
     lacking = sorted(weight for weight in missing if not weight.startswith("pooler."))  # unused
     if lacking:
         raise UserError(
-            f"The checkpoint of {name} lacks {len(lacking)} weights, the first {lacking[0]}; "
+            f"The checkpoint of {name} lacks {len(lacking)} weights, such as {lacking[0]}; "
             "copy it again."
         )
 
 
 def load_error(name: str, error: Exception) -> UserError:
     """The error for a model that is missing, damaged or unknown."""
-    is_path = name.startswith(("/", ".", "~"))  # no hub id starts so
-    why = "no such folder" if is_path and not os.path.exists(name) else _first_line(error)
+    is_path = name.startswith(("/", ".", "~"))  # no Hub id starts like this
+    why = _first_line(error)
+    if is_path and not os.path.exists(name):
+        why = "no such folder"
+    elif isinstance(error, OSError):
+        why = offline_reason(model_path(name), "model") or why
     return UserError(
         f"The model {name!r} cannot be loaded ({why}); {setting('model')} must be "
-        f"{', '.join(BUNDLED_MODELS)}, a model folder, or the id of a reachable hub model."
+        f"{', '.join(BUNDLED_MODELS)}, a model folder, or the id of a reachable Hub model."
     )
 
 
@@ -177,15 +181,15 @@ def resolve_device(name: str) -> torch.device:
         torch.empty(1, device=name).item()
     except (RuntimeError, AssertionError, NotImplementedError):
         raise UserError(
-            f"There is no device {name!r} here; set {setting('device')} to cpu or auto."
+            f"The device {name!r} is not available; set {setting('device')} to cpu or auto."
         ) from None
     return torch.device(name)
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Hides transformers' progress bars of loading and saving, and its warnings, unless somebody
-    has changed its verbosity.
+    """Hides transformers' progress bars of loading and saving, and its warnings, unless its
+    verbosity was changed.
 
     Its warnings are about things done on purpose (T5 v1.1's separate output matrix); what matters
     is checked here.

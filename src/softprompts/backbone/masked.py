@@ -78,7 +78,7 @@ class Masked(Backbone):
             return MaskedWithHead(self, head, labels)
         if not self.fills_masks:
             raise UserError(
-                f"{self.name} has no words to fill a mask with; use a linear head: "
+                f"{self.name} has no output layer to fill a mask with; use a linear head: "
                 f"{setting('prompt.head', 'linear')}."
             )
         return self

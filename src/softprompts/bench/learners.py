@@ -1,4 +1,4 @@
-"""Who trains: our runs as `tune` drives them, and PEFT in the plainest loop that does the same."""
+"""What is timed: our runs as `tune` drives them, and PEFT in the simplest equivalent loop."""
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -47,9 +47,7 @@ def peft_modes(
     modes = automatic if names == "auto" else names.split(",")
     unknown = [mode for mode in modes if mode not in known]
     if unknown:
-        raise UserError(
-            f"There is no mode {unknown[0]!r} of PEFT here; choose from {', '.join(known)}."
-        )
+        raise UserError(f"There is no PEFT mode {unknown[0]!r}; choose from {', '.join(known)}.")
     return modes
 
 

@@ -71,7 +71,7 @@ class Progress:
 
 
 class Timings(NamedTuple, Generic[T]):
-    """Of several sides: the result of the first call, the seconds of each, and who failed why."""
+    """For several sides: the result of the first call, the seconds of each, and why some failed."""
 
     first: dict[str, T]
     seconds: dict[str, list[float]]
@@ -196,9 +196,9 @@ def compare_losses(
     if largest > TOLERANCE[dtype]:
         run, step = np.unravel_index(int(differences.argmax()), differences.shape)
         raise DisagreementError(
-            f"{name} and {first} do not learn the same: at step {step} of run {run} their losses "
+            f"{name} and {first} do not train alike: at step {step} of run {run} their losses "
             f"are {actual[run, step]:.6g} and {expected[run, step]:.6g}, which differ by "
-            f"{largest:.1e} where {dtype} allows {TOLERANCE[dtype]:.0e}; the times do not count."
+            f"{largest:.1e} where {dtype} allows {TOLERANCE[dtype]:.0e}; the times are discarded."
         )
     return largest
 
@@ -208,7 +208,7 @@ def check_agreement(share: float, minimum: float, unit: str) -> float:
     if not share >= minimum:
         raise DisagreementError(
             f"We and PEFT agree on {share:.1%} of the {unit}, and {minimum:.0%} is required; the "
-            "times do not count."
+            "times are discarded."
         )
     return share
 

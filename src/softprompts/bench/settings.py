@@ -15,8 +15,8 @@ class CommonSettings(Settings):
     """The settings of every benchmark."""
 
     model: str = "t5-tiny"
-    """t5-tiny (bundled), t5-base, t5-large or llama-135m (architectures with random weights), or a
-    Hugging Face folder."""
+    """t5-tiny (included), t5-base, t5-large or llama-135m (architectures with random weights), or a
+    model folder."""
 
     device: str = "auto"
     """cpu, cuda, or auto."""
@@ -36,14 +36,14 @@ class CommonSettings(Settings):
 
 @dataclass(frozen=True)
 class StepSettings(CommonSettings):
-    """Of benchmarks that measure training steps."""
+    """The settings of benchmarks that measure training steps."""
 
     workload: Literal["synthetic", "sst2"] = "synthetic"
     """synthetic: random texts of log-normal length, about 115 tokens, at most 256."""
 
     data_dir: str = ""
     """Folder with the rows of SST-2 (DIR/glue/sst2); default: SOFTPROMPTS_DATA, or the Hugging Face
-    hub."""
+    Hub."""
 
     batch: int = option(32, minimum=1)
     """Rows per step of a run."""
@@ -52,19 +52,19 @@ class StepSettings(CommonSettings):
     """Timed steps."""
 
     warmup: int = option(5, minimum=0)
-    """Untimed steps before the timed ones, which include compiling."""
+    """Untimed steps before the timed ones; compiling happens here."""
 
     compile_ours: bool = True
     """Compile our side too, where possible: on a GPU."""
 
 
 class SmopSettings(StepSettings):
-    """Of the benchmark smop."""
+    """The settings of the benchmark smop."""
 
 
 @dataclass(frozen=True)
 class TrainingSettings(StepSettings):
-    """Of the benchmark training."""
+    """The settings of the benchmark training."""
 
     prompt: int = option(20, minimum=1)
     """Prompt tokens."""
@@ -86,7 +86,7 @@ class TrainingSettings(StepSettings):
     """Start no compiled mode of PEFT after this many seconds; 0: no limit."""
 
     peak_tflops: float = 989.0
-    """The GPU's peak of dense bf16 TFLOP/s, for the utilisation (H100 and H200: 989)."""
+    """The GPU's peak dense bf16 TFLOP/s, to compute utilisation (H100 and H200: 989)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,7 +99,7 @@ class TrainingSettings(StepSettings):
 
 @dataclass(frozen=True)
 class RoundSettings(CommonSettings):
-    """Of benchmarks in which all sides answer in turn, round by round."""
+    """The settings of benchmarks in which all sides answer in turn, round by round."""
 
     peers: str = "auto"
     """Modes of PEFT: eager, regions (compiled layers, which takes minutes), or both separated by a
@@ -111,7 +111,7 @@ class RoundSettings(CommonSettings):
 
 @dataclass(frozen=True)
 class InferenceSettings(RoundSettings):
-    """Of the benchmark inference."""
+    """The settings of the benchmark inference."""
 
     tasks: int = option(64, minimum=1)
     """Tasks, each with its own prompt and one row."""
@@ -127,7 +127,7 @@ class InferenceSettings(RoundSettings):
     random prompts."""
 
     new_tokens: int = option(8, minimum=1)
-    """The most tokens of a generated answer."""
+    """Maximum number of tokens of a generated answer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,7 +140,7 @@ class InferenceSettings(RoundSettings):
 
 @dataclass(frozen=True)
 class DecodingSettings(RoundSettings):
-    """Of the benchmark decoding."""
+    """The settings of the benchmark decoding."""
 
     model: str = "llama-135m"
     """llama-135m (SmolLM2-135M with random weights), or a folder of a decoder-only model."""

@@ -92,7 +92,7 @@ class Measurement(NamedTuple):
 
 
 def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
-    """The benchmark's result, again and again as it becomes more complete."""
+    """The benchmark's result, yielded again each time it is more complete."""
     peft_library()  # reports at once that it is missing
     deadline = time.monotonic() + (settings.seconds or inf)
     backbone = load_model(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from ..config.plugins import VARIABLE as PLUGINS
-from ..errors import UserError, as_flag
+from ..errors import UserError, as_flag, choices
 from ..version import __version__
 from .output import is_main_process
 
@@ -64,7 +64,7 @@ def run_command(name: str, argv: Sequence[str]) -> int:
 
 def load_command(name: str) -> ModuleType:
     if name not in COMMANDS:
-        raise UserError(f"There is no command {name!r}; choose one of {', '.join(COMMANDS)}.")
+        raise UserError(f"There is no command {name!r}; {choices(name, COMMANDS)}")
     return importlib.import_module(f".{name}", __name__)
 
 

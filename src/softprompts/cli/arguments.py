@@ -41,7 +41,7 @@ def add_model(parser: argparse.ArgumentParser, model: str, required: bool = Fals
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
     parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run code that comes with a hub model"
+        "--trust-remote-code", action="store_true", help="run code that comes with a Hub model"
     )
 
 

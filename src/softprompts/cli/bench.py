@@ -62,7 +62,7 @@ def _measure(
     """Run a benchmark; 1 if the two sides disagree."""
     parser = make_parser(f"bench {name}", examples, about)
     parser.add_argument(
-        "--output", metavar="FILE", type=checked_path, help="where the result goes as JSON"
+        "--output", metavar="FILE", type=checked_path, help="write the result to this file as JSON"
     )
     add_settings(parser, kind, "settings")
     options = parser.parse_args(argv)

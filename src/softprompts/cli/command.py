@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from ..errors import UserError
+from ..errors import UserError, choices, closest
 
 Action = Callable[[Sequence[str]], int]
 
@@ -19,13 +19,21 @@ class Parser(argparse.ArgumentParser):
     _caught: ClassVar[list["Parser"] | None] = None
 
     def error(self, message: str) -> Any:
+        rest = message.removeprefix("unrecognized arguments: ")
+        if rest != message and rest.startswith("-"):
+            raise self.unknown_flag(rest.split()[0])
         raise UserError(f"{message[0].upper()}{message[1:]}; see {self.prog} --help.")
+
+    def unknown_flag(self, flag: str) -> UserError:
+        flag = flag.partition("=")[0]
+        similar = closest(flag, self._option_string_actions)
+        hint = f"did you mean {similar}? See" if similar else "see"
+        return UserError(f"There is no option {flag}; {hint} {self.prog} --help.")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             name = action.option_strings[-1] if action.option_strings else str(action.metavar)
-            choices = ", ".join(map(str, action.choices))
-            raise UserError(f"{name} is {value!r}; choose one of {choices}.")
+            raise UserError(f"{name} is {value!r}; {choices(value, action.choices)}")
 
     def format_help(self) -> str:
         """With a short usage: what is required, and [options] for the rest."""
@@ -89,5 +97,5 @@ def run_action(
         print(f"usage: {usage} [options]\n\n{rows}\n\n{usage} --help shows the options.")
         return 0
     if argv[0] not in actions:
-        raise UserError(f"There is no {noun} {argv[0]!r}; choose one of {', '.join(actions)}.")
+        raise UserError(f"There is no {noun} {argv[0]!r}; {choices(argv[0], actions)}")
     return actions[argv[0]](argv[1:])

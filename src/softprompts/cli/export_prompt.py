@@ -1,14 +1,23 @@
 """The command `softprompts prompts export`."""
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
+from ..config import TaskConfig
+from ..errors import UserError, listing
 from ..files import check_overwrite
+from ..tasks import Task, load_task
 from .arguments import add_library, add_library_prompt, output_folder
 from .command import make_parser
 from .output import print_result
 
-EXAMPLES = """softprompts prompts export runs/stars --output adapter/
+if TYPE_CHECKING:
+    from ..artifacts.card import Card
+    from ..prompt import Prompt
+
+EXAMPLES = """softprompts prompts export runs/stars --output adapter
   softprompts prompts export stars --as folder --output copies/stars"""
 
 
@@ -25,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         help="a PEFT adapter (default), or a copy of the prompt's folder",
     )
     parser.add_argument(
-        "--output", metavar="FOLDER", type=output_folder, required=True, help="where it goes"
+        "--output", metavar="FOLDER", type=output_folder, required=True, help="the folder to write"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace what is in the folder")
     options = parser.parse_args(argv)
@@ -40,9 +49,14 @@ def main(argv: Sequence[str]) -> int:
     prompt, card = folder.load()
     if entry.folder.resolve() == output.resolve():
         raise UserError(f"{output} is where the prompt is; choose another --output.")
-    result = {"prompt": str(options.prompt)}
+    result: dict[str, Any] = {"prompt": str(options.prompt)}
     if options.form == "folder":
         RunFolder(output).check_overwrite(options.overwrite)
+        if not options.overwrite and output.is_dir() and (names := sorted(os.listdir(output))):
+            raise UserError(
+                f"{output} holds other files ({listing(names)}); choose another --output, "
+                "or write the prompt beside them with --overwrite."
+            )
         folder.copy_prompt(output)
         result["folder"] = str(output)
         print_result(options, result, f"a copy of {options.prompt} is in {output}")
@@ -53,8 +67,34 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(
             f"The card of {entry.folder} lacks its backbone's family; tune the prompt again."
         )
+    if prompt.config.count > 1 and (task := _own_task(card)) is not None:
+        prompt, result["metrics"] = _average(entry.folder, task)
     result["adapter"] = str(output)
     result["task_type"] = write_adapter(output, prompt, backbone.family, backbone.name)
-    text = f"PeftModel.from_pretrained(model, {str(output)!r}) loads it on {backbone.name}"
-    print_result(options, result, text)
+    lines = [f"PeftModel.from_pretrained(model, {str(output)!r}) loads it on {backbone.name}"]
+    if "metrics" in result:
+        before, after = card.metrics.get(card.metric), result["metrics"].get(card.metric)
+        lines.append(
+            "PEFT cannot route, so the adapter holds the mean of the mixture's prompts over the "
+            f"validation texts: {card.metric} {after:.1f}, where the mixture has {before:.1f}; "
+            "for an exact export, tune with --preset prompt-tuning"
+        )
+    print_result(options, result, "\n".join(lines))
     return 0
+
+
+def _own_task(card: "Card") -> Task | None:
+    """The task that a prompt was tuned on; None if its rows are gone."""
+    try:
+        return load_task(TaskConfig.of(card.task_settings))
+    except UserError:
+        return None
+
+
+def _average(folder: Path, task: Task) -> "tuple[Prompt, dict[str, float]]":
+    """The mean prompt of a mixture over a task's validation texts, and its scores on them."""
+    from ..tuning.tuned import load
+
+    inputs = [example.input for example in task.validation]
+    single = load(folder).averaged(inputs)
+    return single.prompt, task.score(single.predictor()(inputs))

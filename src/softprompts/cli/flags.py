@@ -3,7 +3,8 @@
 import argparse
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from ..config import (
     read_yaml,
     run_config,
     schema_of,
+    sections,
     spell,
 )
-from ..config.run import SECTIONS
-from ..errors import UserError, as_flag
+from ..config.products import expand_lists
+from ..config.run import CONFIG_HEADER, SECTIONS, check_duration
+from ..errors import UserError, as_flag, as_key
 
 _OPTION = re.compile(
     r"^--(?:prompt\.)?(start|shape|route|head|optimizer)\.([a-z0-9_-]+)(?:=(.*))?$", re.DOTALL
@@ -112,7 +115,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, TuningConfig, "tuning", defaults.tuning, about)
     add_settings(parser, PromptConfig, "prompt", defaults.prompt, about)
     parser.add_argument_group(
-        "options of a start, shape, route, head or optimizer",
+        "options of a start, shape, route, head or optimiser",
         "\n".join(["for example --prompt.shape.bottleneck 400", *_kinds()]),
     )
 
@@ -128,7 +131,7 @@ def parse_run(
     while rest:
         match = _OPTION.match(rest[0])
         if match is None:
-            raise UserError(f"There is no option {rest[0]}; see {parser.prog} --help.")
+            parser.error(f"unrecognized arguments: {rest[0]}")
         part, option, value = match.groups()
         if value is None and len(rest) < 2:
             raise UserError(f"{rest[0]} needs a value.")
@@ -137,6 +140,7 @@ def parse_run(
         kind = section.get(part)
         options_before = {"kind": kind} if isinstance(kind, str) else kind or {}
         section[part] = {**options_before, option.replace("-", "_"): value}
+    check_duration(settings)
     return options, [_read_config(options.config, settings), settings]
 
 
@@ -149,14 +153,38 @@ def _put(settings: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 def _read_config(path: Path | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a file. It holds all settings of its preset, so flags cannot name another."""
-    file = read_yaml(path) if path is not None else {}
+    if path is None:
+        return {}
+    file = read_yaml(path)
+    if not path.read_text(encoding="utf-8").startswith(CONFIG_HEADER):
+        with _file_errors():
+            file = sections(file)
     for name in ("preset", "paper"):
         if name in settings and name in file and settings[name] != file[name]:
             raise UserError(
                 f"{path} sets {name} to {file[name]} and the rest to match; "
                 f"leave out --{name}, or use another file."
             )
+    try:
+        expand_lists(file, settings)
+    except UserError:
+        with _file_errors():
+            expand_lists(file)  # where the file is right, the flags are wrong
     return file
+
+
+class FileError(UserError):
+    """A problem with a file of settings, which are spelled as its keys."""
+
+    spelling = staticmethod(as_key)
+
+
+@contextmanager
+def _file_errors() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise FileError(error.message) from None
 
 
 def _kinds() -> list[str]:

@@ -13,7 +13,7 @@ def print_result(options: argparse.Namespace, result: Mapping[str, Any], text: s
 
 
 def format_scores(result: Mapping[str, Any]) -> str:
-    """Every metric next to the score of always answering the most frequent label."""
+    """Every metric next to the score of always predicting the majority class."""
     return ", ".join(
         f"{name} {value:.1f} (majority class {result['majority'][name]:.1f})"
         for name, value in result["metrics"].items()
@@ -21,7 +21,10 @@ def format_scores(result: Mapping[str, Any]) -> str:
 
 
 def invalid_answers(invalid: int, rows: int, trained: bool = True) -> str | None:
-    """Why a score is low and what to do, if over a fifth of the answers matched no label."""
+    """Why a score is low and what to do, if over a fifth of the answers matched no label.
+
+    `trained`: more steps may help, which they do not where the loss exploded.
+    """
     if invalid <= rows / 5:
         return None
     return f"{invalid} of {rows} answers matched no label; {advice_on_labels(trained)}"

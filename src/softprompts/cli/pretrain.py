@@ -56,7 +56,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
         metavar="FOLDER",
         type=Path,
         required=True,
-        help="where the model goes; resumes an unfinished run found there",
+        help="the model folder; resumes an unfinished run found there",
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="start over even if the folder holds a run"

@@ -37,7 +37,7 @@ class StageBar(Stage):
 
 
 class PretrainProgress(Watcher):
-    """Bars on a terminal; nothing where there is none."""
+    """Bars on a terminal; nothing without one."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.console = Console(stderr=True)

@@ -1,4 +1,4 @@
-"""Progress on a terminal; nothing where there is none."""
+"""Progress on a terminal; nothing without one."""
 
 import math
 import time
@@ -25,6 +25,7 @@ from rich.text import Text
 
 from ..config import spell
 from ..tuning import Run, Watcher
+from ..tuning.progress import Lines
 
 REFRESH_SECONDS = 0.1
 """Between two updates of a run's bar: steps may be far shorter."""
@@ -110,6 +111,7 @@ class RunProgress(Watcher):
             _TimeLeft(),
         )
         self.shown = console.is_terminal and not quiet
+        self.log = Watcher() if quiet or self.shown else Lines()
         self.pace = Pace()
         self.progress = Progress(*columns, console=console, disable=not self.shown)
         self.bars: dict[int, tuple[TaskID, TaskID]] = {}
@@ -139,7 +141,13 @@ class RunProgress(Watcher):
         if self.shown:
             self.progress.update(self._bars(run)[1], advance=rows, visible=True)
 
+    def on_message(self, message: str) -> None:
+        self.log.on_message(message)
+        if self.shown:
+            self.progress.console.print(message, style="dim", highlight=False, markup=False)
+
     def on_evaluation(self, run: Run) -> None:
+        self.log.on_evaluation(run)
         self.pace.record("evaluation")
         if self.shown:
             self.progress.reset(self._bars(run)[1], visible=False)
@@ -202,6 +210,7 @@ class CohortProgress(Watcher):
         """`settings` are those in which the runs differ, one mapping per run."""
         self.console = Console(stderr=True)
         self.shown = self.console.is_terminal and not quiet
+        self.log = Watcher() if quiet or self.shown else Lines(settings)
         self.settings = list(settings)
         self.runs: list[Run] = []
         self.finished = False
@@ -229,7 +238,13 @@ class CohortProgress(Watcher):
         self.finished = error is None
         self.live.stop()
 
+    def on_message(self, message: str) -> None:
+        self.log.on_message(message)
+        if self.shown:
+            self.console.print(message, style="dim", highlight=False, markup=False)
+
     def on_start(self, runs: Sequence[Run]) -> None:
+        self.log.on_start(runs)
         if self.shown:
             self.runs = list(runs)
             self.progress.add_task(
@@ -247,6 +262,7 @@ class CohortProgress(Watcher):
         self.answered[id(run)] = self.answered.get(id(run), 0) + rows
 
     def on_evaluation(self, run: Run) -> None:
+        self.log.on_evaluation(run)
         self.pace.record("evaluation")
         self.answered.pop(id(run), None)
 

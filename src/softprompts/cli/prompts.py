@@ -184,13 +184,13 @@ def _caveats(query: "Entry", entries: Sequence["Entry"]) -> list[str]:
     if any(entry.card.seed != query.card.seed for entry in entries):
         caveats.append(
             "the prompts have different seeds; prompts with the same seed start from the same "
-            "words and look more similar"
+            "tokens and look more similar"
         )
     return caveats
 
 
 def _no_match(query: "Entry", library: "Library") -> str:
-    """That there is nothing to compare with; or only prompts of another version of the model."""
+    """Why there is nothing to compare with: no prompts, or only those of another version."""
     from ..library.library import Library, ignore
 
     backbone = query.card.backbone.name

@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     vectors = recycled.config.count * recycled.config.length
     text = (
         f"{vectors} prompt vectors of {source.name} were mapped to {target.name} by {how.method} "
-        f"over {words:,} shared words; they are in {options.output}"
+        f"over {words:,} shared tokens; they are in {options.output}"
     )
     print_result(options, result, text)
     return 0
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         type=output_folder,
         required=True,
-        help="where the new prompt goes",
+        help="the folder for the new prompt",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a prompt in the folder")
     add_model(parser, "the model to map the prompt to", required=True)

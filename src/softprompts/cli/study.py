@@ -67,7 +67,7 @@ def _run_parser() -> argparse.ArgumentParser:
         "--output",
         metavar="FOLDER",
         type=output_folder,
-        help="where the cells go (default runs/NAME); resumes an unfinished study found there",
+        help="the study's folder (default runs/NAME); resumes an unfinished study found there",
     )
     parser.add_argument(
         "--cohort",
@@ -123,7 +123,7 @@ def report(argv: Sequence[str]) -> int:
         "--output",
         metavar="FOLDER",
         type=output_folder,
-        help="where the report goes (default: report in the study's folder)",
+        help="the folder for the report (default: report in the study's folder)",
     )
     options = parser.parse_args(argv)
 
@@ -147,7 +147,7 @@ def rerun(argv: Sequence[str]) -> int:
         "cell", metavar="CELL", help="the name of a finished cell, as status --json prints it"
     )
     parser.add_argument(
-        "--output", metavar="FOLDER", type=output_folder, required=True, help="where the runs go"
+        "--output", metavar="FOLDER", type=output_folder, required=True, help="the new runs' folder"
     )
     parser.add_argument(
         "--data-dir",
@@ -188,7 +188,7 @@ def describe(status: "StudyStatus") -> str:
         lines.append(f"{counts[0]} cells are running, on {counts[1]} workers")
     lines += [f"{name} failed: {error}" for name, error in status["failed"].items()]
     if status["blocked"]:
-        reason = "there are fewer source prompts than they choose"
+        reason = "there are fewer source prompts than they need"
         if status["failed"]:
             reason = "a cell they start from failed"
         count, first = len(status["blocked"]), status["blocked"][0]

@@ -19,7 +19,7 @@ STEPS_PER_UPDATE = 20
 class StudyBars(StudyWatcher):
     """Finished cells, cells per minute and time left; runs and steps of the cohort.
 
-    Nothing is shown where there is no terminal.
+    Nothing is shown without a terminal.
     """
 
     def __init__(self, cells: Sequence[Cell], quiet: bool = False) -> None:

@@ -95,7 +95,7 @@ def export_split(argv: Sequence[str]) -> int:
     parser = make_parser("tasks export", command, export_split.__doc__)
     _add_task(parser)
     parser.add_argument(
-        "--output", metavar="FILE", type=Path, help="where the lines go (default: standard output)"
+        "--output", metavar="FILE", type=Path, help="the file to write (default: standard output)"
     )
     options = parser.parse_args(argv)
     examples = _read_split(definition(options.task), options)
@@ -148,7 +148,7 @@ def _add_task(parser: argparse.ArgumentParser, split: str = "train") -> None:
     parser.add_argument(
         "--data-dir",
         metavar="DIR",
-        help="a folder with its rows (default: SOFTPROMPTS_DATA, or the Hugging Face hub)",
+        help="a folder with its rows (default: SOFTPROMPTS_DATA, or the Hugging Face Hub)",
     )
     parser.add_argument(
         "--task-word",

@@ -9,6 +9,7 @@ from typing import get_args
 from ..errors import UserError, as_flag
 from ..files import safe_name
 from ..library import Similarity
+from ..tasks import check_task
 from ..transfer.settings import Request, Strategy, single_run
 from . import flags
 from .arguments import add_library, output_folder, whole_number
@@ -24,6 +25,7 @@ EXAMPLES = """softprompts transfer --to helpdesk/urgency --library prompts
 def main(argv: Sequence[str]) -> int:
     """Tune a prompt for a new task, starting from prompts of similar tasks."""
     options, request = _parse(argv)
+    check_task(request.target.task)
 
     from ..transfer.transfer import run_transfer
     from ..tuning import RunFailedError
@@ -57,6 +59,11 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
         if task.get("task") not in (None, options.to):
             raise UserError("Both --to and --task name the target; leave one out.")
         task["task"] = options.to
+    elif not {"task", "train"} & {**file.get("task", {}), **settings.get("task", {})}.keys():
+        raise UserError(
+            "No target is given; name a task with --to, or your own data with --train, --text and "
+            "--label."
+        )
     strategy: Strategy = options.strategy
     if options.source is not None:
         strategy = "named"
@@ -94,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         "--output",
         metavar="FOLDER",
         type=output_folder,
-        help="where the choice, the runs and the prompt go "
+        help="the folder for the choice, the runs and the prompt "
         "(default runs/transfer-TASK-STRATEGY-seedN); resumes an unfinished transfer found there",
     )
     parser.add_argument(
@@ -113,7 +120,7 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
         default="best",
         help="with the k prompts most similar to a probe of the target: tune from each and keep "
         "the best (best, the default); tune from their mean weighted by similarity (average); "
-        "or tune on their tasks and the target's first (mixture)",
+        "or first tune one prompt on their tasks and the target's together (mixture)",
     )
     strategy.add_argument(
         "--from",

@@ -41,7 +41,7 @@ def _probe(record: TransferRecord) -> list[str]:
         )
     if {source["seed"] for source in ranked} != {request["target"]["seed"]}:
         lines.append(
-            "not all sources have the probe's seed; those that do start from the same words "
+            "not all sources have the probe's seed; those that do start from the same tokens "
             "and look more similar"
         )
     return lines
@@ -96,7 +96,7 @@ def _reason(record: TransferRecord) -> str:
     if strategy == "average":
         return (
             f"average: one run starts from the mean of {prompts} most similar to the probe; "
-            "a similarity below zero has no weight"
+            "negative similarities get weight zero"
         )
     if record["mixture"] is not None:
         tasks = record["mixture"]["task"]

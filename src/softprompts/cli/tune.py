@@ -8,6 +8,7 @@ from pathlib import Path
 from ..config import Member, expand_lists
 from ..errors import as_flag
 from ..files import safe_name
+from ..tasks import check_task
 from . import flags
 from .arguments import output_folder
 from .command import make_parser
@@ -18,7 +19,7 @@ EXAMPLES = """softprompts tune --task helpdesk/intent
   softprompts tune --config runs/stars/config.yaml --seed 1 --output runs/stars-1
   softprompts tune --task helpdesk/intent,helpdesk/urgency --lr 0.1,0.3 --seed 0,1,2  # 12 runs"""
 LISTS = """Tasks, presets, numbers and choices may be lists, such as --seed 0,1,2 --lr 0.1,0.3. All
-combinations are tuned on one frozen model, each as a run of its own in a folder below
+combinations are tuned on one frozen model, as a cohort; each run has its own folder below
 --output (docs/cohorts.md)."""
 
 
@@ -26,6 +27,8 @@ def main(argv: Sequence[str]) -> int:
     """Tune a prompt on a task or on your own data, or many at once."""
     options, layers = flags.parse_run(_parser(), argv)
     members = expand_lists(*layers)
+    for task in {str(member.config.task): member.config.task for member in members}.values():
+        check_task(task)
 
     from ..tuning.run import RunFailedError
     from ..tuning.team import leave_team
@@ -73,7 +76,6 @@ def _tune_cohort(members: Sequence[Member], folder: Path, options: argparse.Name
             options.overwrite,
             watcher,
             trackers=options.trackers,
-            on_start=watcher.on_start,
             exclusive=True,
         )
     runs = records(members, results, folder)
@@ -90,8 +92,8 @@ def _parser() -> argparse.ArgumentParser:
         "--output",
         metavar="FOLDER",
         type=output_folder,
-        help="where the result goes (default runs/TASK-PRESET-seedN); resumes an unfinished run "
-        "found there; lists make a folder for each run",
+        help="the run folder (default runs/TASK-PRESET-seedN); resumes an unfinished run found "
+        "there; with lists, each run gets a subfolder",
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="start over even if the folder holds a run"

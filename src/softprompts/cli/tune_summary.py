@@ -3,19 +3,29 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..artifacts.card import Card
 from ..artifacts.run_folder import COHORT_TABLE
 from ..config import spell
+from ..errors import as_flag, spelled
+from ..tuning.advice import advice, exploded
 from ..tuning.summary import SEED, Record, over_seeds
 from ..tuning.tuned import Tuned
 from .output import advice_on_labels, aligned, format_scores, invalid_answers
+from .scores import describe_classes, describe_report, format_interval, format_p
 
 
 def describe(tuned: Tuned) -> str:
     card, rows, cost = tuned.card, tuned.card.task.rows, tuned.cost
     best = f"best at step {card.best_step} of {card.steps}"
     lines = [f"{card.task.name} on {card.backbone.name}: {format_scores(card.plain())}, {best}"]
-    if note := invalid_answers(card.invalid or 0, rows["validation"], bool(card.steps)):
+    for split, report in card.scores.items():
+        lines += describe_report(report, split)
+    lines += describe_classes(card.judged)
+    longer = bool(card.steps) and not exploded(card)
+    if note := invalid_answers(card.invalid or 0, rows["validation"], longer):
         lines.append(note)
+    if (text := advice(card)) is not None:
+        lines.append(spelled(text, as_flag))
     if rows["skipped"]:
         lines.append(f"{rows['skipped']} bad rows were skipped")
     if card.stopped:
@@ -38,16 +48,22 @@ def describe(tuned: Tuned) -> str:
 def cohort_table(runs: Sequence[Record], folder: Path) -> str:
     """A row per run, a row per setting over its seeds where there are several, and failures."""
     names = list(runs[0]["settings"])
-    rows = [[*names, "score", "majority class", "best step", "folder"]]
+    tested = any(run.get("test") for run in runs)
+    header = [*names, "score", *(["test"] if tested else []), "95 % interval", "rows"]
+    rows = [[*header, "majority class", "bag of words", "p vs best", "best step", "folder"]]
     for run in runs:
         settings = map(spell, run["settings"].values())
-        rows.append([*settings, *_scores(run), Path(run["folder"]).name])
+        rows.append([*settings, *_scores(run, tested), Path(run["folder"]).name])
     lines = list(aligned(rows))
+    if tested:
+        lines.append("intervals, rows, baselines and paired tests are those of the test rows")
     if SEED in names:
         others = [name for name in names if name != SEED]
-        rows = [[*others, "mean ± standard deviation", "seeds"]]
+        header = [*others, "mean ± standard deviation", *(["test"] if tested else []), "seeds"]
+        rows = [header]
         for group in over_seeds(runs):
-            rows.append([*map(spell, group["settings"].values()), _mean(group), _seeds(group)])
+            means = [_mean(group), *([_mean(group["test"])] if tested else [])]
+            rows.append([*map(spell, group["settings"].values()), *means, _seeds(group)])
         lines += ["", *aligned(rows)]
     poor = sum(
         invalid_answers(run["invalid"], run["task"]["rows"]["validation"]) is not None
@@ -60,19 +76,43 @@ def cohort_table(runs: Sequence[Record], folder: Path) -> str:
             f"in {poor} of {len(runs)} runs over a fifth of the answers matched no label; "
             f"{advice_on_labels(trained)}"
         )
+    beaten = [run for run in runs if "metrics" in run and advice(Card.of(_card(run))) is not None]
+    if beaten:
+        text = spelled(str(advice(Card.of(_card(beaten[0])))), as_flag)
+        lines.append(
+            f"{len(beaten)} of {len(runs)} runs are no better than a baseline; "
+            f"{Path(beaten[0]['folder']).name}: {text}"
+        )
     lines += [
         f"{Path(run['folder']).name} failed: {run['stopped']}" for run in runs if run["failed"]
     ]
     return "\n".join([*lines, f"the runs and {COHORT_TABLE} are in {folder}"])
 
 
-def _scores(run: Record) -> list[str]:
+def _card(run: Record) -> Record:
+    extra = ("settings", "folder", "cost", "p_vs_best")
+    return {name: value for name, value in run.items() if name not in extra}
+
+
+def _scores(run: Record, tested: bool) -> list[str]:
     if "metrics" not in run:
-        return ["failed", "-", "-"]
-    metric = run["task"]["metrics"][0]
+        return ["failed", *["-"] * (6 + tested)]
+    metric, scores = run["task"]["metrics"][0], run.get("scores", {})
+    report = scores.get("test" if tested else "validation", {})
+    baselines = report.get("baselines", {})
+    words = baselines.get("bag_of_words")
+    majority = baselines.get("majority", {"metrics": run["majority"]})
+    test = (run.get("test") or {}).get(metric)
+    p = run.get("p_vs_best")
     return [
         f"{metric} {run['metrics'][metric]:.1f}",
-        f"{run['majority'][metric]:.1f}",
+        *(["-" if test is None else f"{test:.1f}"] if tested else []),
+        format_interval(report.get("intervals", {}).get(metric)).strip(" []").replace(",", " to")
+        or "-",
+        str(report.get("rows", run["task"]["rows"].get("validation", "-"))),
+        f"{majority['metrics'][metric]:.1f}",
+        "-" if words is None else f"{words['metrics'][metric]:.1f}",
+        format_p(p).strip(" ()").removeprefix("p = ").removeprefix("p ") or "-",
         f"{run['best_step']} of {run['steps']}",
     ]
 

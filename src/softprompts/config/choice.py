@@ -30,5 +30,5 @@ class Choice:
         )
 
     def plain(self) -> dict[str, Any]:
-        """As YAML and JSON hold it."""
+        """As plain data for YAML and JSON."""
         return {"kind": self.kind, **self.options}

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from ..errors import UserError, setting
+from ..errors import UserError, choices, closest, setting
 from .choice import Choice
 from .plugins import load_plugins
 from .schema import Schema, Settings, check_order, coerce, schema_of
@@ -48,7 +48,7 @@ class Table(Generic[K]):
         return add
 
     def __iter__(self) -> Any:
-        """All names, those of plugins only when these are loaded."""
+        """All names; those of plugins only once these are loaded."""
         return iter(dict.fromkeys([*_described(self), *self._classes]))
 
     def __getitem__(self, kind: str) -> type[K]:
@@ -57,22 +57,26 @@ class Table(Generic[K]):
         elif kind not in self._classes:
             load_plugins()
         if kind not in self._classes:
-            raise UserError(f"There is no {self.part} {kind!r}; choose one of {', '.join(self)}.")
+            raise UserError(f"There is no {self.part} {kind!r}; {choices(kind, self)}")
         return self._classes[kind]
 
     def schema(self, kind: str) -> Schema:
-        """What options a kind has; of the package's own kinds without importing them."""
+        """The schema of a kind's options; the package's own kinds need no import for it."""
         described = _described(self).get(kind)
         return describe(self[kind]) if described is None else described
 
     def check(self, choice: Choice) -> Choice:
-        """The choice with its options made of their types; an error for what is unknown."""
+        """The choice with its options converted to their types; unknown ones are an error."""
         schema = self.schema(choice.kind)
         known, name = schema["properties"], f"{self.part} {choice.kind!r}"
         unknown = [option for option in choice.options if option not in known]
         if unknown:
+            similar = closest(unknown[0], known)
+            hint = f"did you mean {similar}? Its" if similar else "its"
             names = ", ".join(known) or "none"
-            raise UserError(f"The {name} has no option {unknown[0]!r}; its options are: {names}.")
+            raise UserError(
+                f"The {name} has no option {unknown[0]!r}; {hint} options are: {names}."
+            )
         missing = [option for option in schema["required"] if option not in choice.options]
         if missing:
             path = setting(f"{self.path}.{missing[0]}")

@@ -1,7 +1,7 @@
 """Plugins: modules outside the package that register kinds, tasks, metrics or model families.
 
 They are named by entry points of the group `softprompts.plugins`, or by the variable
-SOFTPROMPTS_PLUGINS (modules or files, with commas between them), which `--plugin` sets.
+SOFTPROMPTS_PLUGINS (modules or files, separated by commas), which `--plugin` sets.
 """
 
 import functools

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import UserError, setting
+from ..errors import UserError, choices, setting
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ PRESETS: dict[str, Preset] = {
     "mixture": Preset(
         "Ours, and the default: sixteen short prompts, blended for each input by a router "
         "(SMoP's, with all prompts and no noise). It learns several times faster than a single "
-        "prompt on small backbones. It is from no paper, so it has no paper mode.",
+        "prompt on small backbones. It is not from a paper, so it has no paper mode.",
         ours={
             "prompt": {"length": 5, "count": 16, "route": {"kind": "soft"}},
             "tuning": {"lr": 0.6},
@@ -93,7 +93,7 @@ PRESETS: dict[str, Preset] = {
     "residual": Preset(
         "Residual Prompt Tuning (Razdaibiedina 2023): vectors through a shallow network with a "
         "skip connection. Paper mode: a shared MLP with LayerNorm as in the paper and its command "
-        "line (the code's class defaults differ); bottleneck 800, 10 tokens, words from the whole "
+        "line (the code's class defaults differ); bottleneck 800, 10 tokens from the whole "
         "vocabulary (here without replacement), AdamW with learning rate 0.3, batch 8, 20 epochs "
         "as in the code. The folded prompt is saved, as the paper says (the code saves the raw "
         "one).",
@@ -181,9 +181,9 @@ PRESETS: dict[str, Preset] = {
 def preset_settings(name: str, paper: bool = False) -> dict[str, Any]:
     """The settings a preset stands for, as a layer for `run_config`."""
     if name not in PRESETS:
-        raise UserError(f"There is no preset {name!r}; choose one of {', '.join(PRESETS)}.")
+        raise UserError(f"There is no preset {name!r}; {choices(name, PRESETS)}")
     if paper and not PRESETS[name].paper:
-        raise UserError(f"The preset {name} is from no paper; leave {setting('paper')} out.")
+        raise UserError(f"The preset {name} is not from a paper; leave {setting('paper')} out.")
     return {
         "preset": name,
         "paper": paper,

@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from ..files import safe_name
 from .choice import Choice
 from .kinds import TABLES
 from .plugins import load_plugins
-from .run import RunConfig, merge, run_config
+from .run import RunConfig, merge, merge_layers, run_config
 from .schema import Schema, Settings, coerce, schema_of
 
 SHARED = ("model", "dtype", "device", "trust_remote_code")
@@ -26,6 +27,8 @@ SHARED = ("model", "dtype", "device", "trust_remote_code")
 MAX_RUNS = 10_000
 MAX_NAME = 120
 """Characters of a folder's name."""
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}(,\d{3})*,0\d\d(,\d{3})*$")
+"""A number with commas between its thousands, which is no list: a group begins with a zero."""
 Path = tuple[str, ...]
 
 
@@ -37,21 +40,19 @@ class Member:
     varied: dict[str, Any]
     """The settings that were lists, by name, each with this run's value."""
     name: str
-    """Its folder's name, made of what is varied."""
+    """The name of its folder, made from the varied settings."""
 
 
 def expand_lists(*layers: Mapping[str, Any]) -> list[Member]:
     """The runs that layers of settings stand for: the last list varies fastest, tasks come first
     and seeds last. Without lists, one run with nothing varied."""
-    settings: dict[str, Any] = {"prompt": {}}
-    for layer in layers:
-        settings = merge(settings, layer)
+    settings = merge({"prompt": {}}, merge_layers(*layers))
     for name in SHARED:
         value = settings.get(name)
         if _is_list(value) and not (name == "model" and os.path.exists(str(value))):
             raise UserError(
                 f"{setting(name)} is {value!r}, but all runs of a command share one frozen model; "
-                f"give one {name}, and use another command for another."
+                f"give one {name}, and use a separate command for each other one."
             )
     _load_kinds(settings)
     lists = {
@@ -72,8 +73,8 @@ def expand_lists(*layers: Mapping[str, Any]) -> list[Member]:
     ]
     if count > 1 and any(config.tuning.trains == "model" for config in configs):
         raise UserError(
-            f"A run that tunes the whole model ({setting('tuning.trains', 'model')}) needs a model "
-            "of its own; tune it by itself, without lists."
+            f"A run that tunes the whole model ({setting('tuning.trains', 'model')}) cannot share "
+            "it with others; tune it by itself, without lists."
         )
     varied = [
         {_short(path): _in_words(value) for path, value in zip(lists, values, strict=True)}
@@ -93,7 +94,7 @@ def _load_kinds(settings: Mapping[str, Any]) -> None:
 
 
 def spell(value: Any) -> str:
-    """A setting's value as one writes it."""
+    """A setting's value as users write it."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return str(value).replace("e+", "e") if isinstance(value, float) else str(value)
@@ -126,7 +127,7 @@ def walk(kind: type[Settings], above: Path = ()) -> Iterator[tuple[Path, Schema]
 
 
 def may_vary(path: Path, schema: Schema) -> bool:
-    """Whether a setting may be a list, which makes a run of each of its values."""
+    """Whether a setting may be a list, with one run per value."""
     if path[-1] in ("task", "preset"):
         return True
     scalar = "enum" in schema or schema.get("type") in ("integer", "number", "boolean", "choice")
@@ -138,11 +139,16 @@ def _is_list(value: Any) -> bool:
 
 
 def _values(path: str, value: Any, schema: Schema) -> list[Any]:
-    """A list's values, each once and of its type."""
+    """The values of a list, converted to their type; duplicates are an error."""
     items = [item.strip() for item in value.split(",")] if isinstance(value, str) else list(value)
     if not items or any(item == "" for item in items):
         raise UserError(
-            f"{setting(path)} is {value!r}, which lacks a value; separate values with one comma."
+            f"{setting(path)} is {value!r}, which has an empty value; use one comma between values."
+        )
+    if isinstance(value, str) and _THOUSANDS.match(value):
+        raise UserError(
+            f"{setting(path)} is {value!r}, and commas separate the values of a list; "
+            f"write {value.replace(',', '')} for one number."
         )
     values = [coerce(path.removesuffix(".kind"), item, schema) for item in items]
     repeated = [value for index, value in enumerate(values) if value in values[:index]]

@@ -9,7 +9,7 @@ from .kinds import heads, routes, shapes, starts
 from .schema import Settings, option
 
 MAX_TOKENS = 2**20
-"""The most tokens of prompts, and the largest size of a network: more would fill the memory."""
+"""The most prompt tokens, and the largest width of a network: more would fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class PromptConfig(Settings):
     section: ClassVar[str] = "prompt"
 
     length: int = option(20, minimum=0)
-    """Prompt tokens P; of each prompt, where there are several."""
+    """Prompt tokens P, per prompt if there are several."""
 
     count: int = option(1, minimum=1)
     """Number of prompts K in a mixture; 1 is a single prompt."""
@@ -41,15 +41,16 @@ class PromptConfig(Settings):
     """How an encoder-only model predicts labels."""
 
     unit: float | None = option(None, exclusiveMinimum=1e-6, exclusiveMaximum=1e6)
-    """The scale that prompt, network and router are trained at; none: that of the backbone's
-    embeddings. The papers' is 1."""
+    """Scale of the trained numbers of prompt, network and router; default: that of the backbone's
+    embeddings. The papers use 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.count * self.length > MAX_TOKENS:
             raise UserError(
-                f"{self.count * self.length:,} prompt tokens are more than a model can read; "
-                f"the limit is {MAX_TOKENS:,}."
+                f"{self.count:,} x {self.length:,} prompt tokens do not fit into memory; lower "
+                f"{setting('prompt.length')} (the model sees 512 tokens by default, prompt and "
+                f"text together) or {setting('prompt.count')}."
             )
         if self.count > 1 and self.route.kind == "single":
             raise UserError(
@@ -60,5 +61,5 @@ class PromptConfig(Settings):
 
     @property
     def folded_count(self) -> int:
-        """How many prompts are left after training."""
+        """The number of prompts after folding."""
         return 1 if routes.schema(self.route.kind)["folds_to_one"] else self.count

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from ..errors import UserError, setting
 from ..files import write_text
 from .choice import Choice
 from .kinds import TABLES
@@ -21,6 +22,8 @@ CONFIG_HEADER = "# softprompts tune --config THIS_FILE\n"
 DEFAULT_MODEL = "t5-tiny"
 """The model that ships with the package."""
 SECTIONS = ("task", "prompt", "tuning")
+MAX_LENGTH = 512
+"""The most tokens of a text and its prompt, unless `max_length` is set."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class RunConfig(Settings):
     """One prompt, one task, one schedule."""
 
     model: str = DEFAULT_MODEL
-    """The frozen model: t5-tiny (included), a model folder, or a Hugging Face hub id."""
+    """The frozen model: t5-tiny (included), a model folder, or a Hugging Face Hub id."""
 
     dtype: str = option("auto", enum=["auto", "fp32", "bf16"])
     """Precision of the frozen model; auto: bf16 on a GPU, fp32 on a CPU."""
@@ -37,10 +40,10 @@ class RunConfig(Settings):
     """cpu, cuda, or auto."""
 
     trust_remote_code: bool = False
-    """Run code that comes with a hub model."""
+    """Run code that comes with a Hub model."""
 
     preset: str = "mixture"
-    """The method; its settings are the defaults of all others."""
+    """The method; it sets the defaults of all other settings."""
 
     paper: bool = False
     """Use the preset with its paper's own, absolute hyper-parameters."""
@@ -52,12 +55,22 @@ class RunConfig(Settings):
     prompt: PromptConfig = field(default_factory=PromptConfig)
     tuning: TuningConfig = field(default_factory=TuningConfig)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        length, most = self.prompt.length, self.tuning.max_length or MAX_LENGTH
+        if length >= most:
+            raise UserError(
+                f"{setting('prompt.length')} is {length:,}, but the model sees at most {most:,} "
+                f"tokens, prompt and text together; lower {setting('prompt.length')}, or raise "
+                f"{setting('tuning.max_length')} if the model can read more."
+            )
+
     @property
     def method(self) -> str:
         return f"{self.preset} (paper)" if self.paper else self.preset
 
     def changed(self, saved: Any) -> str | None:
-        """The first setting that differs from a saved config, in words; None: none does."""
+        """The first setting that differs from a saved config, in words; None if none does."""
         return difference(saved, _json(self.plain()), _json(RunConfig().plain()))
 
     def save(self, path: Path) -> None:
@@ -67,19 +80,37 @@ class RunConfig(Settings):
 
 def run_config(*layers: Mapping[str, Any]) -> RunConfig:
     """A config from layers of settings, later ones over earlier ones, all over their preset."""
-    given: dict[str, Any] = {}
-    for layer in layers:
-        given = merge(given, layer)
+    given = merge_layers(*layers)
     known = schema_of(RunConfig)["properties"]
     preset, paper = (
         coerce(name, given.get(name, known[name]["default"]), known[name])
         for name in ("preset", "paper")
     )
     defaults = merge(RunConfig().plain(), preset_settings(preset, paper))
-    tuning = given.get("tuning")
-    if isinstance(tuning, Mapping) and "steps" in tuning:  # explicit steps override preset epochs
-        defaults["tuning"]["epochs"] = None
     return RunConfig.of(merge(defaults, given))
+
+
+def merge_layers(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Layers as one: a layer's steps override the epochs of the preset and of earlier layers."""
+    given: dict[str, Any] = {}
+    for layer in layers:
+        tuning = layer.get("tuning")
+        if isinstance(tuning, Mapping) and "steps" in tuning:
+            layer = {**layer, "tuning": {"epochs": None, **tuning}}
+        given = merge(given, layer)
+    return given
+
+
+def check_duration(settings: Mapping[str, Any]) -> None:
+    """Refuse settings, all from one place, that say both how many steps and how many epochs."""
+    tuning = settings.get("tuning")
+    if not isinstance(tuning, Mapping):
+        return
+    if tuning.get("steps") is not None and tuning.get("epochs") not in (None, "none"):
+        raise UserError(
+            f"Both {setting('tuning.steps')} and {setting('tuning.epochs')} say how long to train; "
+            "leave one out."
+        )
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,11 +151,12 @@ def sections(settings: Mapping[str, Any]) -> dict[str, Any]:
             placed[name] = {**placed.get(name, {}), **value}
         else:
             placed[name] = value
+    check_duration(placed)
     return placed
 
 
 def _section(name: str, value: Any) -> str | None:
-    """The section a flat setting belongs to; None where the name is a section or top-level."""
+    """The section a flat setting belongs to; None if the name is a section or top-level."""
     if isinstance(value, Mapping) and name not in ("labels", "optimizer"):
         return None
     if isinstance(value, Settings):
@@ -136,7 +168,7 @@ def _section(name: str, value: Any) -> str | None:
 
 
 def difference(old: Any, new: Any, defaults: Any = None, path: str = "") -> str | None:
-    """The first setting that changed, in words: `lr was 0.3 and is now 0.1`; None: none did.
+    """The first setting that changed, in words: `lr was 0.3 and is now 0.1`; None if none did.
 
     A setting that an older version lacked had its default value.
     """

@@ -1,7 +1,7 @@
 """Settings that are described once: by the types, limits and docstrings of a dataclass's fields.
 
-That description is a JSON Schema. Checks, flags, lists of runs, editors' completion and shells'
-completion all read it, so that a setting is written down in one place.
+That description is a JSON Schema. Checks, flags, lists of runs, and the completion of editors and
+shells all read it, so that a setting is written down in one place.
 """
 
 import ast
@@ -12,10 +12,10 @@ import os
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
-from ..errors import UserError, setting
+from ..errors import UserError, choices, closest, setting
 from .choice import Choice
 
 Schema = dict[str, Any]
@@ -61,16 +61,34 @@ class Settings:
         known = schema_of(cls)["properties"]
         unknown = [name for name in settings if name not in known]
         if unknown:
-            raise UserError(
-                f"There is no setting {setting(cls.path(str(unknown[0])))}; "
-                f"the settings are {', '.join(known)}."
-            )
+            raise _unknown(cls, str(unknown[0]))
         return cls(**settings)
 
     def plain(self) -> dict[str, Any]:
-        """As YAML and JSON hold it."""
+        """As plain data for YAML and JSON."""
         schemas = schema_of(type(self))["properties"]
         return {name: _plain(getattr(self, name), schema) for name, schema in schemas.items()}
+
+
+def _unknown(kind: type[Settings], name: str) -> UserError:
+    """The error about a setting that does not exist, with the one that was probably meant."""
+    paths = {path.rpartition(".")[2]: path for path in _paths(kind)}
+    similar = closest(name, paths)
+    nested = any("settings" in schema for schema in schema_of(kind)["properties"].values())
+    hint = f"the settings are {', '.join(paths)}."
+    if similar is not None:
+        hint = f"did you mean {setting(paths[similar])}?"
+    elif nested:
+        hint = "`softprompts tune --help` lists the settings."
+    return UserError(f"There is no setting {setting(kind.path(name))}; {hint}")
+
+
+def _paths(kind: type[Settings]) -> Iterator[str]:
+    """The paths of all settings, those of nested settings included."""
+    for name, schema in schema_of(kind)["properties"].items():
+        if schema.get("type") == "settings":
+            yield from _paths(schema["settings"])
+        yield kind.path(name)
 
 
 def _plain(value: Any, schema: Schema) -> Any:
@@ -151,7 +169,7 @@ def attribute_docs(kind: type) -> dict[str, str]:
 
 
 def coerce(path: str, value: Any, schema: Schema) -> Any:
-    """`value`, from YAML, a flag or Python, as its schema asks; an error that says what to give."""
+    """`value`, from YAML, a flag or Python, converted as its schema says, or a clear error."""
     kind = schema.get("type")
     if value is None and (schema.get("nullable") or not schema):
         return None
@@ -160,8 +178,7 @@ def coerce(path: str, value: Any, schema: Schema) -> Any:
     if "enum" in schema:
         if value in schema["enum"]:
             return value
-        values = ", ".join(map(str, schema["enum"]))
-        raise UserError(f"{setting(path)} is {value!r}; choose one of {values}.")
+        raise UserError(f"{setting(path)} is {value!r}; {choices(value, schema['enum'])}")
     if kind is None:
         return value
     if kind == "choice":
@@ -221,7 +238,7 @@ def _object(path: str, value: Any, schema: Schema) -> dict[str, Any]:
     if isinstance(value, str):
         pairs = [part.split("=", 1) for part in value.split(",")]
         if len(dict(pairs)) < len(pairs):
-            raise UserError(f"{setting(path)} names one value twice: {value}.")
+            raise UserError(f"{setting(path)} lists a value twice: {value}.")
         value = {key: word.strip() for key, word in dict(pairs).items()}
     inner = schema["additionalProperties"]
     entries = dict(value).items()
@@ -239,7 +256,7 @@ _COERCIONS: dict[str, Callable[[str, Any, Schema], Any]] = {
 
 
 def _wanted(schema: Schema) -> str:
-    """What a schema asks for, in words."""
+    """The values that a schema accepts, in words."""
     words = {
         "integer": "a whole number",
         "number": "a number",
@@ -279,7 +296,7 @@ def _check_limits(path: str, value: Any, schema: Schema) -> None:
 
 
 def check_order(section: str, values: Mapping[str, Any], properties: Mapping[str, Schema]) -> None:
-    """That values which must be below others are."""
+    """Check the values that must be below others."""
     for name, schema in properties.items():
         if "below" in schema:
             other = schema["below"]

@@ -17,8 +17,8 @@ class TaskConfig(Settings):
     several joined with + are a mixture."""
 
     data_dir: str | None = None
-    """A folder with the rows of named tasks (DIR/superglue/rte/train.jsonl.gz); none:
-    SOFTPROMPTS_DATA, or the Hugging Face hub."""
+    """A folder with the rows of named tasks (DIR/superglue/rte/train.jsonl.gz); default:
+    SOFTPROMPTS_DATA, or the Hugging Face Hub."""
 
     task_word: bool = True
     """Put a named task's name in front of its texts, as T5 and SPoT do; Prompt Tuning does not."""
@@ -35,7 +35,7 @@ class TaskConfig(Settings):
     id)."""
 
     validation: str | None = None
-    """Validation data; none: the dataset's own validation split, or a stratified tenth of the
+    """Validation data; default: the dataset's own validation split, or a stratified tenth of the
     training rows."""
 
     text: str | None = None
@@ -64,7 +64,7 @@ class TaskConfig(Settings):
     """Train on at most this many examples, drawn with split_seed."""
 
     cap_validation: int | None = option(None, minimum=1)
-    """Evaluate on at most this many held-out examples, drawn with split_seed."""
+    """Evaluate on at most this many validation examples, drawn with split_seed."""
 
     sentinel: bool = False
     """Put T5's <extra_id_0> before every answer, for a model pretrained by span corruption alone
@@ -75,7 +75,7 @@ class TaskConfig(Settings):
     learned."""
 
     metric: str | None = None
-    """The metric that picks the best checkpoint; none: the task's first, or accuracy."""
+    """The metric that selects the best checkpoint; default: the task's first, or accuracy."""
 
     split_seed: int = 0
     """Seed of the automatic split, the shots, the caps and the shuffled labels."""

@@ -37,7 +37,7 @@ class TuningConfig(Settings):
     """How the learning rate decays after warm-up: not at all, linearly or by a cosine to zero."""
 
     warmup: float = option(0.05, minimum=0)
-    """Warm-up: a number of steps, or below 1 a fraction of all steps."""
+    """Warm-up: a number of steps, or, below 1, a fraction of all steps."""
 
     weight_decay: float = option(1e-5, minimum=0)
     """Weight decay; multiplied by the learning rate in AdamW, not in Adafactor."""
@@ -47,7 +47,7 @@ class TuningConfig(Settings):
     1,100,000."""
 
     clip: float | None = option(None, exclusiveMinimum=0)
-    """Maximum gradient norm of a run; none: no clipping."""
+    """Maximum gradient norm of a run; default: no clipping."""
 
     steps: int = option(400, minimum=1)
     """Optimiser steps."""
@@ -71,21 +71,24 @@ class TuningConfig(Settings):
     """Weight of the squared log-normaliser (T5X: 1e-4)."""
 
     max_length: int | None = option(None, minimum=1)
-    """The most tokens the model sees, prompt included; longer texts are truncated. None: 512, or
-    fewer where the model supports no more."""
+    """Maximum number of tokens, prompt included; longer texts are truncated. Default: 512, or the
+    model's limit if that is smaller."""
 
     evaluate_every: int = option(100, minimum=1)
     """Steps between evaluations."""
 
     checkpoint_every: int = option(50, minimum=1)
-    """Steps between checkpoints: the most that an interruption can cost."""
+    """Steps between checkpoints: an interruption loses at most this many."""
 
     patience: int | None = option(None, minimum=1)
     """Stop after this many evaluations without improvement."""
 
     embed_at: int = option(10_000, minimum=1)
-    """The step whose prompt is the task embedding (SPoT: 10,000); of a shorter run, its last."""
+    """The step whose prompt is the task embedding (SPoT: 10,000); in a shorter run, the last."""
 
     scoring: Literal["auto", "generate", "labels"] = "auto"
-    """Evaluate by greedy generation, or by the label of highest log-probability; auto: generation
-    where the model can generate."""
+    """Evaluate by greedy generation, or by label scoring (the label of highest log-probability);
+    auto: generation if the model can generate."""
+
+    baselines: bool = True
+    """Also train a bag-of-words classifier on the same rows, for comparison (cached)."""

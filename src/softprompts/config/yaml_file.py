@@ -9,7 +9,7 @@ from ..errors import UserError
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The settings in a file; a key that is there twice is an error, where YAML takes the later."""
+    """The settings in a file; a duplicate key is an error, although YAML allows it."""
     try:
         text = path.read_text(encoding="utf-8")
         settings, duplicate = yaml.safe_load(text), _duplicate_key(text)
@@ -17,7 +17,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"The config file {path} does not exist.") from None
     except PermissionError:
         raise UserError(
-            f"This user may not read the config file {path}; ask its owner (chmod a+r)."
+            f"You do not have permission to read the config file {path}; ask its owner for "
+            "access (chmod a+r)."
         ) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())

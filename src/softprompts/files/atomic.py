@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from ..errors import UserError, setting
 
 STAGED, REPLACED = ".new-", ".old-"
-"""How the names of a folder in the making and of the folder it replaces begin."""
+"""Prefixes of the names of an unfinished folder and of the folder it replaces."""
 
 
 @functools.cache
@@ -37,15 +37,15 @@ def host_id() -> str:
 
 
 def temporary_path(path: Path, process: int | str | None = None) -> Path:
-    """A hidden name in the same folder that only this process, or another one, uses."""
+    """A hidden name in the same folder, used by one process only: by default, this one."""
     host = hashlib.sha256(host_id().encode()).hexdigest()[:8]
     return path.with_name(f".{path.stem}.{host}-{process or os.getpid()}{path.suffix}")
 
 
 def remove_stale(folder: Path, names: Iterable[str]) -> None:
-    """Remove what processes of this host that died left under temporary names for these paths.
+    """Remove the temporary files for these paths that dead processes of this host left behind.
 
-    What other hosts left is skipped: their processes may still be running.
+    Those of other hosts are skipped: their processes may still be running.
     """
     for name in names:
         prefix, suffix = temporary_path(folder / name, "*").name.split("*")
@@ -86,7 +86,7 @@ def make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def removing_new_folders(folder: Path) -> Iterator[None]:
-    """Remove `folder` and its parents in the end if they did not exist before and are empty."""
+    """On exit, remove `folder` and its parents if they did not exist before and are empty."""
     missing = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     try:
         yield
@@ -98,7 +98,7 @@ def removing_new_folders(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _temporary(path: Path, target: Path, remedy: str = "") -> Iterator[Path]:
-    """An empty temporary file next to `path`, removed at the end; errors name `target`."""
+    """An empty temporary file next to `path`, removed on exit; errors name `target`."""
     temporary = temporary_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def _temporary(path: Path, target: Path, remedy: str = "") -> Iterator[Path]:
 
 
 def check_writable(path: Path) -> None:
-    """Report before long work that a file cannot be written, without leaving anything behind."""
+    """Raise before long work if a file cannot be written; leaves nothing behind."""
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file in it.")
     with removing_new_folders(path.parent), _temporary(path, path, "choose another path"):

@@ -18,7 +18,7 @@ LOCK_FILE = ".at-work"
 def exclusive(folder: Path) -> Iterator[None]:
     """Hold the lock on an output folder; raise a `UserError` if another process has it.
 
-    Folders that did not exist before and are empty in the end are removed.
+    Folders that did not exist before and are empty on exit are removed.
     """
     with removing_new_folders(folder):
         file = _acquire(folder)

@@ -1,4 +1,4 @@
-"""A library of prompts, which stand for their tasks: find those most similar to a new task's."""
+"""A library of prompts, each representing its task, and search for the most similar ones."""
 
 import os
 from pathlib import Path
@@ -9,5 +9,5 @@ Similarity = Literal["cosine_of_average_tokens", "per_token_average_cosine"]
 
 
 def default_folder() -> Path:
-    """The library's folder by default: SOFTPROMPTS_LIBRARY, or `library` in the working folder."""
+    """The default library: SOFTPROMPTS_LIBRARY, or `library` in the current directory."""
     return Path(os.environ.get("SOFTPROMPTS_LIBRARY") or "library")

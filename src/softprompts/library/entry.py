@@ -13,7 +13,7 @@ from ..files import NoPermissionError
 
 
 class NoVectorsError(UserError):
-    """A run that leaves no prompt: it tuned the whole model, or nothing."""
+    """A run without a prompt: it tuned the whole model, or nothing."""
 
 
 @dataclass(frozen=True)

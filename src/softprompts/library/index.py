@@ -22,7 +22,7 @@ FORMAT = {"version": 2, "similarities": list(SIMILARITIES)}
 """An index of another format is computed again."""
 
 Summary = Tensor | str | None
-"""A prompt's summaries [S, H]; None for another backbone's prompt; an error where it has none."""
+"""A prompt's summaries [S, H]; None for another backbone's prompt; an error if it has none."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Index:
 
     @classmethod
     def read(cls, path: Path, fingerprint: str) -> "Index":
-        """The index in a file; an empty one where there is none that can be trusted."""
+        """The index in a file; an empty one if the file is missing or corrupted."""
         try:
             tensors, note = read_tensors(path)
             skipped = {name: tuple(other) for name, other in note["others"].items()}
@@ -72,7 +72,7 @@ class Index:
     def updated(
         self, stamps: Mapping[str, str], summarize: Callable[[str], tuple[str, Summary]]
     ) -> "Index":
-        """The index of the folders with these stamps; itself where nothing changed.
+        """The index of the folders with these stamps; itself if nothing changed.
 
         `summarize` gives the current stamp and the summary of a folder.
         """
@@ -93,7 +93,7 @@ class Index:
                 skipped[name] = (current[name], summary or "")
         for name in _odd_widths(rows):
             del rows[name]
-            # Without a stamp it is looked at again: the other prompts may change.
+            # Without a stamp it is checked again: the other prompts may change.
             skipped[name] = ("", _wrong_width(name))
         names = sorted(rows)
         return Index(

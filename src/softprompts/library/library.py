@@ -3,11 +3,11 @@
     NAME/           a prompt: its card, its vectors, and how it was tuned
     .index/         one file per backbone (`index.py`)
     .lock           held by whoever moves folders
-    .new-, .old-    folders in the making, and folders being replaced (`files/atomic.py`)
+    .new-, .old-    unfinished folders, and folders being replaced (`files/atomic.py`)
 
 Several processes may add prompts at once. A prompt is written to a hidden folder and moved in when
-it is complete. The lock ends with its process, so hidden folders that the next holder finds are
-what a killed process left, and are cleaned up.
+it is complete. The lock ends with its process, so any hidden folders that the next holder finds
+were left by a killed process, and are cleaned up.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ class Library:
         self.folder, self.warn = Path(folder), warn
 
     def existing(self) -> "Library":
-        """Itself, if its folder exists."""
+        """This library; an error if its folder does not exist."""
         if not self.folder.is_dir():
             raise UserError(
                 f"There is no library at {self.folder}; name one with {setting('library')}, "
@@ -113,9 +113,9 @@ class Library:
 
     @contextlib.contextmanager
     def _locked(self, write: bool = False) -> Iterator[None]:
-        """Hold the library's lock, with nothing left of killed processes.
+        """Hold the library's lock, and clean up after killed processes.
 
-        Without write permission, and before anything was written, readers do without.
+        Readers do without it if they lack write permission, or if nothing was written yet.
         """
         path = self.folder / LOCK
         try:
@@ -263,7 +263,7 @@ class Library:
                     RunFolder(entry.folder).load()  # a match must be usable
                     result = summary(entry.vectors()).float()
             except NoPermissionError as error:
-                # Without a stamp it is looked at again: other users may read it.
+                # Without a stamp it is checked again: other users may be able to read it.
                 return "", str(error)
             except UserError as error:
                 result = str(error)

@@ -26,7 +26,7 @@ NEW_MODEL_SETTINGS = (
 """Settings of a new model and its tokenizer; a model that is trained further has its own."""
 
 MAX_DIMENSION = 2**20
-"""Anything larger is a typing error."""
+"""Anything larger must be a typo."""
 OBJECTIVES = ("span", "prefix", "tasks")
 
 
@@ -45,7 +45,7 @@ class PretrainConfig(Settings):
     """A JSON file that maps tasks to instructions; nine in ten inputs start with theirs."""
 
     from_model: str | None = None
-    """A T5 to train further, with its tokenizer: t5-tiny, a folder or a hub id
+    """A T5 to train further, with its tokenizer: t5-tiny, a folder or a Hub id
     (LM adaptation: with the objective prefix=1)."""
 
     tokenizer: str | None = None
@@ -137,7 +137,7 @@ class PretrainConfig(Settings):
     """Weight decay of the layers' matrices, multiplied by the learning rate."""
 
     clip: float = option(1.0, exclusiveMinimum=0)
-    """Largest gradient norm."""
+    """Maximum gradient norm."""
 
     z_loss: float = option(1e-4, minimum=0)
     """Weight of the z-loss, the squared log of the softmax normaliser."""
@@ -162,7 +162,7 @@ class PretrainConfig(Settings):
     """Steps between evaluations on the held-out data; there is always one at the end."""
 
     checkpoint_every: int = option(1000, minimum=1)
-    """Steps between checkpoints: the most an interruption can cost."""
+    """Steps between checkpoints: an interruption loses at most this many."""
 
     log_every: int = option(50, minimum=1)
     """Steps between lines of metrics.jsonl."""

@@ -61,7 +61,7 @@ def load_model(config: PretrainConfig, vocabulary: int) -> Any:
         check_missing_weights(name, loading["missing_keys"])
     except UserError:
         raise
-    except Exception as error:  # transformers and the hub raise many kinds
+    except Exception as error:  # transformers and the Hub raise many kinds
         raise load_error(name, error) from None
     if model.get_input_embeddings().num_embeddings < vocabulary:
         raise UserError(

@@ -20,9 +20,9 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from ..backbone.load import load_error, load_tokenizer
+from ..backbone.load import load_error, load_tokenizer, model_path
 from ..errors import UserError, setting
-from ..files.hub import silence_hub
+from ..files.hub import prepare_hub
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 
@@ -87,12 +87,12 @@ def train_tokenizer(
 
 def load_t5_tokenizer(name: str) -> Any:
     """The tokenizer of a model, by its folder or a name that `load_backbone` knows."""
-    silence_hub()
+    prepare_hub(model_path(name))
     try:
         tokenizer = load_tokenizer(name)
     except UserError:
         raise
-    except Exception as error:  # the hub raises many kinds
+    except Exception as error:  # the Hub raises many kinds
         raise load_error(name, error) from None
     if (
         getattr(tokenizer, "backend_tokenizer", None) is None

@@ -1,4 +1,4 @@
-"""Watchers: who hears how pretraining gets on, such as a progress bar."""
+"""Watchers follow the progress of pretraining, for example to show a progress bar."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

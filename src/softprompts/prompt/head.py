@@ -1,7 +1,7 @@
-"""head: how does a backbone that only encodes predict labels?
+"""head: how does an encoder-only backbone predict labels?
 
-By the words of its masked language model, or by a small classifier that is part of the prompt. Not
-a fourth choice of what a prompt is: models that generate always answer in words.
+By filling a mask with a label word, or by a small classifier that is part of the prompt. This is
+not a fourth choice of what a prompt is: models that generate always answer in words.
 """
 
 from abc import abstractmethod
@@ -39,13 +39,13 @@ class Head(Settings):
 
     @abstractmethod
     def build(self, classes: int, features: int, rng: torch.Generator) -> LinearHead | None:
-        """The classifier, or None where the model's own words are the answer."""
+        """The classifier, or None if the model answers with label words."""
 
 
 @heads.register("auto")
 @dataclass(frozen=True)
 class Auto(Head):
-    """Words where the model has them and every label is one of them; a linear head otherwise."""
+    """`words` if the model can fill a mask and every label is a single token; else `linear`."""
 
     def build(self, classes: int, features: int, rng: torch.Generator) -> None:
         return None
@@ -63,7 +63,7 @@ class Words(Head):
 @heads.register("linear")
 @dataclass(frozen=True)
 class Linear(Head):
-    """A linear classifier of the mean of the last hidden states, or of the text's first token
+    """A linear classifier on the mean of the last hidden states, or on the text's first token
     ([CLS])."""
 
     pool: Literal["mean", "first"] = "mean"

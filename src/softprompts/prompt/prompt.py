@@ -74,8 +74,8 @@ class Prompt(nn.Module):
 
     @torch.no_grad()
     def fold(self) -> "Prompt":
-        """Plain vectors, and a router where there is one, with the same outputs in evaluation: what
-        is saved, shared and served."""
+        """Plain vectors, plus any router, with the same outputs in evaluation: what is saved,
+        shared and served."""
         training = self.training
         self.eval()
         vectors = self.route.fold(self.shape(self.table) * self.unit)
@@ -91,20 +91,20 @@ class Prompt(nn.Module):
         return folded
 
     def head_sizes(self) -> tuple[int, int] | None:
-        """Classes and features of the linear head, where there is one."""
+        """Classes and features of the linear head, if there is one."""
         return None if self.head is None else (self.head.weight.shape[0], self.head.weight.shape[1])
 
     def source(self) -> Source:
-        """The folded prompt as a start can take it."""
+        """The folded prompt as a source for a start."""
         folded = self.fold()
         return Source(folded.table.detach(), folded.router_tensors(), folded.config.route)
 
     def router_tensors(self) -> dict[str, Tensor]:
-        """A folded mixture's router, by the names of its tensors; empty where there is none."""
+        """The tensors of a folded mixture's router, by name; empty without a router."""
         return {} if self.route.router is None else self.route.router.fold(1.0)
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
-        """Parameters by the choice they belong to, for their own learning rates."""
+        """Parameters by the choice they belong to; each choice has its own learning rate."""
         return {
             "table": [self.table],
             "shape": list(self.shape.parameters()),
@@ -125,8 +125,8 @@ def folded_prompt(
     like: PromptConfig | None = None,
     head: tuple[int, int] | None = None,
 ) -> Prompt:
-    """A folded prompt from its vectors [K, P, H] and a mixture's router, routed and placed `like`
-    another."""
+    """A folded prompt from its vectors [K, P, H] and a mixture's router, with the route and place
+    of the prompt `like`."""
     count, length, hidden = vectors.shape
     like = like or PromptConfig()
     config = PromptConfig(
@@ -152,7 +152,7 @@ def empty_prompt(
     seed: int = 0,
     head: tuple[int, int] | None = None,
 ) -> Prompt:
-    """A prompt whose table is still to be filled.
+    """A prompt whose table is not yet initialised.
 
     `unit` is the backbone's scale, used unless the config sets its own; `head` is the number of
     classes and features of a linear head.
@@ -187,7 +187,7 @@ def build_prompt(config: PromptConfig, material: Material, seed: int, unit: floa
 
 
 def _route_like(source: Source, table: Tensor, prompt: Prompt) -> Tensor:
-    """Ready the route so that `table` acts as the source did; the table may need a factor."""
+    """Prepare the route so that the table acts as the source did; returns the scaled table."""
     if len(source.vectors) == 1:
         return table * prompt.route.level(len(table))
     ours, theirs = prompt.config.route, source.route
@@ -203,5 +203,5 @@ def _route_like(source: Source, table: Tensor, prompt: Prompt) -> Tensor:
 
 
 def same_route(one: Choice, other: Choice) -> bool:
-    """Whether a mixture of one route can start one of the other."""
+    """Whether a mixture with one route can start a mixture with the other."""
     return (one.kind, one.options.get("k")) == (other.kind, other.options.get("k"))

@@ -6,7 +6,7 @@ embedding [B, H] and gives each row its own prompt [B, P, H]. Rows never see eac
 official code sums the routed prompts over the batch). Noise exists in training only, comes from the
 run's generator, and can be passed in.
 
-`level` serves transfer, `fold` and `unfold` what is saved.
+`level` is for transfer; `fold` and `unfold` are for saving and loading.
 """
 
 from abc import ABC, abstractmethod
@@ -96,7 +96,7 @@ class RouteModule(nn.Module, ABC):
     out."""
 
     router: Router | None
-    """What reads the text; None where the text makes no difference."""
+    """Reads the text; None if the route does not depend on the text."""
 
     def __init__(self, router: Router | None = None) -> None:
         super().__init__()
@@ -116,7 +116,8 @@ class RouteModule(nn.Module, ABC):
     ) -> Tensor: ...
 
     def level(self, count: int) -> float:
-        """Ready the route so that K equal prompts act as one at step 0; the factor they need."""
+        """Prepare the route so that K equal prompts act as one at step 0; returns the factor to
+        multiply them by."""
         return 1.0
 
     def fold(self, prompts: Tensor) -> Tensor:
@@ -221,8 +222,8 @@ class TopRoute(RouteModule):
         """All K: probabilities sum to 1, so equal prompts act as one under any router, and their
         gradients differ by it.
 
-        The k best: a router so faint that every probability is exactly 1/K, while its largest
-        logits still tell inputs and prompts apart.
+        The k best: the router is scaled down so far that every probability is exactly 1/K, while
+        its largest logits still send different inputs to different prompts.
         """
         if not 0 < self.k < count:
             return 1.0
@@ -234,7 +235,7 @@ class TopRoute(RouteModule):
 @dataclass(frozen=True)
 class Gumbel(Route):
     """One prompt at weight 1: in training drawn by Gumbel noise on the logits, straight-through; in
-    evaluation the likeliest (Choi 2023, Table 3).
+    evaluation the most probable (Choi 2023, Table 3).
 
     The official code adds the noise to probabilities, and in evaluation too; we follow Jang 2017.
     """

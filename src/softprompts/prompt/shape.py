@@ -35,7 +35,8 @@ class ShapeModule(nn.Module, ABC):
 
     @abstractmethod
     def reproduce(self, vectors: Tensor) -> Tensor:
-        """For transfer: ready the shape so that step 0 gives exactly these vectors; the table."""
+        """For transfer: prepare the shape so that step 0 gives exactly these vectors; returns the
+        table."""
 
 
 @dataclass(frozen=True)

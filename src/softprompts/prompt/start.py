@@ -21,13 +21,13 @@ from ..errors import UserError, setting
 
 
 class Vocabulary(Protocol):
-    """What a start may ask of a backbone."""
+    """What starts need from a backbone."""
 
     @property
     def hidden(self) -> int: ...
 
     def common_pieces(self, population: int) -> Tensor:
-        """Ids of the commonest usable pieces [N], all of them when `population` is 0."""
+        """Ids of the most common usable tokens [N]; all of them if `population` is 0."""
 
     def pieces(self, text: str) -> list[int]:
         """Ids of a text, without the special tokens a tokenizer adds."""
@@ -42,7 +42,7 @@ class Source:
 
     vectors: Tensor
     router: Mapping[str, Tensor] = field(default_factory=dict)
-    """The folded router's tensors, by name; empty where there is none."""
+    """The folded router's tensors, by name; empty without a router."""
     route: Choice = Choice("single")
 
 
@@ -93,7 +93,7 @@ class Uniform(Start):
 @starts.register("normal")
 @dataclass(frozen=True)
 class Normal(Start):
-    """N(0, std²): what torch, PEFT and SMoP's code give an embedding nobody initialised."""
+    """N(0, std²): the default initialisation of embeddings in torch, PEFT and SMoP's code."""
 
     std: float = option(1.0, exclusiveMinimum=0, exclusiveMaximum=1e6)
 
@@ -105,12 +105,12 @@ class Normal(Start):
 @starts.register("vocabulary")
 @dataclass(frozen=True)
 class SampledVocabulary(Start):
-    """Embeddings of words drawn from the `population` commonest usable pieces (0: of all usable
-    pieces), without replacement.
+    """Embeddings of tokens drawn from the `population` most common usable ones (0: from all usable
+    ones), without replacement.
 
-    Lester 2021 §3.2. Which pieces are common and usable depends on the tokenizer:
-    `backbone/vocabulary.py` states the rule. All K prompts are drawn at once, so none share a word;
-    only a prompt longer than the population repeats one.
+    Lester 2021 §3.2. Which tokens are common and usable depends on the tokenizer:
+    `backbone/vocabulary.py` states the rule. All K prompts are drawn at once, so none share a
+    token; only a prompt longer than the population repeats one.
     """
 
     population: int = option(5000, minimum=0)
@@ -129,7 +129,7 @@ class SampledVocabulary(Start):
 @starts.register("labels")
 @dataclass(frozen=True)
 class Labels(Start):
-    """One class label per token, its pieces averaged; the rest from sampled vocabulary (Lester
+    """One class label per token, its subwords averaged; the rest from sampled vocabulary (Lester
     2021 §3.2).
 
     `words` instead of the task's own labels serves tasks without any (the paper's footnote 7:
@@ -176,9 +176,9 @@ class TrainedPrompt(Start):
     """Another task's prompt, or the weighted mean of several (Vu 2022, SPoT).
 
     Weights are divided by their sum (SPoT's alpha). Length: a longer source gives its first P
-    tokens, a shorter one is filled up from sampled vocabulary. Count: K prompts go to K prompts
-    with their router; one prompt goes to K as copies, which the router tells apart
-    (`route.Top.level`); any other count is refused unless `index` picks one prompt of the mixture.
+    tokens, a shorter one is filled up from sampled vocabulary. Count: K prompts start K prompts,
+    router included; one prompt starts K copies, which the router distinguishes (`TopRoute.level`);
+    any other count is refused unless `index` picks one prompt of the mixture.
     """
 
     sources: list[str]
@@ -188,7 +188,7 @@ class TrainedPrompt(Start):
 
     def build(self, material: Material, count: int, length: int, rng: torch.Generator) -> Begin:
         if material.fetch is None:
-            raise UserError("There is nowhere to fetch a source prompt from.")
+            raise UserError("Source prompts cannot be loaded here; choose another start.")
         if not self.sources:
             raise UserError(
                 f"No source prompt is named; name one with {setting('prompt.start.sources')}."

@@ -6,22 +6,31 @@ Rows for any of them share batches; each gets the answer its prompt would give a
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from ..backbone import Backbone
-from ..errors import UserError
+from ..errors import UserError, choices, setting
 from ..tuning.bank import PromptBank, Query
-from ..tuning.tuned import Question, Tuned, check_question
+from ..tuning.tuned import Question, Tuned, check_question, load
+
+Combination = Literal["vote", "mean", "probability"]
+"""How several prompts answer together."""
 
 
 class Engine:
     """Prompts by name, stacked once and, where the model can, cached."""
 
     def __init__(
-        self, backbone: Backbone, prompts: Mapping[str, Tuned], batch_size: int = 256
+        self,
+        backbone: Backbone,
+        prompts: Mapping[str, Tuned],
+        batch_size: int = 256,
+        scoring: str | None = None,
     ) -> None:
+        """`scoring` is that of all prompts; by default, each has its own."""
         if not prompts:
-            raise UserError("There is no prompt to answer with; name at least one.")
+            raise UserError("An engine needs at least one prompt; name one.")
         for name, tuned in prompts.items():
             tuned.card.check_backbone(backbone, name)
         self.tuned = {
@@ -31,7 +40,7 @@ class Engine:
             for name, tuned in prompts.items()
         }
         self.batch_size = batch_size
-        self.bank = PromptBank([tuned.predictor() for tuned in self.tuned.values()])
+        self.bank = PromptBank([tuned.predictor(scoring) for tuned in self.tuned.values()])
 
     def answer(self, questions: Sequence[tuple[str, Question]]) -> list[str]:
         """An answer to each question by the prompt it names, in order."""
@@ -57,10 +66,13 @@ class Engine:
         self,
         names: Sequence[str],
         questions: Sequence[Question],
-        by: Literal["vote", "mean"] = "vote",
+        by: Combination = "vote",
     ) -> list[str]:
         """One answer of several prompts to each question: the majority vote (Lester 2021, §6), or
-        the label with the highest mean log-probability. The first prompt decides ties."""
+        the label with the highest mean log-probability (`mean`) or mean probability
+        (`probability`). The first prompt decides ties."""
+        if by not in get_args(Combination):
+            raise UserError(f"{setting('by')} is {by!r}; {choices(by, get_args(Combination))}")
         if not names:
             raise UserError("An ensemble needs prompts; name at least one.")
         if by == "vote":
@@ -68,17 +80,31 @@ class Engine:
                 Counter(votes).most_common(1)[0][0]
                 for votes in zip(*self.every(names, questions), strict=True)
             ]
+        logs = by == "mean"
+        return [max(row, key=lambda label: row[label]) for row in self._mean(names, questions, logs)]
+
+    def mean_probabilities(
+        self, names: Sequence[str], questions: Sequence[Question]
+    ) -> list[dict[str, float]]:
+        """The probabilities of the labels, averaged over several prompts, for each question."""
+        return self._mean(names, questions, logs=False)
+
+    def _mean(
+        self, names: Sequence[str], questions: Sequence[Question], logs: bool
+    ) -> list[dict[str, float]]:
+        """The mean probability, or log-probability, of each label over the prompts."""
         labels = self._tuned(names[0]).form.labels
         for name in names:
-            if set(self._tuned(name).form.labels) != set(labels):
+            if not labels or set(self._tuned(name).form.labels) != set(labels):
                 raise UserError(
                     f"The prompts {names[0]} and {name} have different labels; use a vote instead."
                 )
         queries = self._queries([(name, question) for question in questions for name in names])
-        rows = iter(self.bank.log_probabilities(queries, self.batch_size))
+        score = self.bank.log_probabilities if logs else self.bank.probabilities
+        rows = iter(score(queries, self.batch_size))
         by_question = [[next(rows) for _ in names] for _ in questions]
         return [
-            max(labels, key=lambda label: sum(row[label] for row in members))
+            {label: sum(row[label] for row in members) / len(names) for label in labels}
             for members in by_question
         ]
 
@@ -106,6 +132,54 @@ class Engine:
     def _tuned(self, name: str) -> Tuned:
         if name not in self.tuned:
             raise UserError(
-                f"There is no prompt {name!r} here; choose one of {', '.join(self.tuned)}."
+                f"The engine has no prompt {name!r}; choose one of {', '.join(self.tuned)}."
             )
         return self.tuned[name]
+
+
+def ensemble(
+    prompts: Sequence[str | Path | Tuned], questions: Sequence[Question], by: Combination = "vote"
+) -> list[str]:
+    """One answer of several prompts, or their folders, to each text or row.
+
+    By majority vote, or by the mean `probability` or log-probability (`mean`) of the labels. All
+    prompts are of one backbone, which is loaded once.
+    """
+    engine = make_engine(prompts)
+    return engine.ensemble(list(engine.tuned), questions, by)
+
+
+def probabilities(
+    prompts: str | Path | Tuned | Sequence[str | Path | Tuned], questions: Sequence[Question]
+) -> list[dict[str, float]]:
+    """The probabilities of the labels for each text or row: those of one prompt, or the mean of
+    several."""
+    alone = isinstance(prompts, str | Path | Tuned)
+    engine = make_engine([prompts] if alone else prompts)  # type: ignore[list-item, arg-type]
+    return engine.mean_probabilities(list(engine.tuned), questions)
+
+
+def make_engine(prompts: Sequence[str | Path | Tuned], **options: Any) -> Engine:
+    """An engine of prompts, or of their folders, which share the first one's backbone.
+
+    `options` are those of `load`, and `scoring`.
+    """
+    if isinstance(prompts, str | Path | Tuned):
+        prompts = [prompts]
+    scoring = options.pop("scoring", None)
+    loaded = [prompt for prompt in prompts if isinstance(prompt, Tuned)]
+    backbone = loaded[0].backbone if loaded else None
+    tuned: dict[str, Tuned] = {}
+    for number, prompt in enumerate(prompts, 1):
+        if not isinstance(prompt, Tuned):
+            member = load(prompt, **({"backbone": backbone} if backbone else options))
+            backbone = member.backbone
+            name = str(prompt)
+        else:
+            member, name = prompt, str(prompt.folder or f"prompt {number}")
+        if name in tuned:
+            raise UserError(f"The prompt {name} is named twice; name each prompt once.")
+        tuned[name] = member
+    if backbone is None:
+        raise UserError("An ensemble needs prompts; name at least one.")
+    return Engine(backbone, tuned, scoring=scoring)

@@ -31,7 +31,7 @@ DEFAULTS = {"config": json.loads(json.dumps(RunConfig().plain()))}
 
 
 def check_unchanged(cells: Sequence[Cell], folder: StudyFolder) -> None:
-    """A cell that has begun, or that a worker is running, must be what the study file says now."""
+    """Check that cells that have begun, or that workers are running, match the study file."""
     changes = {}
     for cell in cells:
         run = folder.cell(cell.name)
@@ -60,9 +60,9 @@ def check_data(cells: Sequence[Cell], folder: StudyFolder) -> dict[str, Task]:
     """The tasks of the cells without a result, by their settings.
 
     Your own data is read, and must be what finished cells used. Named tasks' rows must be in the
-    data folder or, where there is none, on the hub; most are read when they run.
+    data folder or, where there is none, on the Hub; most are read when they run.
     """
-    available = functools.cache(has_rows)  # asks the hub once per task
+    available = functools.cache(has_rows)  # asks the Hub once per task
     tasks, digests = dict[str, Task](), dict[str, dict[str, str]]()
     pending = [cell for cell in cells if not folder.cell(cell.name).is_done]
     for key, cell in {str(cell.config.task): cell for cell in pending}.items():
@@ -94,7 +94,7 @@ def _check_available(task: TaskConfig, available: "functools._lru_cache_wrapper[
     missing = next((name for name in names if not available(name, folder)), None)
     if missing is not None:
         where = (
-            f"The rows of {missing} are not available from the hub"
+            f"The rows of {missing} are not available from the Hub"
             if folder is None
             else f"{folder} holds no rows of {missing}"
         )
@@ -107,7 +107,7 @@ def _check_available(task: TaskConfig, available: "functools._lru_cache_wrapper[
 def _check_checkpoints(
     names: Sequence[str], folder: StudyFolder, subject: str, digest: str
 ) -> None:
-    """A run resumes with the rows that it began with."""
+    """Check that a run resumes with the rows that it began with."""
     for name in names:
         cell = folder.cell(name)
         if cell.is_done or not cell.has_checkpoint:

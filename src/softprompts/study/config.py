@@ -80,7 +80,7 @@ class StudyConfig(Grid):
     name: str = "study"
     about: str = ""
     data_dir: str | None = None
-    """A folder with named tasks' rows; none: SOFTPROMPTS_DATA, or the Hugging Face hub."""
+    """A folder with named tasks' rows; none: SOFTPROMPTS_DATA, or the Hugging Face Hub."""
     cohort: int = option(16, minimum=1)
     """How many runs share one forward pass, at most."""
     variants: dict[str, Any] = field(default_factory=dict)

@@ -115,7 +115,7 @@ def plan(study: StudyConfig, device: str | None = None, data_dir: str | None = N
     if len(set(names)) < len(names):
         twice = next(name for index, name in enumerate(names) if name in names[:index])
         raise UserError(
-            f"Two cells of the study would be {twice}; "
+            f"Two cells of the study would both be named {twice}; "
             "name every backbone, source, target and seed once."
         )
     return cells

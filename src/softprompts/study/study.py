@@ -78,7 +78,7 @@ class Study:
         """
         if any(os.environ.get(name, "1") != "1" for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")):
             raise UserError(
-                "A study is not started by a launcher of several processes; "
+                "Start a study without a multi-process launcher; "
                 f"use {setting('workers')} or {setting('ray')}."
             )
         if ray is not None and workers > 1:

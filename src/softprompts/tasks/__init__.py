@@ -1,6 +1,7 @@
 """Tasks: rows in, text pairs out; predictions in, metrics out."""
 
-from .load import load_task, own_split, preview_task
+from .load import check_task, load_task, lone_classes, own_split, preview_task
+from .memory import register_data, register_rows, table_rows
 from .metrics import has_metric, register_metric, rounded, score
 from .named import DATA_VARIABLE, check_labelled, data_folder, has_rows, named_split
 from .prefix_lm import PREFIX_LM
@@ -23,6 +24,7 @@ __all__ = [
     "Task",
     "TextFormat",
     "check_labelled",
+    "check_task",
     "check_template",
     "data_folder",
     "definition",
@@ -31,6 +33,7 @@ __all__ = [
     "has_rows",
     "is_file",
     "load_task",
+    "lone_classes",
     "mixture_names",
     "named_split",
     "own_split",
@@ -38,8 +41,11 @@ __all__ = [
     "preview_task",
     "read_predictions",
     "read_rows",
+    "register_data",
     "register_metric",
+    "register_rows",
     "register_task",
     "rounded",
     "score",
+    "table_rows",
 ]

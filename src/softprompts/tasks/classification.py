@@ -12,7 +12,7 @@ TREC = {
     "LOC": "location",
     "NUM": "number",
 }
-"""In the order of the numbers on the hub."""
+"""In the order of the numbers on the Hub."""
 NEWS = ("world", "sports", "business", "technology")
 TEST = {"validation": "test"}
 """A dataset without a validation split is evaluated on its test split."""

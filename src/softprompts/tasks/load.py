@@ -7,9 +7,10 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 from ..config import TaskConfig
-from ..errors import UserError, setting
+from ..errors import UserError, listing, setting
 from .metrics import metric
 from .named import data_folder, named_format, named_split
 from .prefix_lm import PREFIX_LM, prefix_lm
@@ -17,12 +18,15 @@ from .registry import definition
 from .sampling import few_shot, indices_by_class, sample, split_held_out
 from .sources import NoSplitError, Reservoir, Row, is_file, read_rows, read_split
 from .starter import STARTERS
-from .task import Task, load_mixture
+from .task import Task, load_mixture, mixture_names
 from .task_definition import Definition, Example, is_labelled
 from .text_format import TextFormat, check_template
 
 _DATA_SETTINGS = ("train", "text", "template", "label", "labels", "validation")
 """The settings of a user's own data, which a named task brings itself."""
+
+SMALL_FILE = 2**21
+"""Bytes of a file that is read in a moment, so that its rows are checked before all else."""
 
 Load = Callable[[TaskConfig], Task]
 
@@ -53,6 +57,39 @@ def preview_task(config: TaskConfig) -> Task:
     A named task has one placeholder example, unless its settings depend on the rows.
     """
     return load_task(config, preview_task, _load_placeholder)
+
+
+def check_task(config: TaskConfig) -> None:
+    """Refuse what can be refused at once: unknown names, missing files, and bad rows of small
+    files."""
+    if config.metric is not None:
+        metric(config.metric)
+    if config.task is not None:
+        for name in mixture_names(config.task):
+            if name and name not in (*STARTERS, PREFIX_LM):
+                definition(name)
+        return
+    paths = [Path(name) for name in (config.train, config.validation) if name and is_file(name)]
+    sizes = [path.stat().st_size if path.is_file() else 0 for path in paths]
+    web_address = config.train is not None and "://" in config.train
+    if config.train is None or web_address or (paths and max(sizes) <= SMALL_FILE):
+        load_task(config)
+
+
+def lone_classes(task: Task) -> str | None:
+    """A warning about classes that have a single row in a split; None if there are none."""
+    if not task.labels or len(task.members) > 1:
+        return None
+    for split, examples in (("training", task.train), ("validation", task.validation)):
+        counts = Counter(example.target for example in examples)
+        lone = [label for label, count in counts.items() if count == 1]
+        if lone:
+            verb = "has" if len(lone) == 1 else "have"
+            return (
+                f"{listing(sorted(lone))} {verb} a single {split} row; "
+                "add rows of each class, or scores of it mean little."
+            )
+    return None
 
 
 def own_split(config: TaskConfig, task: Task, split: str) -> list[Example]:
@@ -211,6 +248,12 @@ def _own_format(
         )
     template = config.template if config.template is not None else f"{{{config.text}}}"
     form = TextFormat(check_template(template), config.label, dict(config.labels or {}))
+    if form.label in form.columns:
+        named = "task.text" if config.template is None else "task.template"
+        raise UserError(
+            f"The label column {form.label!r} is also in {setting(named)}, which gives the answer "
+            "away; name other columns."
+        )
     named_by = setting("task.text" if config.template is None else "task.template")
     remedies = dict.fromkeys(form.columns, f"name one with {named_by}")
     form.check_columns(rows, remedies | {form.label: f"name one with {setting('task.label')}"})

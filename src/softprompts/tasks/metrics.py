@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..config import load_plugins
-from ..errors import UserError
+from ..errors import UserError, choices
 from .task_definition import Example
 
 Metric = Callable[[Sequence[Example], Sequence[str], Sequence[str]], float]
@@ -49,7 +49,7 @@ def has_metric(name: str) -> bool:
 def metric(name: str) -> Metric:
     """The metric of this name, from the package or a plugin."""
     if not has_metric(name):
-        raise UserError(f"There is no metric {name!r}; choose one of {', '.join(METRICS)}.")
+        raise UserError(f"There is no metric {name!r}; {choices(name, METRICS)}")
     return METRICS[name]
 
 

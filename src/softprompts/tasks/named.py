@@ -1,4 +1,4 @@
-"""The rows and examples of named tasks: from a data folder, the hub, or the definition itself."""
+"""The rows and examples of named tasks: from a data folder, the Hub, or the definition itself."""
 
 import os
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..config import TaskConfig
 from ..errors import UserError, setting
-from ..files.hub import silence_hub
+from ..files.hub import prepare_hub
 from .registry import definition
 from .sources import NoSplitError, Reservoir, Row, read_rows, reader_for
 from .task_definition import Definition, Example, is_labelled
@@ -16,7 +16,7 @@ DATA_VARIABLE = "SOFTPROMPTS_DATA"
 
 
 def data_folder(config: TaskConfig) -> str | None:
-    """The folder with the rows of named tasks; None to read them from the hub."""
+    """The folder with the rows of named tasks; None to read them from the Hub."""
     return config.data_dir or os.environ.get(DATA_VARIABLE) or None
 
 
@@ -44,10 +44,10 @@ def has_rows(name: str, folder: str | None) -> bool:
         return True
     if folder is not None:
         return _split_file(Path(folder) / task.name, task, "train") is not None
-    silence_hub()
     try:
         import datasets
 
+        prepare_hub(task.hub)
         identifier, _, config = task.hub.partition(":")
         datasets.load_dataset_builder(identifier, config or None)
     except Exception:  # not installed, or one of the dozen types that it raises
@@ -56,7 +56,7 @@ def has_rows(name: str, folder: str | None) -> bool:
 
 
 def check_labelled(name: str, split: str, examples: Sequence[Example]) -> None:
-    """Raise if an example has no label: its target would match predictions that are no label."""
+    """Raise if an example has no label: its target would match any prediction that is not one."""
     if not all(map(is_labelled, examples)):
         raise UserError(
             f"{name} has unlabelled rows in {split}, so it cannot be scored; "
@@ -99,13 +99,13 @@ def _local_file(task: Definition, split: str, folder: Path) -> Path:
     if not folder.is_dir():
         raise UserError(
             f"The data folder {folder} does not exist; name another with "
-            f"{setting('task.data_dir')}, or leave it out to read from the hub."
+            f"{setting('task.data_dir')}, or leave it out to read from the Hub."
         )
     task_folder = folder / task.name
     if not task_folder.is_dir():
         raise UserError(
             f"{folder} does not hold {task.name}; leave out {setting('task.data_dir')} "
-            f"(and {DATA_VARIABLE}) to read it from the hub as {task.hub}, "
+            f"(and {DATA_VARIABLE}) to read it from the Hub as {task.hub}, "
             f"or put its rows in {task_folder}."
         )
     path = _split_file(task_folder, task, split)
@@ -117,7 +117,7 @@ def _local_file(task: Definition, split: str, folder: Path) -> Path:
 
 
 def _split_file(folder: Path, task: Definition, split: str) -> Path | None:
-    """The file of a split in a task's folder, by its own name or by that on the hub."""
+    """The file of a split in a task's folder, by its own name or by that on the Hub."""
     names = (split, task.splits.get(split, split))
     paths = (path for name in names for path in sorted(folder.glob(f"{name}.*")))
     return next((path for path in paths if reader_for(path) is not None), None)

@@ -27,7 +27,7 @@ def pad_punctuation(text: str) -> str:
 
 
 def answers_of(row: Row) -> list[str]:
-    """Answers from a list, the hub's {"text": [...]}, DROP's {"spans": [...]}, or one string."""
+    """Answers from a list, the Hub's {"text": [...]}, DROP's {"spans": [...]}, or one string."""
     value: Any = row.values.get(
         "answers", row.values.get("answers_spans", row.values.get("answer"))
     )

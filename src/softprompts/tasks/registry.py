@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..config import load_plugins
-from ..errors import UserError
+from ..errors import UserError, closest
 from . import classification, generation, glue, qa, starter, superglue
 from .sources import Row
 from .task_definition import PREDICT, Definition, Example, Preprocessor
@@ -164,9 +164,13 @@ def definition(name: str) -> Definition:
         matches = _matches(name)
     if len(matches) == 1:
         return matches[0]
-    options = ", ".join(task.name for task in matches)
-    hint = f"it could be {options}" if matches else "list them all with `softprompts tasks list`"
-    raise UserError(f"There is no task {name!r}; {hint}.")
+    similar = closest(name, [*_STARTERS, *_TASKS, *(n.rpartition("/")[2] for n in _TASKS)])
+    hint = "list them all with `softprompts tasks list`."
+    if matches:
+        hint = f"it could be {', '.join(task.name for task in matches)}."
+    elif similar is not None:
+        hint = f"did you mean {similar}?"
+    raise UserError(f"There is no task {name!r}; {hint}")
 
 
 def _matches(name: str) -> list[Definition]:

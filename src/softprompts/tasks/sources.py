@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import random
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +13,7 @@ from typing import IO, Any, NamedTuple
 
 from ..errors import UserError
 from ..files import check_readable
-from ..files.hub import silence_hub
+from ..files.hub import offline_reason, prepare_hub
 
 
 class Row(NamedTuple):
@@ -24,6 +25,27 @@ class Row(NamedTuple):
 
 class NoSplitError(UserError):
     """The dataset exists, but has no such split."""
+
+
+class MemoryRows(NamedTuple):
+    """Rows passed from Python (`memory.py`)."""
+
+    title: str
+    splits: dict[str, list[Row]]
+    """Rows by split; those of a single table under the empty name."""
+
+    def split(self, name: str) -> list[Row]:
+        if name not in self.splits and "" not in self.splits:
+            raise NoSplitError(
+                f"{self.title} has no split {name!r}; it has {', '.join(self.splits)}."
+            )
+        return self.splits.get("", self.splits.get(name, []))
+
+
+MEMORY = "memory:"
+"""How the names of rows passed from Python begin."""
+memory: dict[str, MemoryRows] = {}
+"""The rows passed from Python, by name."""
 
 
 class Reservoir(NamedTuple):
@@ -49,13 +71,17 @@ def read_rows(
 ) -> list[Row]:
     """The rows of a CSV, TSV, JSONL or Parquet file, or of one split of a Hugging Face dataset.
 
-    A dataset is a folder, a hub id, or `id:config`. With `class_names`, its class numbers become
+    A dataset is a folder, a Hub id, or `id:config`. With `class_names`, its class numbers become
     class names. With a `reservoir`, only a sample of the rows is returned.
     """
     take: Callable[[Iterator[Row]], list[Row]] = list if reservoir is None else reservoir.sample
+    if re.match(r"[a-z0-9]+://", name, re.IGNORECASE):
+        raise UserError(f"{name} is a web address; download it, and name the file.")
     path = Path(name)
     reader = reader_for(path)
-    if reader is not None:
+    if name.startswith(MEMORY):
+        rows = take(iter(_memory_rows(name).split(split)))
+    elif reader is not None:
         if not path.is_file():
             raise UserError(f"The file {name} does not exist.")
         try:
@@ -88,7 +114,9 @@ def read_split(name: str, split: str) -> list[Row] | None:
 
 
 def is_file(name: str) -> bool:
-    """Whether a name refers to a single file, not to a dataset with splits."""
+    """Whether a name refers to a single file or table, not to a dataset with splits."""
+    if name.startswith(MEMORY):
+        return name not in memory or "" in memory[name].splits
     return Path(name).is_file() or reader_for(Path(name)) is not None
 
 
@@ -182,8 +210,11 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
             try:
                 yield f"{path}:{number}", json.loads(line)
             except (ValueError, RecursionError) as error:
+                reason = str(error)
+                if isinstance(error, json.JSONDecodeError):
+                    reason = f"{error.msg} at character {error.pos + 1}"
                 raise UserError(
-                    f"{path}:{number} is not valid JSON ({error}); write one object per line."
+                    f"{path}:{number} is not valid JSON ({reason}); write one object per line."
                 ) from None
 
 
@@ -200,6 +231,15 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         yield Row(values, f"{path}:{number}")
 
 
+def _memory_rows(name: str) -> MemoryRows:
+    if name not in memory:
+        raise UserError(
+            f"The rows {name} were passed from Python and are not in memory now; pass the same "
+            "data again in Python, or name a file with the rows."
+        )
+    return memory[name]
+
+
 def _read_dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
     try:
         import datasets
@@ -208,7 +248,7 @@ def _read_dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
             f"{name} is not a file; to read it as a Hugging Face dataset, "
             "pip install 'softprompts[data]'."
         ) from None
-    silence_hub()
+    prepare_hub(name)
     datasets.disable_progress_bars()
     try:
         if (Path(name) / "dataset_dict.json").exists() or (Path(name) / "state.json").exists():
@@ -217,24 +257,31 @@ def _read_dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
             identifier, _, config = name.partition(":")
             loaded = datasets.load_dataset(identifier, config or None)
     except Exception as error:  # the library raises a dozen types for a missing dataset
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = offline_reason(name, "dataset") or (
+            str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        )
         raise UserError(
             f"{name} is neither a file nor a dataset that can be loaded ({reason.rstrip('.')})."
         ) from None
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}
     if split not in splits:
         raise NoSplitError(f"{name} has no split {split!r}; it has {', '.join(splits)}.")
-    loaded = splits[split]
+    for number, values in enumerate(dataset_rows(splits[split], class_names)):
+        yield Row(values, f"{name}[{split}]:{number}")
+
+
+def dataset_rows(dataset: Any, class_names: bool = True) -> Iterator[dict[str, Any]]:
+    """The rows of a Hugging Face dataset. With `class_names`, class numbers become names."""
     names = {
         column: feature.names
-        for column, feature in loaded.features.items()
+        for column, feature in (dataset.features or {}).items()
         if class_names and hasattr(feature, "names")
     }
-    for number, values in enumerate(loaded):
+    for values in dataset:
         for column, labels in names.items():
             if isinstance(values[column], int) and 0 <= values[column] < len(labels):
                 values[column] = labels[values[column]]
-        yield Row(values, f"{name}[{split}]:{number}")
+        yield values
 
 
 def _not_utf8(path: Path, error: UnicodeDecodeError) -> UserError:

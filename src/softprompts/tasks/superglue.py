@@ -21,7 +21,7 @@ def multirc(row: Row, split: str) -> Iterator[Example]:
 
 
 def _multirc_rows(row: Row) -> Iterator[tuple[str, str, str, Any, Any]]:
-    """From the official nested format, or from the flat one of the hub."""
+    """From the official nested format, or from the flat one of the Hub."""
     passage = row.values.get("passage")
     if not isinstance(passage, dict):
         idx = row.values.get("idx")
@@ -61,7 +61,7 @@ def record(row: Row, split: str) -> Iterator[Example]:
 
 
 def _record_rows(row: Row) -> Iterator[tuple[str, str, list[str], list[str], Any]]:
-    """From the official nested format, or the flat one of the hub; names are unique and sorted."""
+    """From the official nested format, or the flat one of the Hub; names are unique and sorted."""
     passage = row.values.get("passage")
     if not isinstance(passage, dict):
         entities, answers = (

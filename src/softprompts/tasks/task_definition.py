@@ -2,7 +2,7 @@
 
 Formats follow T5 exactly: `key: value` pairs joined by single spaces, the text unchanged, with the
 task word in front (SPoT) or without it (Prompt Tuning). A preprocessor returns examples without the
-task word. Rows come from the Hugging Face hub or from a local copy; where their column names
+task word. Rows come from the Hugging Face Hub or from a local copy; where their column names
 differ, preprocessors accept both.
 """
 
@@ -58,7 +58,7 @@ class Definition:
     columns: tuple[str, ...] = ()
     """The columns that the input is made from."""
     splits: Mapping[str, str] = field(default_factory=dict)
-    """The names of splits where the hub or the local copy uses others."""
+    """The names of splits where the Hub or the local copy uses others."""
     files: Mapping[str, str] = field(default_factory=dict)
     """The file of each split, for rows that are part of a package."""
     rows: RowLoader | None = None
@@ -121,7 +121,7 @@ def label_of(
 
 
 def column_of(row: Row, key: str, aliases: Mapping[str, str]) -> str:
-    """The column that holds `key`: of that name, or of its alias on the hub or in a local copy."""
+    """The column that holds `key`: of that name, or of its alias on the Hub or in a local copy."""
     return key if key in row.values else aliases.get(key, key)
 
 

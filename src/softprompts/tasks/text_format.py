@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import UserError, setting
+from ..errors import UserError, closest, setting
 from .registry import definition
 from .sources import Row
 from .task_definition import PREDICT, Definition, Example
@@ -74,8 +74,10 @@ class TextFormat:
     def _target(self, row: Row) -> str:
         value = _cell(row, self.label)
         if self.words and value not in self.words:
+            similar = closest(value, self.words)
+            hint = f" Did you mean {similar!r}?" if similar else ""
             raise UnknownLabelError(
-                f"{row.location}: the label {value!r} is not one of {', '.join(self.words)}."
+                f"{row.location}: the label {value!r} is not one of {', '.join(self.words)}.{hint}"
             )
         return self.words.get(value, value)
 
@@ -88,9 +90,12 @@ class TextFormat:
         for column in [*self.columns, *([self.label] if labelled else [])]:
             if not any(column in row.values for row in rows):
                 default = f"rename one to {column!r}, which the prompt reads"
+                remedy = (remedies or {}).get(column, default)
+                similar = closest(column, rows[0].values)
+                hint = f"did you mean {similar!r}? Its" if similar else "its"
                 raise UserError(
-                    f"{_source(rows[0])} has no column {column!r}; its columns are "
-                    f"{', '.join(rows[0].values)}: {(remedies or {}).get(column, default)}."
+                    f"{_source(rows[0])} has no column {column!r}; {hint} columns are "
+                    f"{', '.join(rows[0].values)}: {remedy}."
                 )
 
     def examples(

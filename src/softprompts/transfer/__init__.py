@@ -1,1 +1,1 @@
-"""Transfer: a prompt for a new task starts from prompts of tasks like it (Vu 2022, SPoT)."""
+"""Transfer: a prompt for a new task starts from prompts of similar tasks (Vu 2022, SPoT)."""

@@ -1,9 +1,9 @@
 """Recycling: a prompt of one backbone mapped to another, without training.
 
-The map comes from the words that both vocabularies share (Lester 2022, "Reducing Retraining by
+The map comes from the tokens that both vocabularies share (Lester 2022, "Reducing Retraining by
 Recycling Parameter-Efficient Prompts": v2v-lin and v2v-nn).
 
-Shape letters: N shared words, H and G hidden widths of the source and of the target, K prompts of a
+Shape letters: N shared tokens, H and G hidden widths of source and target, K prompts of a
 mixture, P prompt tokens.
 """
 
@@ -23,13 +23,13 @@ from ..tuning import Predictor
 from .settings import Recycling
 
 CHUNK = 4096
-"""Words whose embeddings are read at once."""
+"""Tokens whose embeddings are read at once."""
 
 
 def recycle(
     prompt: Prompt, source: Backbone, target: Backbone, how: Recycling | str = "least-squares"
 ) -> Prompt:
-    """The target's prompt that means what `prompt` means to the source."""
+    """`prompt`, mapped from the source's embedding space to the target's."""
     how = Recycling.of({"method": how}) if isinstance(how, str) else how
     folded = prompt.fold().cpu()
     if folded.head is not None:
@@ -48,18 +48,18 @@ def recycle(
 
 
 def shared_words(source: Backbone, target: Backbone, limit: int = 0) -> Tensor:
-    """The ids of usable pieces that both vocabularies have [N, 2], the most frequent first."""
+    """The ids of usable tokens that both vocabularies have [N, 2], the most frequent first."""
     source_ids, target_ids = _piece_ids(source), _piece_ids(target)
     pairs = [(index, target_ids[text]) for text, index in source_ids.items() if text in target_ids]
     return torch.tensor(pairs[: limit or None], dtype=torch.long).reshape(-1, 2)
 
 
 def _piece_ids(backbone: Backbone) -> dict[str, int]:
-    """Ids of pieces by their text, with a space before those that begin a word."""
+    """Ids of tokens by their text, with a space before those that begin a word."""
     ids = backbone.common_pieces(0).tolist()
     pieces = backbone.tokenizer.convert_ids_to_tokens(ids)
     model = getattr(getattr(backbone.tokenizer, "backend_tokenizer", None), "model", None)
-    if type(model).__name__ == "WordPiece":  # which marks pieces that do not begin a word
+    if type(model).__name__ == "WordPiece":  # which marks tokens that do not begin a word
         texts = [piece[2:] if piece.startswith("##") else f" {piece}" for piece in pieces]
     else:
         texts = [f" {piece[1:]}" if piece[:1] in "▁Ġ" else piece for piece in pieces]
@@ -76,11 +76,11 @@ Mapped = tuple[Tensor, Tensor | None]
 def _by_least_squares(
     prompt: Prompt, source: Backbone, target: Backbone, pairs: Tensor, how: Recycling
 ) -> Mapped:
-    """Embeddings [N, H] W = [N, G]; the router keeps its logits for words: [N, G] R' = [N, H] R."""
+    """Embeddings [N, H] W = [N, G]; the router keeps its logits of tokens: [N, G] R' = [N, H] R."""
     needed = max(source.hidden, target.hidden if prompt.config.count > 1 else 0)
     if len(pairs) < needed:
         raise UserError(
-            f"{source.name} and {target.name} share {len(pairs)} words, "
+            f"{source.name} and {target.name} share {len(pairs)} tokens, "
             f"and a linear map needs {needed}; use {setting('method', 'words')}."
         )
 
@@ -115,7 +115,7 @@ def _by_words(
 ) -> Mapped:
     """Each vector becomes a mean of target embeddings, weighted by cosine.
 
-    The words are the shared ones nearest to the vector in the source.
+    The tokens are the shared ones nearest to the vector in the source.
     """
     if prompt.config.count > 1:
         raise UserError(
@@ -124,7 +124,8 @@ def _by_words(
         )
     if len(pairs) < how.nearest:
         raise UserError(
-            f"{source.name} and {target.name} share {len(pairs)} words; lower {setting('nearest')}."
+            f"{source.name} and {target.name} share only {len(pairs)} tokens; "
+            f"lower {setting('nearest')}."
         )
     source_ids, target_ids = pairs.T
     rows = normalize(prompt.table.detach()[0], dim=1)
@@ -151,7 +152,7 @@ def recycled_card(
     prepend_sentinel([], target.tokenizer, target.name, answering.form.sentinel)
     max_length = min(answering.max_length, target.max_positions or answering.max_length)
     scoring = answering.scoring if target.generates else "labels"
-    # Raises if the target cannot write a label.
+    # Raises if the target cannot generate a label.
     Predictor(target, prompt.to(target.device), answering.form.labels, scoring, max_length)
     return Card(
         prompt=PromptCard.describing(prompt.config),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ..config import RunConfig, Settings, expand_lists, option
-from ..errors import UserError, setting
+from ..errors import UserError, choices, setting
 from ..library import Similarity
 
 Strategy = Literal["best", "average", "mixture", "named", "all"]
@@ -37,10 +37,15 @@ class Request:
             ("similarity", self.similarity, get_args(Similarity)),
         ):
             if value not in known:
-                raise UserError(f"There is no {name} {value!r}; choose one of {', '.join(known)}.")
+                raise UserError(f"There is no {name} {value!r}; {choices(value, known)}")
+        if self.target.task.task is None and self.target.task.train is None:
+            raise UserError(
+                f"No target is given; name a task with {setting('task.task')}, or your own data "
+                f"with {setting('task.train')}, {setting('task.text')} and {setting('task.label')}."
+            )
         if (self.strategy == "named") != (self.source is not None):
             raise UserError(
-                f"{setting('source')} goes with {setting('strategy', 'named')}, and with no other."
+                f"{setting('source')} is for {setting('strategy', 'named')}; give both or neither."
             )
         for name in ("k", "probe_steps", "mixture_steps"):
             value = getattr(self, name)
@@ -81,11 +86,11 @@ class Recycling(Settings):
     """How a prompt is mapped to another backbone (`recycle.py`)."""
 
     method: Literal["least-squares", "words"] = "least-squares"
-    """least-squares: a linear map from the source's embeddings of the shared words to the target's;
-    words: the embeddings of the nearest words."""
+    """least-squares: a linear map from the source's embeddings of the shared tokens to the
+    target's; words: the embeddings of the nearest tokens."""
     words: int = option(0, minimum=0)
-    """The number of shared words to use, the most frequent first; 0: all."""
+    """The number of shared tokens to use, the most frequent first; 0: all."""
     nearest: int = option(1, minimum=1)
-    """Words that stand for one prompt vector, weighted by cosine."""
+    """The number of tokens that replace a prompt vector, weighted by cosine."""
     ridge: float = option(1e-6, exclusiveMinimum=0)
     """Ridge penalty of the linear map, as a fraction of the embeddings' mean square."""

@@ -1,6 +1,6 @@
 """Which prompts can start a target's, and why others cannot: checked before anything is trained.
 
-`prompt/start.py` has the last word, when a start reads its sources.
+`prompt/start.py` makes the final check, when a start reads its sources.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from .strategies import multi_task, target_name, task_names
 
 SAME_TASK = "it was tuned on the target's own task"
 REASONS = 3
-"""Reasons that an error lists: every corrupted prompt has one of its own."""
+"""The most reasons that an error lists: every corrupted prompt has a different one."""
 
 
 def folded_card(prompt: PromptConfig) -> PromptCard:
@@ -147,7 +147,7 @@ def _check_rows(sources: Sequence[Entry], target: RunConfig) -> None:
     tasks = [name for entry in sources for name in task_names(entry.card.task.name)]
     missing = next((name for name in dict.fromkeys(tasks) if not has_rows(name, folder)), None)
     if missing is not None:
-        where = f"not in {folder}" if folder is not None else "not available from the hub"
+        where = f"not in {folder}" if folder is not None else "not available from the Hub"
         raise UserError(
             f"A mixture may need the rows of {missing}, which are {where}; name a folder with the "
             f"rows of all sources' tasks with {setting('task.data_dir')}, "
@@ -156,7 +156,7 @@ def _check_rows(sources: Sequence[Entry], target: RunConfig) -> None:
 
 
 def _backbone_mismatch(entry: Entry, backbone: Backbone) -> str | None:
-    """Why a prompt does not work with a backbone; None where it is the backbone's own."""
+    """Why a prompt does not work with a backbone; None if it was tuned on it."""
     if entry.fingerprint == backbone.fingerprint:
         return None
     if entry.card.backbone.name == backbone.name:
@@ -164,11 +164,11 @@ def _backbone_mismatch(entry: Entry, backbone: Backbone) -> str | None:
             f"it was tuned on another version of {backbone.name}; "
             "map it with `softprompts prompts recycle`, or tune it again"
         )
-    return f"it is of another backbone than {backbone.name}"
+    return f"it was tuned on another backbone than {backbone.name}"
 
 
 def _corruption(entry: Entry) -> str | None:
-    """Why a prompt's vectors cannot be read; None where they can."""
+    """Why a prompt's vectors cannot be read; None if they can."""
     try:
         entry.check_vectors()
         RunFolder(entry.folder).load()

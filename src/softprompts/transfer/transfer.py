@@ -9,6 +9,7 @@ import dataclasses
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from ..files import exclusive, safe_name, write_json
 from ..library import Similarity, default_folder
 from ..library.entry import Entry
 from ..library.library import Library, Match, ignore
+from ..tasks import register_data
 from ..tuning import Run, RunFailedError, Watcher
+from ..tuning.progress import make_watcher
 from ..tuning.summary import write_table
 from ..tuning.team import make_team
 from ..tuning.tune import tune_cohort
@@ -56,6 +59,7 @@ def transfer(
     keep_same_task: bool = False,
     baseline: bool = False,
     overwrite: bool = False,
+    verbose: bool = True,
     **settings: Any,
 ) -> Tuned:
     """Tune a prompt for a task, started from the prompts of a library most similar to it.
@@ -63,7 +67,8 @@ def transfer(
     With a `source`, from that prompt. `settings` are those of `tune`. Returns the prompt that was
     kept; `choice.json` in `output` records what was chosen and why.
     """
-    target = single_run(sections({**({"task": task} if task is not None else {}), **settings}))
+    named = {} if task is None else {"task": task}
+    target = single_run(sections(register_data({**named, **settings})))
     if source is not None and strategy == "best":
         strategy = "named"
     request = Request(
@@ -77,8 +82,10 @@ def transfer(
         mixture_steps,
         keep_same_task,
     )
+    make_watcher(verbose).on_message(f"loading {target.model}")
     backbone = load_backbone(target.model, target.dtype, target.device, target.trust_remote_code)
-    run_transfer(request, Path(output), baseline, overwrite, backbone=backbone)
+    watch = partial(make_watcher, verbose)
+    run_transfer(request, Path(output), baseline, overwrite, watch, backbone)
     return load(output, backbone=backbone)
 
 
@@ -242,7 +249,6 @@ class _Stages:
                     shutil.rmtree(self.runs / name, ignore_errors=True)
             self.stale = ()
             write_json(self.output / CHOICE, self.record)
-            watcher.on_start(started)
 
         with self.watch([member.varied for member in members]) as watcher:
             outcomes = tune_cohort(

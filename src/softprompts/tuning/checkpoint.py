@@ -25,7 +25,7 @@ def save_checkpoint(run: "Run", folder: RunFolder) -> None:
     for index, state in run.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{index}/{name}": value for name, value in state.items()}
     progress = {name: getattr(run, name) for name in PROGRESS}
-    note = {"config": run.config.plain(), "origin": run.origin, **progress}
+    note = {"config": run.config.plain(), "origin": run.origin, **progress, "losses": run.losses}
     folder.write_checkpoint(tensors, note)
 
 
@@ -50,7 +50,7 @@ def load_checkpoint(run: "Run", folder: RunFolder) -> None:
 
 
 def _check_origin(run: "Run", note: dict[str, Any], folder: RunFolder) -> None:
-    """The checkpoint is of the same settings, data and backbone."""
+    """Check that the checkpoint has the same settings, data and backbone."""
     elsewhere = (
         f"choose another {setting('output')}, or start the run again with {setting('overwrite')}"
     )
@@ -73,6 +73,7 @@ def _restore(run: "Run", tensors: dict[str, Tensor], note: dict[str, Any]) -> No
     _load_optimizer(run.optimizer, _below(tensors, "optimizer/"))
     for name in PROGRESS:
         setattr(run, name, note[name])
+    run.losses = [(step, loss) for step, loss in note.get("losses", [])]  # older ones lack it
 
 
 def _check_complete(run: "Run", tensors: dict[str, Tensor]) -> None:
@@ -91,7 +92,7 @@ def _check_complete(run: "Run", tensors: dict[str, Tensor]) -> None:
         or embedded != (run.embedding is not None)
         or not run.optimizer.state_dict()["state"]
     ):
-        raise ValueError("parts of it are missing")
+        raise ValueError("parts are missing")
 
 
 def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

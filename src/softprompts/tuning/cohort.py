@@ -21,7 +21,7 @@ from .run import Run, check_losses
 from .watch import Watcher
 
 COMPILE_FROM = 500
-"""Steps left, of all runs together, from which compiling is worth its time."""
+"""Compiling pays off if at least this many steps are left, counted over all runs."""
 CPU_TOKENS = 4096
 """Tokens of a pass on a CPU; more would not fit into its cache."""
 
@@ -52,10 +52,11 @@ class Cohort:
         for run in runs:
             run.backbone.reserve(max(map(len, run.inputs)) + run.config.prompt.length)
         if sum(run.steps - run.step for run in runs) >= COMPILE_FROM:
+            self.watcher.on_message("compiling the model, which makes the first steps slow")
             runs[0].backbone.compile()
 
     def train(self) -> None:
-        """Train until every run has finished or stopped; one that stops leaves the others alone."""
+        """Train until every run has finished or stopped; one that stops does not affect others."""
         start = time.monotonic()
         first_steps = {run: run.step for run, _ in self.members if not run.finished}
         counts = next(iter(first_steps)).backbone.compile_counts() if first_steps else {}

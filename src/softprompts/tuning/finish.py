@@ -1,16 +1,24 @@
 """The end of a run: the best prompt restored, tested, described by its card and saved."""
 
+import math
+from collections.abc import Mapping
+
 from ..artifacts.card import BackboneCard, Card, EmbeddingCard, PromptCard, TaskCard
 from ..artifacts.run_folder import MODEL, RunFolder
 from ..prompt import Prompt
 from ..tasks import Task
+from ..tasks.score_report import ScoreReport, task_report
+from .confusion import draw_confusion
 from .curve import learning_curve
 from .run import Run, RunFailedError
 from .tuned import Tuned
 
+MAX_CALIBRATED = 1000
+"""The most rows whose label probabilities are computed at the end of a run."""
+
 
 def finish(run: Run, folder: RunFolder | None, curve: bool = True) -> Tuned | RunFailedError:
-    """The prompt of a run that has ended, saved in its folder; the error of one that left none.
+    """The prompt of a finished run, saved in its folder; or the error of a run without a prompt.
 
     `curve`: also draw the learning curve.
     """
@@ -19,32 +27,68 @@ def finish(run: Run, folder: RunFolder | None, curve: bool = True) -> Tuned | Ru
     except RunFailedError as failed:
         return failed
     prompt = run.prompt.fold().to(run.backbone.device)
-    card = make_card(run, prompt, test_scores(run))
+    reports = run.team.on_main(lambda: _saved_reports(run, folder)) or _reports(run, folder, curve)
+    card = make_card(run, prompt, reports)
     path = None if folder is None else folder.path
     embedding = None if run.embedding is None else run.embedding[1]
-    tuned = Tuned(prompt, run.backbone, card, path, run.cost, embedding)
+    judged = list(reports.values())[-1]
+    tuned = Tuned(prompt, run.backbone, card, path, run.cost, embedding, judged.row_scores)
     if folder is not None and run.team.is_main:
         if curve:
             title = f"{run.task.name} on {run.backbone.name}: {card.method}, seed {card.seed}"
             majority = card.majority[card.metric]
-            learning_curve(run.history, card.metric, majority, title, folder.curve)
+            learning_curve(run.history, run.losses, card.metric, majority, title, folder.curve)
+            draw_confusion(judged, title, folder.confusion)
         if card.model is not None:
             folder.save_model(run.backbone)
         tuned.save(folder.path)
     return tuned
 
 
-def test_scores(run: Run) -> dict[str, float] | None:
-    """The prompt's scores on the test rows, by which nothing was chosen; None without such rows."""
-    if not run.task.test:
+def _reports(run: Run, folder: RunFolder | None, calibrated: bool) -> dict[str, ScoreReport]:
+    """The scores on the validation rows, and on the test rows, which were not used for selection.
+
+    The predictions are kept beside the prompt. `calibrated`: with the calibration error, which
+    takes a pass of label scoring.
+    """
+    task, predictions = run.task, {"validation": run.best_predictions or run.predictions()}
+    if task.test:
+        predictions["test"] = run.predictor()([example.input for example in task.test])
+    reports = {}
+    for split, answers in predictions.items():
+        texts = [example.input for example in getattr(task, split)]
+        small = task.labels and task.members[0] is task and len(texts) <= MAX_CALIBRATED
+        probabilities = run.predictor().probabilities(texts) if calibrated and small else None
+        baselines = run.config.tuning.baselines
+        reports[split] = task_report(task, split, answers, baselines, probabilities)
+    if folder is not None and run.team.is_main:
+        folder.write_predictions(
+            {
+                split: {"predictions": answers, "row_scores": reports[split].row_scores}
+                for split, answers in predictions.items()
+            }
+        )
+    return reports
+
+
+def _saved_reports(run: Run, folder: RunFolder | None) -> dict[str, ScoreReport] | None:
+    """The reports of a run that was already finished; None if there is something to compute."""
+    if run.best_predictions is not None or folder is None or not folder.has_prompt:
         return None
-    predictions = run.predictor()([example.input for example in run.task.test])
-    return run.task.score(predictions, run.task.test)
+    card = folder.card()
+    if not card.scores or (card.best_step, card.steps) != (run.best_entry["step"], run.step):
+        return None
+    return {
+        split: ScoreReport.of(report, folder.row_scores(split))
+        for split, report in card.scores.items()
+    }
 
 
-def make_card(run: Run, prompt: Prompt, test: dict[str, float] | None) -> Card:
+def make_card(run: Run, prompt: Prompt, reports: Mapping[str, ScoreReport]) -> Card:
     """The card of a run's folded prompt."""
     best = run.best_entry
+    uniform = math.log(run.backbone.vocab_size)
+    losses = {"first": run.first, "last": run.history[-1]["loss"], "uniform": uniform}
     return Card(
         prompt=PromptCard.describing(prompt.config),
         method=run.config.method,
@@ -54,7 +98,13 @@ def make_card(run: Run, prompt: Prompt, test: dict[str, float] | None) -> Card:
         metrics={name: best[name] for name in run.task.metrics},
         invalid=best["invalid"],
         majority=run.task.majority(),
-        test=test,
+        test=reports["test"].metrics if "test" in reports else None,
+        scores={split: report.plain() for split, report in reports.items()},
+        loss={
+            name: round(loss, 4)
+            for name, loss in losses.items()
+            if run.step and loss is not None and math.isfinite(loss)
+        },
         scoring=run.config.tuning.scoring,
         best_step=best["step"],
         embedding=None if run.embedding is None else EmbeddingCard(step=run.embedding[0]),
@@ -72,6 +122,7 @@ def _task_card(task: Task) -> TaskCard:
     sizes = {
         "train": len(task.train),
         "validation": len(task.validation),
+        **({"test": len(task.test)} if task.test else {}),
         "skipped": task.skipped,
     }
     return TaskCard(

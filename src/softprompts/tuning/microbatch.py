@@ -49,12 +49,12 @@ class _Row(NamedTuple):
 
     run: "Run"
     position: int
-    """In the batch of all rows."""
+    """Its index in the batch of all rows."""
     target: list[int]
     weight: float
-    """Of each of its target tokens in the loss."""
+    """The weight of each of its target tokens in the loss."""
     seed: int
-    """Of its dropout."""
+    """The seed of its dropout."""
 
 
 def backward(batches: Sequence[MicroBatch], budget: TokenBudget) -> list[Tensor]:
@@ -108,7 +108,7 @@ def _backward_together(batches: Sequence[MicroBatch], budget: TokenBudget) -> li
 
 
 def _prompts(batch: MicroBatch, text: Text) -> Tensor:
-    """The prompts of all rows, in every process: the noise must not depend on their number."""
+    """The prompts of all rows, in every process: noise must not depend on how many there are."""
     prompts: Tensor = batch.run.prompt(text.embeds, text.mask, batch.run.rng)
     return prompts
 

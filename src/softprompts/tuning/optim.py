@@ -1,7 +1,7 @@
 """Optimisers and schedules.
 
-Adafactor is written here because no library's does what T5X does with the prompt-tuning settings,
-AdamW because no library's steps for many runs at once.
+Adafactor is implemented here because no library reproduces T5X's with the prompt-tuning settings,
+AdamW because no library steps for many runs at once.
 """
 
 import math
@@ -121,7 +121,7 @@ class AdamW(torch.optim.Optimizer):
 
 @torch.no_grad()
 def step_all(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """A step of each. Those of AdamW go as one list of tensors, each with its own run's numbers."""
+    """Take a step with each. All AdamWs step as one list of tensors, each with its own rates."""
     together: list[tuple[Tensor, dict[str, Any], dict[str, Any]]] = []
     for optimizer in optimizers:
         if not isinstance(optimizer, AdamW):
@@ -236,7 +236,7 @@ def make_optimizer(
 
 
 def learning_rate(config: TuningConfig, step: int, steps: int) -> float:
-    """The share of the learning rate that step `step` (from 0) of `steps` uses."""
+    """The fraction of the learning rate to use at step `step` (from 0) of `steps`."""
     warmup = round(config.warmup * steps) if config.warmup < 1 else int(config.warmup)
     if step < warmup:
         return (step + 1) / warmup

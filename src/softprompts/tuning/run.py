@@ -1,6 +1,7 @@
 """Run: one prompt, one task, one schedule.
 
-All but the backbone is its own: prompt, optimiser, data order, randomness, best prompt.
+A run has its own prompt, optimiser, data order, randomness and best prompt; only the backbone is
+shared.
 """
 
 import math
@@ -32,14 +33,16 @@ from .tokens import cached_ids
 
 CHECK_EVERY = 10
 """Steps between checks of the loss; reading it makes the CPU wait for the GPU."""
+MAX_POINTS = 1000
+"""Points of the loss to keep for the learning curve; of more, every other one is dropped."""
 
 
 class RunFailedError(UserError):
-    """A run that failed before there was a prompt to keep; says what to change."""
+    """A run that failed without a prompt to keep; the message says what to change."""
 
 
 class Run:
-    """A run at some step, driven by `Cohort`. It computes the same alone and among others."""
+    """A run at some step, driven by `Cohort`. Its results are the same alone and in a cohort."""
 
     def __init__(
         self,
@@ -80,9 +83,13 @@ class Run:
         """Losses since the last evaluation."""
         self.first: float | None = None
         """The mean loss of the first steps; a loss far above it has exploded."""
+        self.losses: list[tuple[int, float]] = []
+        """The mean loss between checks, with the step of the check, for the learning curve."""
         self._unchecked: list[Tensor] = []
         """Losses since the last check, still on their device."""
         self.best: dict[str, Tensor] | None = None
+        self.best_predictions: list[str] | None = None
+        """Its predictions for the validation rows; None if it comes from a checkpoint."""
         self.embedding: tuple[int, Tensor] | None = None
         """The task embedding: its step, and the folded prompt [K, P, H] at it."""
         self.stopped: str | None = None
@@ -142,7 +149,7 @@ class Run:
         """Copy tensors that `state` returned."""
         current = self.state()
         if current.keys() != state.keys():
-            raise ValueError("its parts are not those of the run")
+            raise ValueError("its tensors are not those of the run")
         for name, value in current.items():
             if value.shape != state[name].shape:
                 raise ValueError(f"{name} has another shape")
@@ -212,6 +219,9 @@ class Run:
         self._unchecked = []
         mean = sum(losses) / len(losses)
         self.first = mean if self.first is None else self.first
+        self.losses.append((self.step, round(mean, 4)))
+        if len(self.losses) > MAX_POINTS:
+            self.losses = self.losses[1::2]
         advice = f"lower lr (now {self.config.tuning.lr:g}) or set clip to 1"
         if not math.isfinite(mean) or not finite:
             self.fail(f"the loss was not finite at step {self.step}; {advice}")
@@ -259,6 +269,7 @@ class Run:
         }
         if not self.history or metrics[self.metric] > self.best_entry[self.metric]:
             self.best = {name: value.detach().cpu().clone() for name, value in self.state().items()}
+            self.best_predictions = list(predictions)
         self.history.append(entry)
         self.pending = []
         patience = self.config.tuning.patience
@@ -272,7 +283,7 @@ class Run:
 
     @property
     def best_entry(self) -> dict[str, Any]:
-        """The first entry of the highest score."""
+        """The first entry with the highest score."""
         return max(self.history, key=lambda entry: entry[self.metric])
 
     def _embed(self, step: int) -> tuple[int, Tensor] | None:

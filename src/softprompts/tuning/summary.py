@@ -2,25 +2,33 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from ..artifacts.card import Card
 from ..artifacts.run_folder import write_cohort_table
 from ..config import Member, spell
+from ..tasks.statistics import paired_test
 from .run import RunFailedError
 from .tuned import Tuned
 
 SEED = "seed"
 Record = dict[str, Any]
 """A run for machines: its settings, its folder and its card."""
+COLUMNS = (
+    *("rows", "interval_low", "interval_high", "majority", "bag_of_words", "test", "test_rows"),
+    *("test_interval_low", "test_interval_high", "p_vs_best"),
+)
+"""Columns of the table beside all metrics; they are about the first metric."""
 
 
 def records(
     members: Sequence[Member], results: Sequence[Tuned | RunFailedError], folder: Path
 ) -> list[Record]:
     """Each run's settings, folder and card; for a run that left no prompt, why."""
+    p_values = _p_values(results)
     return [
         {
             "settings": member.varied,
@@ -28,11 +36,41 @@ def records(
             **(
                 {"failed": True, "stopped": str(result)}
                 if isinstance(result, RunFailedError)
-                else {**result.card.plain(), "cost": result.cost}
+                else {**result.card.plain(), "cost": result.cost, "p_vs_best": p_value}
             ),
         }
-        for member, result in zip(members, results, strict=True)
+        for member, result, p_value in zip(members, results, p_values, strict=True)
     ]
+
+
+def _p_values(results: Sequence[Tuned | RunFailedError]) -> list[float | None]:
+    """Of a paired test against the best run on the same rows; None for the best, and if unknown."""
+    scored = [result for result in results if isinstance(result, Tuned) and result.row_scores]
+    best: dict[str, Tuned] = {}
+    for tuned in scored:
+        rows = _rows_key(tuned)
+        if rows not in best or judged_score(tuned.card) > judged_score(best[rows].card):
+            best[rows] = tuned
+    values: list[float | None] = []
+    for result in results:
+        rival = best.get(_rows_key(result)) if isinstance(result, Tuned) else None
+        if rival is None or rival is result or not isinstance(result, Tuned):
+            values.append(None)
+        elif len(result.row_scores) == len(rival.row_scores):
+            values.append(float(f"{paired_test(result.row_scores, rival.row_scores):.3g}"))
+        else:
+            values.append(None)
+    return values
+
+
+def _rows_key(tuned: Tuned) -> str:
+    card = tuned.card
+    return f"{card.task.name} {card.metric} {card.task.digests}"
+
+
+def judged_score(card: Card) -> float:
+    """The first metric on the test rows, or without them on the validation rows."""
+    return card.score if card.test is None else card.test[card.metric]
 
 
 def over_seeds(runs: Sequence[Record]) -> list[Record]:
@@ -45,16 +83,22 @@ def over_seeds(runs: Sequence[Record]) -> list[Record]:
             groups.append((others, [run]))
         else:
             same.append(run)
-    return [{"settings": others, **_spread(group)} for others, group in groups]
+    return [
+        {
+            "settings": others,
+            "runs": len(group),
+            "failed": sum(run["failed"] for run in group),
+            **_spread([run["metrics"] for run in group if not run["failed"]]),
+            "test": _spread([run["test"] for run in group if run.get("test")]),
+        }
+        for others, group in groups
+    ]
 
 
-def _spread(group: Sequence[Record]) -> Record:
-    scored = [run["metrics"] for run in group if not run["failed"]]
+def _spread(scored: Sequence[Mapping[str, float]]) -> Record:
     names = scored[0] if scored else ()
     columns = {name: [metrics[name] for metrics in scored] for name in names}
     return {
-        "runs": len(group),
-        "failed": sum(run["failed"] for run in group),
         "mean": {name: round(mean(values), 4) for name, values in columns.items()},
         "std": {
             name: round(stdev(values), 4) if len(values) > 1 else None
@@ -71,14 +115,48 @@ def write_table(
 
 
 def as_csv(runs: Sequence[Record]) -> str:
-    """A row per run: settings, the metrics of all tasks, best step, why it ended early, folder."""
+    """A row per run: settings, the metrics of all tasks, rows, interval, baselines, test score.
+
+    Below them, where seeds vary, the mean and the standard deviation of each setting over them.
+    """
     metrics = list(dict.fromkeys(name for run in runs for name in run.get("metrics", ())))
+    settings = list(runs[0]["settings"])
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*runs[0]["settings"], *metrics, "best_step", "stopped", "folder"])
+    columns = [*settings, *metrics, *COLUMNS, "best_step", "stopped", "folder"]
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
     for run in runs:
-        settings = map(spell, run["settings"].values())
-        scores = [run.get("metrics", {}).get(name) for name in metrics]
-        ending = [run.get("best_step"), run["stopped"], Path(run["folder"]).name]
-        writer.writerow([*settings, *scores, *ending])
+        row = {name: spell(value) for name, value in run["settings"].items()}
+        row |= {name: run[name] for name in ("best_step", "stopped") if name in run}
+        writer.writerow(
+            row | run.get("metrics", {}) | _columns(run) | {"folder": Path(run["folder"]).name}
+        )
+    for group in over_seeds(runs) if SEED in settings else ():
+        for statistic in ("mean", "std"):
+            row = {name: spell(value) for name, value in group["settings"].items()}
+            tests = list(group["test"][statistic].values())
+            if group["runs"] > 1:
+                writer.writerow(
+                    row | {SEED: statistic, "test": next(iter(tests), None)} | group[statistic]
+                )
     return text.getvalue()
+
+
+def _columns(run: Record) -> Record:
+    """COLUMNS of a run; a run that failed, and cards of older versions, lack some."""
+    if "metrics" not in run:
+        return {}
+    metric, scores = run["task"]["metrics"][0], run.get("scores", {})
+    columns = {
+        "rows": run["task"]["rows"].get("validation"),
+        "majority": run["majority"].get(metric),
+        "test": (run.get("test") or {}).get(metric),
+        "p_vs_best": run.get("p_vs_best"),
+    }
+    for split, prefix in (("validation", ""), ("test", "test_")):
+        intervals = scores.get(split, {}).get("intervals", {})
+        low, high = intervals.get(metric, (None, None))
+        columns |= {f"{prefix}interval_low": low, f"{prefix}interval_high": high}
+    columns["test_rows"] = scores.get("test", {}).get("rows")
+    words = scores.get("validation", {}).get("baselines", {}).get("bag_of_words")
+    return columns | {"bag_of_words": words and words["metrics"][metric]}

@@ -1,4 +1,4 @@
-"""Team: the processes that work on one run, as `accelerate launch` starts them.
+"""Team: the processes that share one run, as `accelerate launch` starts them.
 
 Every process holds the prompt, the optimiser's state and the data order, and takes the same steps.
 Rows are shared out, and only gradients of the prompt are summed. One process writes. With

@@ -106,6 +106,9 @@ class Tracking(Watcher):
                 options["run_id"] = tracker.tracker.info.run_id
             tracker.log(dict(values), step=run.step, **options)
 
+    def on_message(self, message: str) -> None:
+        self.watcher.on_message(message)
+
     def on_step(self, run: Run) -> None:
         if self.trackers and run.step % CHECK_EVERY == 0 and run.pending:
             rate = run.optimizer.param_groups[0]["lr"]

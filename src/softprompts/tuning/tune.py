@@ -1,5 +1,7 @@
 """Tuning from settings to saved prompts: loads, resumes, trains and finishes runs."""
 
+import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,10 +10,12 @@ from typing import Any, overload
 from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone
 from ..config import Member, RunConfig, Settings, TaskConfig, expand_lists, sections
-from ..tasks import Task, load_task
+from ..errors import UserError
+from ..tasks import Task, load_task, lone_classes, register_data
 from .checkpoint import load_checkpoint
 from .cohort import Cohort
 from .finish import finish
+from .progress import make_watcher
 from .run import Run, RunFailedError
 from .summary import write_table
 from .team import Team, make_team
@@ -30,8 +34,11 @@ OnStart = Callable[[Sequence[Run]], object]
 def tune(
     task: str | None = None,
     *,
+    train: Any = None,
+    validation: Any = None,
     output: str | Path | None = None,
     trackers: Sequence[str] = (),
+    verbose: bool = True,
     **settings: Setting,
 ) -> Tuned: ...
 
@@ -42,6 +49,7 @@ def tune(
     *,
     output: str | Path | None = None,
     trackers: Sequence[str] = (),
+    verbose: bool = True,
     **settings: Any,
 ) -> list[Tuned | RunFailedError]: ...
 
@@ -51,10 +59,12 @@ def tune(
     *,
     output: str | Path | None = None,
     trackers: Sequence[str] = (),
+    verbose: bool = True,
     **settings: Any,
 ) -> Tuned | list[Tuned | RunFailedError]:
     """Tune a prompt. `settings` are those of the command line: `steps=200`, `lr=0.1`,
-    `prompt={"length": 10}`, `train="a.csv"`, ...
+    `prompt={"length": 10}`, `train="a.csv"`, ... `train` and `validation` may also be data in
+    memory: a DataFrame, a dataset, a list of rows, or a tuple of texts and labels.
 
     Returns a `Tuned`. Settings that are lists (`seed=[0, 1, 2]`) make a cohort: one run for each
     combination, all on one backbone, each in its own folder below `output`. The result is then a
@@ -62,11 +72,12 @@ def tune(
     leave.
     """
     named = {} if task is None else {"task": task}
-    members = expand_lists(sections({**named, **settings}))
+    members = expand_lists(sections(register_data({**named, **settings})))
     folder = None if output is None else Path(output)
-    if not members[0].varied:
-        return tune_config(members[0].config, folder, trackers=trackers)
-    results = tune_cohort(members, folder, trackers=trackers, exclusive=True)
+    with make_watcher(verbose, [member.varied for member in members]) as watcher:
+        if not members[0].varied:
+            return tune_config(members[0].config, folder, watcher=watcher, trackers=trackers)
+        results = tune_cohort(members, folder, watcher=watcher, trackers=trackers, exclusive=True)
     if folder is not None and make_team(members[0].config.device).is_main:
         write_table(members, results, folder)
     return results
@@ -132,8 +143,10 @@ def _tune(
     curves: bool = True,
 ) -> list[Tuned | RunFailedError]:
     check_trackers(trackers)
-    runs = _load(team, configs, folders, overwrite, backbone)
+    watcher = watcher or Watcher()
+    runs = _load(team, configs, folders, overwrite, backbone, watcher)
     on_start(runs)
+    watcher.on_start(runs)
     paths = [None if folder is None else folder.path for folder in folders]
     with Tracking(trackers if team.is_main else (), runs, paths, watcher) as tracking:
         Cohort(runs, paths, tracking).train()
@@ -146,13 +159,28 @@ def _load(
     folders: Sequence[RunFolder | None],
     overwrite: bool,
     backbone: Backbone | None,
+    watcher: Watcher,
 ) -> list[Run]:
     """The runs, each at step 0 or where its checkpoint left off, with their folders ready."""
+    watcher.on_message("reading the data")
     tasks = team.on_all(lambda: load_tasks(configs))
+    for warning in dict.fromkeys(filter(None, map(lone_classes, tasks))):
+        watcher.on_message(f"warning: {warning}")
+    if backbone is None:
+        watcher.on_message(f"loading {configs[0].model}")
     frozen = backbone or team.on_all(lambda: _load_backbone(team, configs[0]))
     resumed = team.on_main(
         lambda: [bool(not overwrite and folder and folder.has_checkpoint) for folder in folders]
     )
+    configs = team.on_main(
+        lambda: [
+            _keep_scoring(config, folder) if folder and not overwrite else config
+            for config, folder in zip(configs, folders, strict=True)
+        ]
+    )
+    distinct = {id(task): task for task in tasks}.values()
+    rows = sum(len(task.train) + len(task.validation) for task in distinct)
+    watcher.on_message(f"tokenising {rows:,} rows")
     runs = team.on_all(
         lambda: [
             Run(config, task, frozen, resumes, team)
@@ -163,10 +191,26 @@ def _load(
     for run, folder, resumes in zip(runs, folders, resumed, strict=True):
         if folder is not None and resumes:
             load_checkpoint(run, folder)
+            watcher.on_message(f"resuming {folder.path} at step {run.step:,} of {run.steps:,}")
     for run, folder in zip(runs, folders, strict=True):
         if folder is not None and team.is_main:
             folder.write_config(run.config)
     return runs
+
+
+def _keep_scoring(config: RunConfig, folder: RunFolder) -> RunConfig:
+    """A run that exists keeps its scoring: earlier versions chose another by default."""
+    if config.tuning.scoring != "auto":
+        return config
+    scoring = None
+    with contextlib.suppress(UserError):  # a corrupted file is reported when it is loaded
+        if folder.has_checkpoint:
+            scoring = folder.read_checkpoint_note()["config"]["tuning"]["scoring"]
+        elif folder.has_prompt:
+            scoring = folder.card().scoring
+    if scoring not in ("generate", "labels"):
+        return config
+    return dataclasses.replace(config, tuning=dataclasses.replace(config.tuning, scoring=scoring))
 
 
 def _load_backbone(team: Team, config: RunConfig) -> Backbone:

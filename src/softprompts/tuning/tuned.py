@@ -1,21 +1,33 @@
 """A tuned prompt in use: loaded from its folder, or imported from PEFT."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..artifacts.card import UNTRAINED, BackboneCard, Card, PromptCard, TaskCard
 from ..artifacts.peft import read_adapter, write_adapter
 from ..artifacts.run_folder import MODEL, RunFolder
 from ..backbone import Backbone, load_backbone
-from ..config import run_config
-from ..errors import UserError, setting
+from ..config import PromptConfig, run_config
+from ..errors import UserError, setting, spelled
 from ..prompt import Prompt
 from ..prompt.prompt import folded_prompt
-from ..tasks import Row, TextFormat, check_template
+from ..tasks import (
+    Row,
+    TextFormat,
+    check_template,
+    read_rows,
+    register_rows,
+    rounded,
+    score,
+    table_rows,
+)
+from .advice import advice
 from .evaluate import Predictor
 
 Question = str | Mapping[str, Any]
@@ -35,10 +47,18 @@ class Tuned:
     not trained just now."""
     embedding: Tensor | None = None
     """What represents its task when tasks are compared [K, P, H]; None: the prompt itself."""
+    row_scores: list[float] = field(default_factory=list)
+    """Scores of the rows that the prompt is judged by, for paired tests; empty if unknown."""
 
     @property
     def metrics(self) -> dict[str, float]:
         return dict(self.card.metrics)
+
+    @property
+    def advice(self) -> str | None:
+        """What to try if the prompt is no better than a baseline; None if it is."""
+        text = advice(self.card)
+        return None if text is None else spelled(text)
 
     @property
     def form(self) -> TextFormat:
@@ -57,8 +77,11 @@ class Tuned:
         )
 
     def inputs(self, questions: Sequence[Question]) -> list[str]:
-        """Texts, or rows with the task's columns, as the model reads them."""
+        """Texts, or rows with the task's columns (a list, a DataFrame, a dataset), as the model
+        reads them."""
         form, inputs = self.form, list[str]()
+        rows = table_rows(questions)
+        questions = questions if rows is None else rows
         if isinstance(questions, str | Mapping) or not isinstance(questions, Iterable):
             questions = [questions]
         for number, question in enumerate(questions, 1):
@@ -67,7 +90,7 @@ class Tuned:
                 if len(form.columns) != 1:
                     raise UserError(
                         f"This task reads the columns {', '.join(form.columns)}, not one text; "
-                        f"give rows with these columns ({setting('file')})."
+                        f"give rows with these columns, such as those of a {setting('file')}."
                     )
                 question = {form.columns[0]: question}
             inputs += form.inputs(Row(dict(question), f"text {number}"))
@@ -77,14 +100,50 @@ class Tuned:
         """An answer for each text or row, in order."""
         return self.predictor(scoring)(self.inputs(questions))
 
+    def evaluate(
+        self,
+        data: Any,
+        split: str = "validation",
+        scoring: str | None = None,
+        skip_bad_rows: bool = False,
+    ) -> dict[str, float]:
+        """The scores on labelled rows with the task's columns: data in memory as for `tune`, a
+        file, or a `split` of a dataset."""
+        name = str(data) if isinstance(data, str | PathLike) else register_rows(data)
+        rows = read_rows(name, split)
+        self.form.check_columns(rows)
+        examples = self.form.examples(rows, skip_bad_rows, "validation")
+        predictions = self.predictor(scoring)([example.input for example in examples])
+        metrics = self.card.task.metrics
+        return rounded(score(metrics, examples, predictions, self.form.labels))
+
     def probabilities(self, questions: Sequence[Question]) -> list[dict[str, float]]:
         """The probabilities of the labels, which sum to 1, for each text or row."""
         return self.predictor().probabilities(self.inputs(questions))
 
-    def export_peft(self, folder: str | Path) -> Path:
-        """Write the prompt as a Hugging Face PEFT adapter."""
-        write_adapter(Path(folder), self.prompt.fold(), self.backbone.family, self.backbone.name)
+    def export_peft(self, folder: str | Path, texts: Sequence[Question] = ()) -> Path:
+        """Write the prompt as a Hugging Face PEFT adapter.
+
+        PEFT cannot route: of a mixture, it gets the mean prompt over `texts`, whose answers are
+        not the mixture's (`averaged`).
+        """
+        prompt = self.averaged(self.inputs(texts)).prompt if len(texts) else self.prompt.fold()
+        write_adapter(Path(folder), prompt, self.backbone.family, self.backbone.name)
         return Path(folder)
+
+    @torch.no_grad()
+    def averaged(self, inputs: Sequence[str]) -> "Tuned":
+        """The mean of the prompts that input texts are routed to, as a single prompt for all."""
+        if self.prompt.config.count == 1 or self.prompt.head is not None:
+            return self
+        total = torch.zeros_like(self.prompt.table[0], dtype=torch.float64)
+        rows = self.backbone.tokenise(inputs, self.predictor().budget)
+        for start in range(0, len(rows), 64):
+            text = self.backbone.embed_rows(rows[start : start + 64])
+            total += self.prompt(text.embeds, text.mask).double().sum(0)
+        like = PromptConfig(place=self.prompt.config.place)
+        prompt = folded_prompt((total / len(rows)).float()[None], like=like)
+        return replace(self, prompt=prompt.to(self.backbone.device))
 
     def save(self, folder: str | Path) -> Path:
         """Write the prompt and its card; a few kilobytes."""
@@ -158,7 +217,7 @@ def import_peft(
     if not fits or read.vectors.shape[1] != backbone.hidden:
         raise UserError(
             f"The adapter {adapter} is for another model than {backbone.name}; "
-            f"set {setting('model')} to its own."
+            f"set {setting('model')} to its base model."
         )
     if len(labels) == 1 or len(set(labels)) < len(labels):
         raise UserError(

@@ -21,6 +21,9 @@ class Watcher:
     ) -> None:
         pass
 
+    def on_message(self, message: str) -> None:
+        """A stage begins (loading, compiling, resuming), or there is something to warn of."""
+
     def on_start(self, runs: Sequence[Run]) -> None:
         """Before the first step."""
 

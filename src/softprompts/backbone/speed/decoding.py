@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, StaticCache
 from ..kv_cache import DecodingState
 
 MAX_GRAPHS = 4  # recorded steps to keep, each with memory for the keys and values of its rows
-COLUMNS = 128  # a step's key-value cache has a multiple of so many
+COLUMNS = 128  # a step's key-value cache has a multiple of this many
 
 
 class DecodingGraph:

@@ -60,7 +60,7 @@ EXACT_CONFIGS = KernelConfigs(
 
 
 def max_tiles(positions: int, rows: int, size: int = TILE) -> int:
-    """Enough tiles for any `rows` rows in so many positions."""
+    """A number of tiles that is enough for any `rows` rows in `positions` positions."""
     return -(-positions // size) + rows
 
 

@@ -16,7 +16,7 @@ from . import kernels
 
 MAX_WASTE = 1.15  # how much larger padding may make a group of rows in the CPU's attention
 SMALL_STEP = 2**25
-"""Up to so many tokens times width, computing more pads costs less than recording more sizes."""
+"""Up to this many tokens times width, computing more pads costs less than recording more sizes."""
 FEW_BUCKETS, MANY_BUCKETS = 8, 16
 """Bucket sizes between a number and its double, for steps up to `SMALL_STEP` and beyond."""
 
@@ -157,7 +157,7 @@ def round_up(number: int, sizes: int) -> int:
 
 
 def bucket(tokens: int, sizes: int) -> int:
-    """The number of positions for so many tokens: whole tiles."""
+    """The number of positions for `tokens` tokens, in whole tiles."""
     return -(-round_up(tokens, sizes) // kernels.TILE) * kernels.TILE
 
 

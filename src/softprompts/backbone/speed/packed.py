@@ -29,7 +29,7 @@ MASKED = -1e30  # added to the scores of masked columns; finite, so that no diff
 MAX_RECORDED = 2**27
 """Tokens times width of a step, up to which launching its kernels can take longer than they run."""
 DIVERGED = 1e15
-"""A prompt with larger numbers has diverged; computing with it would harm its neighbours."""
+"""A prompt with larger numbers has diverged; computing with it would harm other runs."""
 
 
 class PackedBias(NamedTuple):

@@ -1,0 +1,120 @@
+"""Rows passed from Python: DataFrames, datasets, lists of rows, texts with labels.
+
+Settings stay plain data: the rows are registered under a name made of a hash of their content,
+`memory:DIGEST`, which settings, cards and config files hold. To resume such a run, or to use its
+config file, pass the same rows again.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..errors import UserError, setting
+from .sources import MEMORY, MemoryRows, Row, dataset_rows, memory
+
+TEXT, LABEL = "text", "label"
+"""The columns of `(texts, labels)`."""
+
+
+def register_data(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with data in `train` and `validation` registered and replaced by its name."""
+    settings = dict(settings)
+    task = settings.get("task")
+    if isinstance(task, Mapping):
+        settings["task"] = register_data(task)
+    for name in ("train", "validation"):
+        data = settings.get(name)
+        if data is None or isinstance(data, str | os.PathLike):
+            continue
+        settings[name] = register_rows(data, f"task.{name}")
+        if _is_pair(data) and settings.get("template") is None:
+            settings = {TEXT: TEXT, LABEL: LABEL, **settings}
+    return settings
+
+
+def register_rows(data: Any, path: str = "data") -> str:
+    """The name under which `read_rows` finds the rows of `data`."""
+    tables = data if _is_splits(data) else {"": data}
+    splits = {str(split): _records(table, path) for split, table in tables.items()}
+    content = json.dumps(splits, sort_keys=True, default=str)
+    name = MEMORY + hashlib.sha256(content.encode()).hexdigest()[:16]
+    title = "the data in memory" if isinstance(data, list | tuple) else f"the {type(data).__name__}"
+    memory[name] = MemoryRows(
+        title,
+        {
+            split: [
+                Row(values, f"{title}{f'[{split}]' if split else ''}:{number}")
+                for number, values in enumerate(records)
+            ]
+            for split, records in splits.items()
+        },
+    )
+    return name
+
+
+def table_rows(data: Any) -> list[dict[str, Any]] | None:
+    """The rows of a DataFrame or a dataset; None for any other data."""
+    if hasattr(data, "features") and hasattr(data, "column_names"):  # datasets.Dataset
+        rows = dataset_rows(data)
+    elif hasattr(data, "to_dicts") and hasattr(data, "columns"):  # polars
+        rows = data.to_dicts()
+    elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
+        rows = data.to_dict("records")
+    else:
+        return None
+    return _plain_rows(rows)
+
+
+def _is_pair(data: Any) -> bool:
+    return isinstance(data, tuple) and len(data) == 2 and not isinstance(data[0], Mapping)
+
+
+def _is_splits(data: Any) -> bool:
+    """A `DatasetDict`, or another mapping of splits."""
+    return isinstance(data, Mapping) and bool(data)
+
+
+def _records(data: Any, path: str) -> list[dict[str, Any]]:
+    """The rows of any data without splits."""
+    rows = table_rows(data)
+    if rows is not None:
+        return rows
+    if _is_pair(data):
+        return _plain_rows(_paired(data[0], data[1], path))
+    if (
+        not isinstance(data, Sequence)
+        or isinstance(data, str | bytes)
+        or not all(isinstance(row, Mapping) for row in data)
+    ):
+        raise UserError(
+            f"{setting(path)} is a {type(data).__name__} that cannot be read as rows; give a "
+            "file, a DataFrame, a dataset, a list of rows such as "
+            "[{'text': '...', 'label': '...'}], or a tuple of texts and labels."
+        )
+    return _plain_rows(data)
+
+
+def _plain_rows(rows: Iterable[Mapping[Any, Any]]) -> list[dict[str, Any]]:
+    return [{str(column): _plain(value) for column, value in row.items()} for row in rows]
+
+
+def _paired(texts: Any, labels: Any, path: str) -> list[dict[str, Any]]:
+    if isinstance(texts, str) or isinstance(labels, str):
+        raise UserError(f"{setting(path)} must be a list of texts and a list of labels.")
+    texts, labels = list(texts), list(labels)
+    if len(texts) != len(labels):
+        raise UserError(
+            f"{setting(path)} has {len(texts)} texts and {len(labels)} labels; "
+            "give each text one label."
+        )
+    return [{TEXT: text, LABEL: label} for text, label in zip(texts, labels, strict=True)]
+
+
+def _plain(value: Any) -> Any:
+    """A value as Python and JSON have it; None where it is missing."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a numpy scalar
+        value = value.item()
+    missing = type(value).__name__ in ("NAType", "NaTType") or value is None
+    return None if missing or (isinstance(value, float) and value != value) else value

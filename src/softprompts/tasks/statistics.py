@@ -1,0 +1,150 @@
+"""How sure a score is: 95 % intervals, and paired tests of differences on the same rows.
+
+Fractions have Wilson intervals and exact McNemar tests; everything else is bootstrapped with a
+fixed seed, so that the same predictions always give the same numbers.
+"""
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+
+from .metrics import metric
+from .task_definition import Example
+
+Z = 1.959964
+"""The 97.5 % quantile of the normal distribution."""
+RESAMPLES = 200
+MAX_ROWS = 1000
+"""Rows of a resample. Of more rows, a resample is smaller and its deviation scaled accordingly."""
+BINS = 15
+"""Bins of confidence for the calibration error, as in Guo 2017."""
+MEANS = {"accuracy": None, "em": "group", "exact_match": "question"} | dict.fromkeys(
+    ("rouge1", "rouge2", "rougeL")
+)
+"""Metrics that are the mean of a value per row, or per group of rows with the same metadata."""
+
+Interval = tuple[float, float]
+
+
+def unit_scores(
+    name: str, examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
+) -> list[float] | None:
+    """The metric of each row or group of rows; None for metrics that are not a mean of them."""
+    if name not in MEANS and (name != "f1" or labels):
+        return None
+    key = MEANS.get(name, "group")
+    groups: dict[str, list[int]] = {}
+    for number, example in enumerate(examples):
+        group = None if key is None else example.metadata.get(key)
+        groups.setdefault(f"row {number}" if group is None else repr(group), []).append(number)
+    function = metric(name)
+    return [
+        function([examples[i] for i in rows], [predictions[i] for i in rows], labels)
+        for rows in groups.values()
+    ]
+
+
+def row_scores(
+    name: str, examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
+) -> list[float]:
+    """What paired tests compare: a score in percent for each row (or group of rows).
+
+    For metrics that are not a mean over rows, whether the prediction equals its target.
+    """
+    scores = unit_scores(name, examples, predictions, labels)
+    if scores is not None:
+        return scores
+    pairs = zip(examples, predictions, strict=True)
+    return [100.0 * (example.target == prediction) for example, prediction in pairs]
+
+
+def is_wrong(name: str, example: Example, prediction: str, labels: Sequence[str]) -> bool:
+    """Whether a prediction has less than the full score."""
+    return row_scores(name, [example], [prediction], labels)[0] < 100
+
+
+def interval(
+    name: str, examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
+) -> Interval | None:
+    """The 95 % interval of a metric; None if the metric cannot be computed on resampled rows."""
+    scores = unit_scores(name, examples, predictions, labels)
+    if scores is not None:
+        if is_binary(scores):
+            return wilson(sum(map(bool, scores)), len(scores))
+        return _bootstrap(lambda rows: fmean(scores[row] for row in rows), len(scores))
+    function = metric(name)
+
+    def resampled(rows: Sequence[int]) -> float:
+        value = function([examples[i] for i in rows], [predictions[i] for i in rows], labels)
+        return 0.0 if math.isnan(value) else value
+
+    try:
+        return _bootstrap(resampled, len(examples))
+    except Exception:  # a plugin's metric may refuse rows of a single class
+        return None
+
+
+def is_binary(scores: Sequence[float]) -> bool:
+    return set(scores) <= {0.0, 100.0}
+
+
+def wilson(successes: int, count: int) -> Interval:
+    """The Wilson interval of a fraction, in percent."""
+    share, scale = successes / count, 1 + Z**2 / count
+    centre = (share + Z**2 / (2 * count)) / scale
+    width = Z / scale * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
+    low, high = 100 * (centre - width), 100 * (centre + width)
+    return (0.0 if successes == 0 else low, 100.0 if successes == count else high)
+
+
+def _bootstrap(value: Callable[[Sequence[int]], float], count: int) -> Interval:
+    """The percentile interval of a value of rows."""
+    generator, size = random.Random(0), min(count, MAX_ROWS)
+    full = value(range(count))
+    scale = math.sqrt(size / count)
+    values = sorted(value(generator.choices(range(count), k=size)) for _ in range(RESAMPLES))
+    low, high = values[round(0.025 * (RESAMPLES - 1))], values[round(0.975 * (RESAMPLES - 1))]
+    return full + scale * (low - full), full + scale * (high - full)
+
+
+def paired_test(first: Sequence[float], second: Sequence[float]) -> float:
+    """The two-sided p-value of a difference between two systems' scores of the same rows."""
+    differences = [a - b for a, b in zip(first, second, strict=True) if a != b]
+    if is_binary(first) and is_binary(second):
+        return mcnemar(sum(d > 0 for d in differences), sum(d < 0 for d in differences))
+    return _sign_flips(differences)
+
+
+def mcnemar(first_only: int, second_only: int) -> float:
+    """The exact McNemar test: rows that only the one, and only the other, gets right."""
+    count, smaller = first_only + second_only, min(first_only, second_only)
+    logarithms = [
+        math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
+        for k in range(smaller + 1)
+    ]
+    tail = math.fsum(math.exp(value - count * math.log(2)) for value in logarithms)
+    return min(1.0, 2 * tail)
+
+
+def _sign_flips(differences: Sequence[float]) -> float:
+    """A paired permutation test: how often random signs give as large a difference."""
+    generator, observed = random.Random(0), abs(math.fsum(differences)) - 1e-9
+    rounds = max(RESAMPLES, min(10 * RESAMPLES, 10**6 // max(1, len(differences))))
+    larger = sum(
+        abs(math.fsum(d if generator.random() < 0.5 else -d for d in differences)) >= observed
+        for _ in range(rounds)
+    )
+    return (larger + 1) / (rounds + 1)
+
+
+def calibration_error(
+    examples: Sequence[Example], probabilities: Sequence[Mapping[str, float]]
+) -> float:
+    """The expected calibration error (ECE) of label probabilities, in percent."""
+    bins: dict[int, list[float]] = {}
+    for example, shares in zip(examples, probabilities, strict=True):
+        label = max(shares, key=shares.__getitem__)
+        number = min(BINS - 1, int(shares[label] * BINS))
+        bins.setdefault(number, []).append((label == example.target) - shares[label])
+    return 100 * math.fsum(abs(math.fsum(gaps)) for gaps in bins.values()) / len(examples)

@@ -1,0 +1,165 @@
+"""Data in memory: the same runs as from a file, with digests, cards and resuming."""
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pandas
+import pytest
+
+import softprompts
+from softprompts.config import TaskConfig
+from softprompts.tasks import load_task, register_data, register_rows
+from softprompts.tuning.cohort import Cohort
+
+ROWS = [
+    {"text": f"{'good' if i % 2 else 'bad'} number {i}", "label": "yes" if i % 2 else "no"}
+    for i in range(20)
+]
+SETTINGS: dict[str, Any] = {
+    "steps": 4,
+    "checkpoint_every": 2,
+    "batch_size": 4,
+    "max_length": 40,
+    "prompt": {"length": 3},
+    "device": "cpu",
+    "text": "text",
+    "label": "label",
+}
+
+
+class PolarsFrame:
+    """What we use of a polars DataFrame, which is not installed for tests."""
+
+    columns = ("text", "label")
+
+    def to_dicts(self) -> list[dict[str, str]]:
+        return ROWS
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.csv"
+    pandas.DataFrame(ROWS).to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pandas.DataFrame(ROWS),
+        pandas.DataFrame(ROWS).astype({"label": "category"}),
+        PolarsFrame(),
+        datasets.Dataset.from_list(ROWS),
+        ROWS,
+        tuple(ROWS),
+        ([row["text"] for row in ROWS], [row["label"] for row in ROWS]),
+        (pandas.Series([row["text"] for row in ROWS]), [row["label"] for row in ROWS]),
+    ],
+    ids=["pandas", "category", "polars", "dataset", "list", "tuple", "pair", "series"],
+)
+def test_every_kind_of_data_is_the_same_task_as_the_file(data: Any, csv: Path) -> None:
+    settings = register_data({"train": data, "text": "text", "label": "label"})
+    from_file = load_task(TaskConfig(train=str(csv), text="text", label="label"))
+    task = load_task(TaskConfig(**settings))
+    assert task.digests == from_file.digests
+    assert settings["train"] == register_rows(ROWS), "the name follows from the content alone"
+
+
+def test_splits_of_a_dataset_dict_and_class_names() -> None:
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
+    )
+    rows = datasets.Dataset.from_list(ROWS).cast(features)
+    splits = datasets.DatasetDict({"train": rows.select(range(16)), "test": rows.select([17])})
+    name = register_rows(splits)
+    config = TaskConfig(train=name, text="text", label="label")
+    task = load_task(config)
+    assert task.labels == ["no", "yes"]
+    assert len(task.train) + len(task.validation) == 16
+    splits["validation"] = rows.select(range(16, 20))
+    task = load_task(TaskConfig(train=register_rows(splits), text="text", label="label"))
+    assert (len(task.train), len(task.validation)) == (16, 4)
+
+
+def test_numpy_labels_and_missing_values() -> None:
+    frame = pandas.DataFrame({"text": ["a", "b", "c", None] * 3, "label": [0, 1, 0, 1] * 3})
+    settings = register_data({"train": (frame["text"], frame["label"].to_numpy())})
+    assert (settings["text"], settings["label"]) == ("text", "label")
+    with pytest.raises(softprompts.UserError, match=r"the data in memory:3: .*'text' is empty"):
+        load_task(TaskConfig(**settings))
+    task = load_task(TaskConfig(**settings, skip_bad_rows=True))
+    assert task.labels == ["0", "1"]
+    assert task.skipped == 3
+
+
+def test_a_run_on_a_data_frame_equals_the_run_on_the_file(csv: Path) -> None:
+    frame = pandas.DataFrame(ROWS)
+    tuned = softprompts.tune(train=frame, **SETTINGS)
+    from_file = softprompts.tune(train=csv, **SETTINGS)
+    assert (tuned.prompt.table == from_file.prompt.table).all()
+    assert tuned.card.task.digests == from_file.card.task.digests
+    assert tuned.evaluate(frame, scoring="labels") == from_file.evaluate(csv, scoring="labels")
+    assert tuned.predict(frame, scoring="labels") == from_file.predict(
+        [row["text"] for row in ROWS], scoring="labels"
+    )
+    assert len(tuned.probabilities(datasets.Dataset.from_list(ROWS[:3]))) == 3
+
+
+def test_a_run_resumes_with_the_same_data_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = softprompts.tune(train=ROWS, output=tmp_path / "whole", **SETTINGS)
+    step = Cohort.step
+
+    def interrupted_step(self: Cohort) -> None:
+        if self.members[0][0].step == 3:
+            raise KeyboardInterrupt
+        step(self)
+
+    monkeypatch.setattr(Cohort, "step", interrupted_step)
+    with pytest.raises(KeyboardInterrupt):
+        softprompts.tune(train=ROWS, output=tmp_path / "run", **SETTINGS)
+    monkeypatch.setattr(Cohort, "step", step)
+    assert (tmp_path / "run" / "checkpoint.safetensors").exists()
+    with pytest.raises(softprompts.UserError, match="other settings"):
+        softprompts.tune(train=ROWS[:-1], output=tmp_path / "run", **SETTINGS)
+    resumed = softprompts.tune(train=pandas.DataFrame(ROWS), output=tmp_path / "run", **SETTINGS)
+    assert (resumed.prompt.table == whole.prompt.table).all()
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    assert f"train: {register_rows(ROWS)}" in config
+
+
+def test_transfer_to_data_in_memory(tmp_path: Path) -> None:
+    softprompts.tune(train=ROWS, output=tmp_path / "source", **SETTINGS)
+    tuned = softprompts.transfer(
+        train=pandas.DataFrame(ROWS[:-1]),
+        source=tmp_path / "source",
+        output=tmp_path / "transfer",
+        **SETTINGS,
+    )
+    assert tuned.card.sources == [str(tmp_path / "source")]
+    assert tuned.card.task_settings["train"] == register_rows(ROWS[:-1])
+
+
+def test_rows_that_are_not_in_memory_any_more() -> None:
+    config = TaskConfig(train="memory:0123456789abcdef", text="text", label="label")
+    with pytest.raises(softprompts.UserError, match="pass the same data again in Python"):
+        load_task(config)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (3, "train is a int that cannot be read as rows; give a file"),
+        (["a", "b"], "a list that cannot be read as rows"),
+        ((["a", "b"], ["x"]), "train has 2 texts and 1 labels"),
+        (("a", "b"), "a list of texts and a list of labels"),
+        ([], "has no rows"),
+        ({"test": ROWS}, "the dict has no split 'train'; it has test"),
+        ([{"review": "a", "label": "b"}], "the data in memory has no column 'text'"),
+    ],
+)
+def test_data_that_is_no_table(data: Any, message: str) -> None:
+    with pytest.raises(softprompts.UserError, match=message):
+        softprompts.tune(train=data, **SETTINGS)
