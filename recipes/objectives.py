@@ -206,7 +206,9 @@ def write_figure(records: Records, path: Path) -> bool:
     for axes, kind in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         plot(axes, records, kind)
         axes.set(xlabel="LM adaptation (% of the extra tokens)", ylabel=kinds[kind])
-    figure.suptitle("Prompt tuning after each pretraining objective (mean ± standard deviation over seeds)")
+    figure.suptitle(
+        "Prompt tuning after each pretraining objective (mean ± standard deviation over seeds)"
+    )
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small")
     write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=150))

@@ -12,7 +12,7 @@ EVALUATED = "The quick brown fox jumps over the lazy dog and runs into the dark 
 SHORT_EVALUATED = "a truly wonderful little film"
 
 
-def test_what_shares_ten_words_in_a_row_is_removed(tmp_path: Path) -> None:
+def test_text_that_shares_ten_consecutive_words_is_removed(tmp_path: Path) -> None:
     corpus, data = tmp_path / "corpus", tmp_path / "data" / "glue"
     corpus.mkdir()
     data.mkdir(parents=True)

@@ -137,7 +137,7 @@ def test_a_registered_kind_has_checked_options() -> None:
         run_config({"prompt": {"shape": {"kind": "scaled", "depth": 2}}})
 
 
-def test_names_are_taken_once() -> None:
+def test_a_name_cannot_be_registered_twice() -> None:
     with pytest.raises(ValueError, match="already a start named 'uniform'"):
         softprompts.register_start("uniform")(plugin.NoisyZeros)
     with pytest.raises(ValueError, match="already a shape named 'scaled'"):

@@ -142,7 +142,7 @@ def test_a_figure_is_saved_with_its_names_and_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [LONG, SHORT], ids=["long", "short"])
-def test_26_clusters_are_legible_and_similar_tasks_stand_together(names: list[str]) -> None:
+def test_26_clusters_are_legible_and_similar_tasks_are_adjacent(names: list[str]) -> None:
     values = blocks(26)
     for i in range(26):
         values[i][i] = None

@@ -104,7 +104,9 @@ def test_the_default_run_exports_a_mean_prompt_that_peft_loads_by_itself(
     printed = capsys.readouterr().out
     assert "PEFT cannot route" in printed
     assert "where the mixture has" in printed
-    model = peft.AutoPeftModelForSeq2SeqLM.from_pretrained(output).eval()  # finds t5-tiny
+    model = peft.AutoPeftModelForSeq2SeqLM.from_pretrained(  # finds t5-tiny
+        output, dtype=torch.float32
+    ).eval()
     task = load_task(config.task)
     mean = tuned.averaged([example.input for example in task.validation]).prompt.table
     routed = torch.stack([tuned.averaged([e.input]).prompt.table for e in task.validation])

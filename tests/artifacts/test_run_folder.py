@@ -101,7 +101,7 @@ def test_a_stamp_changes_with_the_prompt(folder: RunFolder) -> None:
     assert folder.stamp() != before
 
 
-def test_vectors_stand_for_the_task_without_an_embedding(folder: RunFolder) -> None:
+def test_without_an_embedding_the_vectors_represent_the_task(folder: RunFolder) -> None:
     embedding = folder.embedding()
     assert embedding is not None
     assert torch.equal(folder.task_vectors(), embedding)

@@ -162,7 +162,7 @@ def test_dropout_works_if_the_models_config_sets_it_to_0() -> None:
         assert backbone.losses(torch.zeros(1, 4, 32), text, target).nll != without_dropout
 
 
-def test_the_bundled_model_needs_no_network() -> None:
+def test_the_included_model_needs_no_network() -> None:
     code = (
         "import socket\n"
         "def refuse(*a, **k): raise AssertionError('network')\n"
@@ -181,7 +181,7 @@ def test_texts_are_truncated_to_the_budget_and_keep_their_end(tiny: Backbone) ->
         tiny.tokenise(["x"], -3)
 
 
-def test_the_bundled_model_knows_some_language(tiny: Backbone) -> None:
+def test_the_included_model_knows_some_language(tiny: Backbone) -> None:
     """It was trained on supervised tasks too, so it works without a prompt."""
     question = "Classify the sentiment of the review as positive or negative. "
     text = tiny.embed_rows(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from softprompts.backbone import load_backbone
+from softprompts.backbone.load import resolve_device, resolve_dtype
 from softprompts.errors import UserError
 
 from ..models import random_model
@@ -21,6 +22,19 @@ def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Path, kind: str) -> 
         UserError, match=r"tokenizer.*; use a copy of the model with its tokenizer files"
     ):
         load_backbone(str(tmp_path), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "mps", "device"),
+    [(True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")],
+)
+def test_auto_takes_the_gpu_there_is(
+    monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool, device: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    assert resolve_device("auto") == torch.device(device)
+    assert resolve_dtype("auto", torch.device(device)) == ("bf16" if device == "cuda" else "fp32")
 
 
 def test_a_byte_tokenizer_needs_no_vocabulary_file(tmp_path: Path) -> None:

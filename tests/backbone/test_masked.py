@@ -72,7 +72,7 @@ def test_a_label_of_several_tokens_needs_a_head() -> None:
     assert backbone.default_head(["positive", "zzzzqqqq$%&"]) == "linear", "a word it does not know"
 
 
-def test_a_model_without_words_cannot_fill_a_mask(toy_csv: Path) -> None:
+def test_a_model_without_an_output_layer_cannot_fill_a_mask(toy_csv: Path) -> None:
     with pytest.raises(UserError, match="has no output layer to fill a mask with"):
         tune_config(
             settings(toy_csv, prompt={"head": "words"}), None, backbone=random_masked("minilm")

@@ -40,7 +40,7 @@ def trained(kind: str) -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("kind", ["Unigram", "BPE", "WordPiece"])
-def test_common_pieces_are_usable_and_in_order(kind: str) -> None:
+def test_common_tokens_are_usable_and_in_order(kind: str) -> None:
     tokenizer = trained(kind)
     ids = common_pieces(tokenizer, len(tokenizer), 0)
     pieces = tokenizer.convert_ids_to_tokens(ids)
@@ -61,7 +61,7 @@ def test_common_pieces_are_usable_and_in_order(kind: str) -> None:
     )
 
 
-def test_the_bundled_models_most_common_pieces_are_common_words(tiny: Backbone) -> None:
+def test_the_included_models_most_common_tokens_are_common_words(tiny: Backbone) -> None:
     ids = tiny.common_pieces(5000)
     assert len(ids) == 5000
     first = tiny.tokenizer.convert_ids_to_tokens(ids[:20].tolist())

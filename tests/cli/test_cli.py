@@ -1,6 +1,7 @@
 """The command line as a newcomer uses it: exit codes, messages, files, JSON."""
 
 import contextlib
+import csv
 import json
 import os
 import pty
@@ -72,6 +73,7 @@ def test_the_result_is_a_folder_that_describes_itself(tuned: Path) -> None:
     assert {path.name for path in tuned.iterdir()} == {
         *("prompt.safetensors", "prompt.json", "embedding.safetensors", "metrics.jsonl"),
         *("curve.png", "config.yaml", "checkpoint.safetensors"),
+        *("confusion.png", "predictions.json"),
     }
     card = json.loads((tuned / "prompt.json").read_text())
     assert card["method"] == "mixture"
@@ -87,6 +89,36 @@ def test_the_result_is_a_folder_that_describes_itself(tuned: Path) -> None:
     assert [line["step"] for line in lines] == [2, 4]
     assert (tuned / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert yaml.safe_load((tuned / "config.yaml").read_text()) == card["config"]
+
+
+def test_errors_are_written_with_probabilities(
+    tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate = ["evaluate", str(tuned), "--scoring", "labels", "--errors"]
+    assert main([*evaluate, str(tmp_path / "wrong.jsonl"), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["rows"] == 40
+    low, high = result["intervals"]["accuracy"]
+    assert low < result["metrics"]["accuracy"] < high
+    assert set(result["baselines"]) == {"majority", "bag_of_words"}
+    assert result["majority"] == result["baselines"]["majority"]["metrics"]
+    assert 0 <= result["ece"] <= 100
+    wrong = [json.loads(line) for line in (tmp_path / "wrong.jsonl").read_text().splitlines()]
+    assert len(wrong) == round(40 - 0.4 * result["metrics"]["accuracy"])
+    for row in wrong:
+        assert row["prediction"] != row["target"]
+        assert sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-3)
+        assert max(row["probabilities"], key=row["probabilities"].get) == row["prediction"]
+    assert main([*evaluate, str(tmp_path / "wrong.csv"), "--no-baselines"]) == 0
+    shown = capsys.readouterr().out
+    assert "on 40 rows (95 % intervals)" in shown
+    assert "bag of words" not in shown
+    assert "precision  recall" in shown
+    rows = list(csv.DictReader((tmp_path / "wrong.csv").read_text().splitlines()))
+    assert [int(row["row"]) for row in rows] == [row["row"] for row in wrong]
+    assert all(float(row[f"probability of {row['prediction']}"]) > 0 for row in rows)
+    assert main([*evaluate, str(tmp_path / "wrong.txt")]) == 2
+    assert "end its name in .csv or .jsonl" in capsys.readouterr().err
 
 
 def test_the_config_reproduces_the_run(tuned: Path, tmp_path: Path) -> None:
@@ -252,7 +284,10 @@ def test_answers_that_match_no_label_are_reported(
     toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After two steps a prompt does not generate labels yet: accuracy 0 needs an explanation."""
-    words = ["--labels", "positive=xylophone,negative=quagmire", "--steps", "2"]
+    words = [
+        *("--labels", "positive=xylophone,negative=quagmire", "--steps", "2"),
+        *("--scoring", "generate"),
+    ]
     scoring = "use label scoring (--scoring labels)"
     note = f"2 of 2 answers matched no label; tune with more --steps, or {scoring}"
     folder = tmp_path / "own"
@@ -271,13 +306,14 @@ def test_answers_that_match_no_label_are_reported(
     )
 
 
-def test_a_written_prompt_is_not_told_to_train_longer(
+def test_a_hand_written_prompt_gets_no_advice_to_train_longer(
     toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [
         *own_data(toy_csv),
         *("--preset", "prompt-design", "--instruction", "Say it.", "--prompt.length", "0"),
         *("--labels", "positive=xylophone,negative=quagmire", "--prompt.start", "labels"),
+        *("--scoring", "generate"),
     ]
     design = tmp_path / "design"
     assert main([*command, "--output", str(design)]) == 0
@@ -422,7 +458,7 @@ BAD = [
         ["tune", "--train", "nowhere.csv", "--text", "a", "--label", "b"],
         "The file nowhere.csv does not exist",
     ),
-    ([*INTENT, "--dtype", "fp16"], "--dtype is 'fp16'; choose one of auto, fp32, bf16."),
+    ([*INTENT, "--dtype", "fp16"], "--dtype is 'fp16'; did you mean bf16? The choices"),
     ([*INTENT, "--model", "no-such-model"], "The model 'no-such-model' cannot be loaded"),
     ([*INTENT, "--preset", "lora"], "There is no preset 'lora'"),
     (
@@ -433,14 +469,14 @@ BAD = [
     ([*INTENT, "--label", "urgency"], "has its own label"),
     ([*INTENT, "--steps", "inf"], "; give a whole number."),
     ([*INTENT, "--prompt.length", "0"], "nothing to train"),
-    ([*INTENT, "--prompt.length", "600"], "raise --max-length or shorten the prompt"),
+    ([*INTENT, "--prompt.length", "600"], "lower --prompt.length, or raise --max-length"),
     (
         [*INTENT, "--prompt.length", "100000000"],
-        "prompt tokens are more than a model can read",
+        "prompt tokens do not fit into memory; lower --prompt.length",
     ),
     (
         [*INTENT, "--prompt.count", "1000000000", "--prompt.route", "top1"],
-        "are more than a model can read",
+        "do not fit into memory; lower --prompt.length",
     ),
     (
         [*INTENT, "--preset", "residual", "--prompt.shape.bottleneck", "1000000000000"],
@@ -522,7 +558,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(argv) == 2
+    assert main([*argv, "--quiet"]) == 2
     output = capsys.readouterr()
     assert message in output.err
     assert output.err.count("\n") == 1

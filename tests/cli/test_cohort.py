@@ -40,6 +40,8 @@ FILES = {
     "embedding.safetensors",
     "metrics.jsonl",
     "curve.png",
+    "confusion.png",
+    "predictions.json",
     "config.yaml",
     "checkpoint.safetensors",
 }
@@ -283,11 +285,22 @@ def test_json_has_every_run_and_means_over_seeds(
         "seed",
         "accuracy",
         "macro_f1",
+        *("rows", "interval_low", "interval_high", "majority", "bag_of_words"),
+        *("test", "test_rows", "test_interval_low", "test_interval_high", "p_vs_best"),
         "best_step",
         "stopped",
         "folder",
     ]
-    for row, run in zip(rows, result["runs"], strict=True):
+    assert [(row["task"], row["seed"]) for row in rows[4:]] == [
+        (group["settings"]["task"], statistic)
+        for group in result["summary"]
+        for statistic in ("mean", "std")
+    ]
+    assert float(rows[4]["accuracy"]) == result["summary"][0]["mean"]["accuracy"]
+    for row, run in zip(rows[:4], result["runs"], strict=True):
+        assert int(row["rows"]) == run["scores"]["validation"]["rows"]
+        assert float(row["interval_low"]) <= float(row["accuracy"]) <= float(row["interval_high"])
+        assert float(row["majority"]) == run["majority"]["accuracy"]
         assert (row["task"], int(row["seed"])) == (run["settings"]["task"], run["settings"]["seed"])
         assert float(row["macro_f1"]) == run["metrics"]["macro_f1"]
         assert (folder / row["folder"] / "prompt.json").exists()
@@ -322,10 +335,11 @@ def test_finished_runs_are_not_trained_again(
     assert sorted(steps) == [("helpdesk/register", 2)] * 4 + [("helpdesk/urgency", 2)] * 4
     assert (folder / "task=helpdesk-register_seed=1" / "prompt.safetensors").read_bytes() == before
     output = capsys.readouterr().out
-    assert output.count("accuracy") == 6 + 2
+    assert output.count("accuracy") == 6 + 2 + 1, "runs, means, and advice on one of them"
     header = output.splitlines()[0]
     assert re.split(r"  +", header) == [
-        *("task", "seed", "score", "majority class", "best step", "folder")
+        *("task", "seed", "score", "95 % interval", "rows", "majority class", "bag of words"),
+        *("p vs best", "best step", "folder"),
     ]
     assert "mean ± standard deviation" in output
 
@@ -390,7 +404,7 @@ def test_every_run_of_an_interrupted_cohort_resumes_from_its_checkpoint(
         )
 
 
-def test_written_prompts_next_to_tuned_ones_are_evaluated_again(
+def test_hand_written_prompts_next_to_tuned_ones_are_evaluated_again(
     t5: Backbone, toy_csv: Path, tmp_path: Path
 ) -> None:
     """They have no checkpoint, since they train nothing; other prompts in their folder are kept."""
@@ -431,7 +445,7 @@ def test_a_run_that_fails_does_not_affect_others(
         (0, 2),
     ]
     rows = list(csv.DictReader((tmp_path / "cohort.csv").read_text().splitlines()))
-    assert [row["accuracy"] != "" for row in rows] == [False, False, True, True]
+    assert [row["accuracy"] != "" for row in rows[:4]] == [False, False, True, True]
     assert "lower lr" in rows[0]["stopped"]
     assert main(command) == 1
     shown = capsys.readouterr().out

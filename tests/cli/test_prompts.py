@@ -50,7 +50,9 @@ def error_of(capsys: Capture, *argv: str) -> str:
     return output.err
 
 
-@pytest.mark.parametrize("action", ["list", "show", "search", "import", "export", "recycle"])
+@pytest.mark.parametrize(
+    "action", ["list", "show", "search", "import", "export", "recycle", "remove", "rename"]
+)
 def test_every_action_has_help_with_an_example(action: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(["prompts", action, "--help"])
@@ -341,6 +343,25 @@ def test_export_of_a_folder_asks_before_it_writes_among_other_files(
     result_of(capsys, "export", "near", "--as", "folder", "--output", "thesis", "--overwrite")
     assert Path("thesis/chapter.tex").read_text() == "precious"
     assert Path("thesis/prompt.json").exists()
+
+
+def test_prompts_are_removed_and_renamed(library: Library, capsys: Capture) -> None:
+    names = {entry.name for entry in library.entries()}
+    result_of(capsys, "search", "target")  # writes an index
+    renamed = result_of(capsys, "rename", "near", "nearest")
+    assert renamed == {"name": "nearest", "folder": "library/nearest"}
+    assert {entry.name for entry in library.entries()} == names - {"near"} | {"nearest"}
+    found = result_of(capsys, "search", "target")["found"]
+    assert "nearest" in {match["name"] for match in found}
+    assert "already holds far" in error_of(capsys, "rename", "nearest", "far")
+    assert "There is no prompt near in" in error_of(capsys, "rename", "near", "nearby")
+    assert "cannot be the name of a prompt" in error_of(capsys, "rename", "far", "../far")
+    error_of(capsys, "remove", "far", "nobody")
+    assert Path("library/far").exists(), "all or none"
+    assert result_of(capsys, "remove", "far", "nearest")["removed"] == ["far", "nearest"]
+    assert {entry.name for entry in library.entries()} == names - {"near", "far"}
+    assert Path("runs/far/prompt.json").exists(), "the run stays"
+    assert not [name for name in os.listdir("library") if name.startswith(".new-")]
 
 
 BAD = [

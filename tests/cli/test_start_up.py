@@ -25,11 +25,32 @@ WRONG = [
     (["tune", "--lr"], "Argument --lr: expected one argument"),
     (["tune", "--nope"], "There is no option --nope; see softprompts tune --help."),
     (["tune", "--steps", "0"], "--steps is 0; it must be at least 1."),
-    (["tune", "--dtype", "fp16"], "--dtype is 'fp16'; choose one of auto, fp32, bf16."),
+    (["tune", "--dtype", "fp16"], "--dtype is 'fp16'; did you mean bf16? The choices are"),
     (["tune", "--preset", "lora"], "There is no preset 'lora'"),
     (["tune", "--seed", "0,,1"], "--seed is '0,,1', which has an empty value"),
     (["tune", "--config", "nowhere.yaml"], "The config file nowhere.yaml does not exist."),
     (["tune", "--plugin"], "--plugin needs a value"),
+    (["tuen"], "There is no command 'tuen'; did you mean tune?"),
+    (["tune", "--step", "5"], "There is no option --step; did you mean --steps?"),
+    (["predict", "x", "y", "--scorin", "labels"], "no option --scorin; did you mean --scoring?"),
+    (["prompts", "serch", "x"], "There is no action 'serch'; did you mean search?"),
+    (["tune", "--preset", "residal"], "There is no preset 'residal'; did you mean residual?"),
+    (["tune", "--schedule", "linaer"], "--schedule is 'linaer'; did you mean linear?"),
+    (["tune", "--prompt.route", "sfot"], "There is no route 'sfot'; did you mean soft?"),
+    (
+        ["tune", "--prompt.shape", "residual", "--prompt.shape.bottlneck", "4"],
+        "has no option 'bottlneck'; did you mean bottleneck?",
+    ),
+    (["tune", "--task", "helpdesk/intnet"], "'helpdesk/intnet'; did you mean helpdesk/intent?"),
+    (["tune", "--task", "boolq+rtee"], "There is no task 'rtee'; did you mean rte?"),
+    (["tune", "--task", "helpdesk/intent", "--metric", "acuracy"], "did you mean accuracy?"),
+    (["tune", "--steps", "1,000"], "--steps is '1,000', and commas separate the values of a list"),
+    (["tune", "--steps", "9", "--epochs", "2"], "Both --steps and --epochs say how long to train"),
+    (["tune", "--prompt.length", "600"], "the model sees at most 512 tokens, prompt and text"),
+    (["tune", "--prompt.length", "100000"], "the model sees 512 tokens by default"),
+    (["tune", "--train", "https://a.org/b.csv", "--text", "a", "--label", "b"], "a web address"),
+    (["tune", "--train", "no.csv", "--text", "a", "--label", "b"], "no.csv does not exist"),
+    (["transfer", "--library", "nowhere"], "No target is given; name a task with --to"),
     (["tune", "--prompt.shape", "lora"], "There is no shape 'lora'; choose one of direct,"),
     (
         ["tune", "--preset", "residual", "--prompt.shape.depth", "0"],
@@ -113,9 +134,78 @@ def test_a_wrong_study_file_is_refused_without_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tuning: {step: 5}", "There is no setting step; did you mean steps?"),
+        ("step: 5", "There is no setting step; did you mean steps?"),
+        ("steps: soon", "steps is 'soon'; give a whole number."),
+        ("preset: residal", "There is no preset 'residal'; did you mean residual?"),
+        ("{steps: 5, epochs: 2}", "Both steps and epochs say how long to train; leave one out."),
+        ("task: helpdesk/intnet", "There is no task 'helpdesk/intnet'; did you mean"),
+    ],
+)
+def test_a_wrong_config_file_is_refused_without_torch(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text + "\n")
+    process, _ = start(["tune", "--config", str(file)])
+    assert process.returncode == 2
+    error, imported = process.stderr.splitlines()
+    assert message in error, "spelled as the key of the file"
+    assert imported == "imported:"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("settings: {stepz: 4}", "no setting stepz, which is under settings; did you mean steps?"),
+        ("target: {lr: fast}", "helpdesk/intent cannot be used: lr is 'fast'; give a number."),
+        ("settings: {max_length: 0}", "max_length is 0; it must be at least 1."),
+        ("settings: {preset: residal}", "did you mean residual?"),
+        ("sources: [helpdesk/urgensy]", "did you mean helpdesk/urgency?"),
+        ("sources: [{name: a, train: a.csv, txt: b}]", "no setting txt; did you mean text?"),
+    ],
+)
+def test_a_wrong_run_setting_in_a_study_is_refused_without_torch(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(f"targets: [helpdesk/intent]\n{text}\n")
+    process, _ = start(["study", "run", str(file)])
+    assert process.returncode == 2
+    error, imported = process.stderr.splitlines()
+    assert message in error
+    assert imported == "imported:"
+
+
+def test_wrong_rows_of_a_small_file_are_refused_without_torch(tmp_path: Path) -> None:
+    rows, bad = tmp_path / "rows.csv", tmp_path / "bad.jsonl"
+    rows.write_text("review,mood\ngood,a\nbad,b\n")
+    bad.write_text('{"review": "a"\n')
+    for path, text, label, message in (
+        (rows, "reveiw", "mood", "no column 'reveiw'; did you mean 'review'? Its columns are"),
+        (rows, "review", "moods", "no column 'moods'; did you mean 'mood'?"),
+        (rows, "mood", "mood", "The label column 'mood' is also in --text, which gives the answer"),
+        (bad, "review", "mood", "bad.jsonl:1 is not valid JSON (Expecting ',' delimiter at char"),
+    ):
+        process, _ = start(["tune", "--train", str(path), "--text", text, "--label", label])
+        assert process.returncode == 2
+        assert message in process.stderr
+        assert " line " not in process.stderr, "one line number is enough"
+        assert process.stderr.splitlines()[-1] == "imported:"
+    argv = ["tune", "--train", str(rows), "--template", "{review} {mood}", "--label", "mood"]
+    assert "is also in --template" in start(argv)[0].stderr
+    argv = ["tune", "--train", str(rows), "--text", "review", "--label", "mood"]
+    process, _ = start([*argv, "--labels", "a=good,c=bad"])
+    assert "the label 'b' is not one of a, c." in process.stderr
+
+
+@pytest.mark.parametrize(
     "argv",
     [
         ["tune", "--help"],
+        ["tune", "--task", "helpdesk/intnet"],
         ["tune", "--lr", "fast"],
         ["bench", "training", "--help"],
         ["completion", "next", "tune", "--prompt.start"],
@@ -132,6 +222,9 @@ def test_help_names_the_values_of_choices(capsys: pytest.CaptureFixture[str]) ->
     text = " ".join(capsys.readouterr().out.split())
     assert "One of constant, linear, cosine. (default linear)" in text
     assert "One of direct, residual, encoder. (default direct)" in text
+    assert "One of adamw, adafactor. (default adamw)" in text
+    assert "One of mixture, prompt-tuning, residual," in text
+    assert "One of accuracy, macro_f1, " in text
     assert "--plugin FILE load a Python file or module" in text
 
 

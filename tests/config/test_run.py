@@ -14,10 +14,12 @@ from softprompts.config import (
     RunConfig,
     TaskConfig,
     TuningConfig,
+    expand_lists,
     merge,
     read_yaml,
     run_config,
     schema_of,
+    sections,
 )
 from softprompts.config.presets import preset_settings
 from softprompts.config.schema import attribute_docs
@@ -71,7 +73,7 @@ def test_paper_presets_hold_the_papers_numbers() -> None:
     )
 
 
-def test_a_later_layer_wins_and_a_new_kind_forgets_old_options() -> None:
+def test_a_later_layer_wins_and_a_new_kind_drops_old_options() -> None:
     below = {"prompt": {"length": 5, "shape": {"kind": "residual", "bottleneck": 9}}}
     assert merge(below, {"prompt": {"shape": {"depth": 2}}})["prompt"]["shape"] == {
         "kind": "residual",
@@ -126,7 +128,7 @@ def test_a_bad_setting_is_one_sentence(layer: dict[str, Any], why: str) -> None:
         run_config({"preset": "prompt-tuning"}, layer)
 
 
-def test_a_file_that_names_a_preset_means_it() -> None:
+def test_a_preset_in_a_file_is_used() -> None:
     config = run_config({"preset": "smop", "tuning": {"steps": 7}})
     assert (config.prompt.count, config.prompt.route.kind, config.tuning.steps, config.method) == (
         4,
@@ -137,10 +139,41 @@ def test_a_file_that_names_a_preset_means_it() -> None:
     assert run_config({"preset": "smop", "paper": True}).method == "smop (paper)"
 
 
-def test_steps_that_are_asked_for_win_over_a_presets_epochs() -> None:
+def test_explicit_steps_override_a_presets_epochs() -> None:
     assert run_config({"preset": "residual", "paper": True}).tuning.epochs == 20
     asked = run_config({"preset": "residual", "paper": True, "tuning": {"steps": 3}}).tuning
     assert (asked.steps, asked.epochs) == (3, None)
+
+
+def test_steps_override_the_epochs_of_an_earlier_layer() -> None:
+    """A saved config holds both, and flags come after it."""
+    saved = run_config({"tuning": {"epochs": 5}}).plain()
+    assert run_config(saved).tuning.epochs == 5
+    tuning = run_config(saved, {"tuning": {"steps": 3}}).tuning
+    assert (tuning.steps, tuning.epochs) == (3, None)
+    (member,) = expand_lists(saved, {"tuning": {"steps": 3}})
+    assert member.config.tuning.epochs is None
+    with pytest.raises(UserError, match="Both steps and epochs say how long to train"):
+        sections({"steps": 3, "epochs": 2})
+    assert sections({"steps": 3, "epochs": None}) == {"tuning": {"steps": 3, "epochs": None}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"step": 10}, r"There is no setting step; did you mean steps\?"),
+        ({"learning": 10}, "There is no setting learning; `softprompts tune --help` lists"),
+        ({"tuning": {"stepz": 1}}, r"There is no setting stepz; did you mean steps\?"),
+        ({"prompt": {"lenght": 1}}, r"There is no setting prompt.lenght; did you mean prompt.leng"),
+        ({"prompt": {"place": "sufix"}}, r"prompt.place is 'sufix'; did you mean suffix\?"),
+        ({"steps": "1,000"}, "commas separate the values of a list; write 1000 for one number"),
+        ({"prompt": {"length": 512}}, "prompt.length is 512, but the model sees at most 512"),
+        ({"prompt": {"length": 40}, "max_length": 40}, "the model sees at most 40 tokens"),
+    ],
+)
+def test_a_misspelled_setting_gets_a_suggestion(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        expand_lists(sections(settings))
 
 
 def test_words_that_yaml_takes_for_booleans_are_refused() -> None:
@@ -206,7 +239,7 @@ def test_every_setting_is_documented() -> None:
         assert undocumented == ({"task", "prompt", "tuning"} if kind is RunConfig else set())
 
 
-def test_a_setting_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+def test_a_duplicate_setting_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("seed: 1\ntuning: {steps: 3, steps: 4}\n")
     with pytest.raises(UserError, match=r"sets steps twice \(lines 2 and 2\); remove one"):
         read_yaml(tmp_path / "c.yaml")

@@ -48,7 +48,7 @@ def test_an_added_prompt_is_a_copy_without_the_training_state(tmp_path: Path) ->
     assert library.entries("another backbone") == []
 
 
-def test_a_name_is_overwritten_only_if_asked(tmp_path: Path) -> None:
+def test_a_name_is_overwritten_only_on_request(tmp_path: Path) -> None:
     first, second = (
         make_prompt(tmp_path / "first", torch.zeros(1, 2, 4) + 1),
         make_prompt(tmp_path / "second", torch.zeros(1, 2, 4) + 2),

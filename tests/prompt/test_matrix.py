@@ -261,7 +261,7 @@ def test_batch_size_and_padding_do_not_matter(t5: Backbone, shape: Any, route: A
             torch.testing.assert_close(again, whole, rtol=1e-5, atol=1e-5)
 
 
-def test_a_prompt_of_length_0_is_no_prompt(t5: Backbone) -> None:
+def test_a_prompt_of_length_0_equals_no_prompt(t5: Backbone) -> None:
     prompt = build_prompt(PromptConfig(length=0), Material(t5), 0)
     text = t5.embed_rows(t5.tokenise(TEXTS, 40))
     ours = t5.losses(prompt(text.embeds, text.mask), text, t5.tokenise_targets(TARGETS))

@@ -107,7 +107,7 @@ def test_without_noise_training_equals_evaluation() -> None:
     assert torch.equal(module.train()(prompts, text), module.eval()(prompts, text))
 
 
-def test_gumbel_weighs_one_passes_gradient_and_is_quiet_in_evaluation() -> None:
+def test_gumbel_has_weight_one_passes_gradients_and_has_no_noise_in_evaluation() -> None:
     module = route("gumbel")
     prompts, text = torch.randn(4, 3, 8), torch.randn(64, 8)
     drawn = module(prompts, text, torch.Generator().manual_seed(0))
@@ -140,7 +140,7 @@ def test_the_router_starts_orthogonal() -> None:
     torch.testing.assert_close(weight @ weight.T, torch.eye(4), rtol=0, atol=1e-5)
 
 
-def test_a_levelled_router_is_uniform_to_the_bit_yet_tells_inputs_apart() -> None:
+def test_a_levelled_router_is_exactly_uniform_yet_distinguishes_inputs() -> None:
     module = route("top1").eval()
     assert module.level(4) == 4
     text = torch.randn(200, 8)

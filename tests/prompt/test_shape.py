@@ -64,7 +64,7 @@ def test_residual_matches_the_official_network(case: dict[str, Any]) -> None:
     )
 
 
-def test_one_network_per_token_treats_tokens_apart() -> None:
+def test_one_network_per_token_treats_tokens_separately() -> None:
     shape = Residual(bottleneck=4, shared=False).build(1, 3, 8, torch.Generator())
     table = torch.randn(1, 1, 8).expand(1, 3, 8)
     output = shape(table)

@@ -42,13 +42,13 @@ def test_uniform_is_the_papers_range_and_the_codes_is_an_option(t5: Backbone) ->
     assert 0 <= code.min() < 0.01
 
 
-def test_normal_has_the_spread_asked_for(t5: Backbone) -> None:
+def test_normal_has_the_requested_spread(t5: Backbone) -> None:
     assert Normal(std=3.0).build(Material(t5), 1, 500, rng()).vectors.std() == pytest.approx(
         3.0, rel=0.05
     )
 
 
-def test_vocabulary_draws_common_usable_words_without_replacement(t5: Backbone) -> None:
+def test_vocabulary_draws_common_usable_tokens_without_replacement(t5: Backbone) -> None:
     drawn = rows_of(SampledVocabulary().build(Material(t5), 4, 30, rng()).vectors.flatten(0, 1), t5)
     assert len(set(drawn)) == 120, "no word twice, not even across the prompts of a mixture"
     assert set(drawn) <= set(t5.common_pieces(5000).tolist())
@@ -69,7 +69,7 @@ def test_the_whole_vocabulary_is_an_option(t5: Backbone) -> None:
     assert max(drawn) > max(t5.common_pieces(5000).tolist())
 
 
-def test_labels_average_their_pieces_and_vocabulary_fills_the_rest(t5: Backbone) -> None:
+def test_labels_average_their_subwords_and_vocabulary_fills_the_rest(t5: Backbone) -> None:
     assert len(t5.pieces("not_entailment")) > 1
     begun = Labels().build(Material(t5, ["entailment", "not_entailment"]), 2, 5, rng()).vectors
     for row, label in enumerate(["entailment", "not_entailment"]):

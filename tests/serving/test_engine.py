@@ -137,7 +137,7 @@ def test_bad_questions_are_clear_errors() -> None:
     backbone = random_model("t5")
     all_prompts = prompts(backbone)
     engine = Engine(backbone, all_prompts)
-    with pytest.raises(UserError, match="no prompt 'modo' here; choose one of mood, "):
+    with pytest.raises(UserError, match="no prompt 'modo'; did you mean mood\\?"):
         engine.answer([("modo", "x")])
     with pytest.raises(UserError, match="generates its answers and has no labels"):
         engine.probabilities([("free", "x")])

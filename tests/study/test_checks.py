@@ -32,7 +32,7 @@ from .conftest import FEW, QUICK, Write, planned, results
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     (
         {"target": {"max_length": 3}},
-        "baseline/helpdesk-urgency/seed0 cannot run: .* max_length",
+        "The target helpdesk/urgency cannot be used: prompt.length is 3, but .* max_length",
     ),
     (
         {"target": {"shots": 10**6}},
@@ -59,7 +59,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
         {"target": {"prompt": {"start": {"kind": "prompt", "sources": ["gone"]}}}},
         "cannot run: There is no prompt at gone",
     ),
-    ({"target": {"prompt": {"length": 10**9}}}, "prompt tokens are more than a model can read"),
+    ({"target": {"prompt": {"length": 10**9}}}, "tokens do not fit into memory; lower prompt.l"),
     (
         {"source": {"preset": "smop", "prompt": {"count": 4, "route": "top1"}}},
         "cannot start from .*: it is a mixture of 4 .* cannot start 1",
@@ -320,7 +320,7 @@ def test_a_checkpoint_of_other_rows_is_reported_before_anything_runs(
     assert not results(folder)
 
 
-def test_of_two_workers_with_different_rows_one_commits(
+def test_only_one_of_two_workers_with_different_rows_commits(
     write: Write, toy_csv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows change after one worker started; another starts and ends, then the first ends."""

@@ -10,7 +10,7 @@ from softprompts.analysis.study_report import _benchmarks
 from softprompts.artifacts.study_folder import CellResult, StudyFolder
 from softprompts.errors import UserError
 from softprompts.study.checks import check_data
-from softprompts.study.config import read_study
+from softprompts.study.config import StudyConfig, read_study
 from softprompts.study.plan import Cell, plan
 from softprompts.study.tables import markdown, score_table
 from softprompts.tasks.registry import BENCHMARKS
@@ -42,7 +42,7 @@ def test_every_cell_is_planned_once_and_after_its_sources() -> None:
     } == {4}
 
 
-def test_tasks_start_from_different_words() -> None:
+def test_tasks_start_from_different_tokens() -> None:
     """Otherwise all prompts of one seed were similar; a transfer has the seed of its baseline."""
     cells = plan(read_study(RECIPES / "spot-smoke.yaml"))
     first = {
@@ -78,7 +78,7 @@ def test_a_source_that_is_the_target_is_not_a_transfer() -> None:
     assert all("area" in start for start in average.starts)
 
 
-def test_a_task_may_start_from_its_own_prompt_if_asked() -> None:
+def test_a_task_may_start_from_its_own_prompt_on_request() -> None:
     cells = planned(sources=["helpdesk/urgency", "helpdesk/area"], own_task=True)
     assert len([cell for cell in cells if cell.stage == "transfer"]) == 2 * 2 * 2
     average = next(
@@ -87,6 +87,26 @@ def test_a_task_may_start_from_its_own_prompt_if_asked() -> None:
     assert all("area" in start for start in average.starts), (
         "retrieval never chooses the task itself"
     )
+
+
+def test_only_variants_are_run_unless_one_changes_nothing(tmp_path: Path) -> None:
+    """What the docs say, and what `study run` prints."""
+    slow = {"settings": {"lr": 0.1}}
+    without = StudyConfig.of({"targets": ["helpdesk/intent"], "variants": {"slow": slow}})
+    assert without.skips_own_settings
+    assert [name for name, _ in without.grids()] == ["slow"]
+    path = tmp_path / "study.yaml"
+    path.write_text(
+        "targets: [helpdesk/intent]\nsettings: {lr: 0.3, steps: 5}\n"
+        "variants: {base: {}, slow: {settings: {lr: 0.1}}}\n"
+    )
+    both = read_study(path)
+    assert not both.skips_own_settings
+    assert {name: grid.settings for name, grid in both.grids()} == {
+        "base": {"lr": 0.3, "steps": 5},
+        "slow": {"lr": 0.1, "steps": 5},
+    }
+    assert not StudyConfig.of({"targets": ["helpdesk/intent"]}).skips_own_settings
 
 
 def test_variants_say_what_differs() -> None:

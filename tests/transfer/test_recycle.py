@@ -127,7 +127,7 @@ def test_a_mixture_is_mapped_with_its_router(t5: Backbone) -> None:
     assert torch.allclose(before, after, atol=1e-3)
 
 
-def test_only_shared_words_are_used(t5: Backbone) -> None:
+def test_only_shared_tokens_are_used(t5: Backbone) -> None:
     tokenizer, order = other_order(t5, shared=400)
     model = copy.deepcopy(t5.model)
     table = model.get_input_embeddings().weight
@@ -152,7 +152,7 @@ def test_only_shared_words_are_used(t5: Backbone) -> None:
         recycle(prompt, t5, other, Recycling(words=20))
 
 
-def test_a_vector_near_a_word_becomes_that_word(t5: Backbone) -> None:
+def test_a_vector_near_a_token_becomes_that_token(t5: Backbone) -> None:
     other = rotated(t5)
     ids = t5.common_pieces(300)[[7, 100, 250]]
     prompt = folded_prompt((2 * t5.input_embeddings(ids) + 0.01)[None])
@@ -163,7 +163,7 @@ def test_a_vector_near_a_word_becomes_that_word(t5: Backbone) -> None:
     assert bool((cosines < 0.999).all())
 
 
-def test_pieces_that_begin_words_are_distinguished(t5: Backbone) -> None:
+def test_tokens_that_begin_words_are_distinguished(t5: Backbone) -> None:
     """BERT's `##ing` is T5's `ing` and its `great` T5's `▁great`; GPT-2 writes `Ġgreat`."""
     marks = {
         "bert": Tokenizer(

@@ -116,7 +116,10 @@ def test_average_starts_from_the_weighted_mean(
     assert record["gain"] == {
         "points": pytest.approx(points, abs=1e-3),
         "error_reduction": pytest.approx(points / (100 - baseline_score), abs=1e-3),
+        "p": pytest.approx(record["gain"]["p"]),
+        "rows": read_json(tmp_path / "out/runs/baseline/prompt.json")["task"]["rows"]["validation"],
     }
+    assert 0 < record["gain"]["p"] <= 1
 
 
 def test_mixture_tunes_on_all_tasks_first(
@@ -389,7 +392,7 @@ def test_a_killed_transfer_resumes_with_the_same_result(
 # -- output ----------------------------------------------------------------------------------------
 
 
-def test_the_command_on_the_embedded_model(
+def test_the_command_on_the_included_model(
     tmp_path: Path, library: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Prompts are tuned and added, then one is transferred."""

@@ -136,7 +136,7 @@ def test_one_pass_reads_the_rows_of_all_runs(
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
-def test_a_failed_run_stops_and_leaves_the_others_alone(kind: str, toy_csv: Path) -> None:
+def test_a_failed_run_stops_and_does_not_affect_the_others(kind: str, toy_csv: Path) -> None:
     settings = [
         {
             "preset": "prompt-tuning",
@@ -157,7 +157,7 @@ def test_a_failed_run_stops_and_leaves_the_others_alone(kind: str, toy_csv: Path
         assert all(bool(value.isfinite().all()) for value in run.state().values())
 
 
-def test_nan_from_the_first_step_leaves_the_others_alone(t5: Backbone, toy_csv: Path) -> None:
+def test_nan_from_the_first_step_does_not_affect_the_others(t5: Backbone, toy_csv: Path) -> None:
     settings = [
         {"preset": "prompt-tuning", "prompt": {"length": 4}, "seed": seed} for seed in range(3)
     ]

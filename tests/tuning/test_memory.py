@@ -122,7 +122,7 @@ def test_a_run_resumes_with_the_same_data_only(
         softprompts.tune(train=ROWS, output=tmp_path / "run", **SETTINGS)
     monkeypatch.setattr(Cohort, "step", step)
     assert (tmp_path / "run" / "checkpoint.safetensors").exists()
-    with pytest.raises(softprompts.UserError, match="other settings"):
+    with pytest.raises(softprompts.UserError, match=r"The data of the run in .* has changed"):
         softprompts.tune(train=ROWS[:-1], output=tmp_path / "run", **SETTINGS)
     resumed = softprompts.tune(train=pandas.DataFrame(ROWS), output=tmp_path / "run", **SETTINGS)
     assert (resumed.prompt.table == whole.prompt.table).all()

@@ -65,7 +65,7 @@ def test_a_step_reads_nothing_from_the_device(
 
 @pytest.mark.parametrize("kind", ["t5", "bart", "gpt2", "llama", "bert", "deberta", "minilm"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_nor_does_a_step_over_padded_rows(
+def test_a_step_over_padded_rows_reads_nothing_from_the_device(
     kind: str, dropout: float, toy_csv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Our code reads nothing; transformers would ask whether a mask masks anything."""
@@ -76,7 +76,7 @@ def test_nor_does_a_step_over_padded_rows(
 
 @pytest.mark.parametrize("place", ["prefix", "suffix"])
 @pytest.mark.parametrize("given", [None, [1, 20, 5]], ids=["one length", "lengths"])
-def test_nor_does_the_layout_of_recorded_steps(place: Any, given: list[int] | None) -> None:
+def test_the_layout_of_recorded_steps_reads_nothing(place: Any, given: list[int] | None) -> None:
     backbone = random_model("t5")
     backbone.model.to("meta")
     text = backbone.embed_rows([[5, 6, 7, 1], [8, 1], [9] * 60], place)._replace(

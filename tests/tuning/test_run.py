@@ -179,7 +179,7 @@ def test_accumulation_equals_one_large_batch(t5: Backbone, toy_csv: Path) -> Non
     torch.testing.assert_close(many.prompt.table, one.prompt.table, rtol=1e-4, atol=1e-5)
 
 
-def test_a_run_that_goes_nan_is_stopped_and_leaves_the_others_alone(
+def test_a_run_that_becomes_nan_is_stopped_and_does_not_affect_the_others(
     t5: Backbone, toy_csv: Path, tmp_path: Path
 ) -> None:
     task = load_task(config(toy_csv).task)

@@ -47,7 +47,7 @@ def test_lists_tune_a_list_of_prompts_in_order(tmp_path: Path) -> None:
         f"length={length}_seed={seed}" for length in (3, 4) for seed in (1, 0)
     ]
     assert tuned[2].prompt.table.shape[1] == 4
-    assert (tmp_path / "cohort.csv").read_text().count("\n") == 5
+    assert (tmp_path / "cohort.csv").read_text().count("\n") == 1 + 4 + 2 * 2
     assert all(t.backbone is tuned[0].backbone for t in tuned), "one frozen model"
 
 

@@ -25,6 +25,8 @@ class StudyReport(TypedDict):
     done: int
     total: int
     scores: list[ScoreRow]
+    test_scores: list[ScoreRow]
+    """The same on the test rows; empty if no task has some."""
     analyses: dict[str, Any]
     """By variant and backbone."""
 
@@ -38,12 +40,17 @@ def write_study_report(study: Study, output: Path) -> StudyReport:
     state = StudyState().update(cells, folder)
     results = all_results(cells, state)
     table = score_table(results, _benchmarks(study.config))
+    tested = any(result.test is not None for result in results)
+    tests = score_table(results, _benchmarks(study.config), "test") if tested else []
     _write_records(results, output)
     write_text(output / "plan.yaml", folder.study_file.read_text(encoding="utf-8"))
     write_json(output / "scores.json", table)
     several = len({row["backbone"] for row in table}) > 1
     figure = _write_sizes(results, table, output) if several else ""
-    write_text(output / "scores.md", markdown(table) + figure)
+    test_table = f"\nOn the test rows:\n\n{markdown(tests)}" if tests else ""
+    if tests:
+        write_json(output / "test_scores.json", tests)
+    write_text(output / "scores.md", markdown(table) + test_table + figure)
     ks = {variant: grid.retrieval.best for variant, grid in study.config.grids()}
     groups = list(dict.fromkeys((cell.variant, cell.backbone) for cell in cells))
     analyses: dict[str, Any] = {}
@@ -65,6 +72,7 @@ def write_study_report(study: Study, output: Path) -> StudyReport:
         "done": len(state.done),
         "total": len(cells),
         "scores": table,
+        "test_scores": tests,
         "analyses": analyses,
     }
 
@@ -76,6 +84,8 @@ def _write_records(results: Sequence[CellResult], output: Path) -> None:
     for record in records:
         metrics = (record["metrics"] or {}).items()
         record["metrics"] = ";".join(f"{name}={value}" for name, value in metrics)
+        for name in ("interval", "test_interval"):
+            record[name] = " to ".join(map(str, record[name] or ()))
     write_text(output / "records.csv", as_csv(records, columns))
 
 

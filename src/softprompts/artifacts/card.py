@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, get_args, get_origin, get_type_hints
 
 from ..backbone import Backbone
-from ..config import Choice, PromptConfig
+from ..config import Choice, PromptConfig, locate_data
 from ..errors import UserError, setting
 from ..files import read_json, write_json
 from ..tasks import MEAN, TextFormat, check_template, has_metric
@@ -256,7 +256,9 @@ class Card(Part):
 
     @property
     def task_settings(self) -> dict[str, Any]:
-        return self._settings("task")
+        """The settings of the task, with its data where it lies now."""
+        settings = self._settings("task")
+        return settings if self.path is None else locate_data(settings, self.path.parent)
 
     @property
     def start(self) -> Choice | None:

@@ -106,7 +106,7 @@ def write_adapter(folder: Path, prompt: Prompt, family: str, base: str) -> str:
     """Write a folded prompt as an adapter that `PeftModel.from_pretrained` loads, with the same
     logits; returns its task type.
 
-    PEFT looks for the base model by a folder, which is written as an absolute path, or on the hub.
+    A bundled model is named by its folder: PEFT would look for its name on the hub.
     """
     config, task_type = prompt.config, peft_task_types().get(family)
     if task_type is None:
@@ -127,12 +127,12 @@ def write_adapter(folder: Path, prompt: Prompt, family: str, base: str) -> str:
             "PEFT cannot hold this prompt's linear head, so it cannot be exported; "
             "tune one that answers in words."
         )
-    vectors, path = prompt.table.detach()[0].float(), Path(model_path(base))
+    vectors = prompt.table.detach()[0].float()
     write_tensors(folder / WEIGHTS, {"prompt_embeddings": vectors})
     settings = {
         "peft_type": "PROMPT_TUNING",
         "task_type": task_type,
-        "base_model_name_or_path": str(path.resolve()) if path.is_dir() else base,
+        "base_model_name_or_path": model_path(base),
         "num_virtual_tokens": vectors.shape[0],
         "num_transformer_submodules": 1,  # for seq2seq, too: PEFT does not use the second half
         "token_dim": vectors.shape[1],

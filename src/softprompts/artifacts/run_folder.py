@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ..backbone import Backbone
 from ..backbone.load import quiet_transformers
-from ..config import RunConfig, read_yaml, run_config
+from ..config import RunConfig, read_config, run_config
 from ..config.run import CONFIG_HEADER
 from ..errors import UserError, setting
 from ..files import (
@@ -166,7 +166,7 @@ class RunFolder:
 
     def config(self, *layers: Mapping[str, Any]) -> RunConfig:
         """The saved settings, with layers of other settings over them."""
-        return run_config(read_yaml(self.path / CONFIG), *layers)
+        return run_config(read_config(self.path / CONFIG), *layers)
 
     def write_config(self, config: RunConfig) -> None:
         config.save(self.path / CONFIG)

@@ -66,6 +66,11 @@ class CellResult:
     majority: float | None = None
     data: dict[str, str] | None = None  # digests of the task's rows, by split
     rows: int | None = None  # validation rows
+    interval: list[float] | None = None  # 95 %, of the score
+    bag_of_words: float | None = None  # its score on the same rows
+    test: float | None = None  # the first metric on the test rows, if the task has some
+    test_rows: int | None = None
+    test_interval: list[float] | None = None
     best_step: int | None = None
     steps: int | None = None
     seconds: float | None = None  # its share of the cohort's training time
@@ -91,7 +96,8 @@ class CellResult:
 
     def plain(self) -> dict[str, Any]:
         values = dataclasses.asdict(self) | {"chosen": [source.plain() for source in self.chosen]}
-        unknown = MEASURED if self.score is None else ()
+        unknown = set(MEASURED) if self.score is None else set()
+        unknown |= {name for name in OPTIONAL if values[name] is None}
         return {name: value for name, value in values.items() if name not in unknown}
 
 
@@ -100,6 +106,8 @@ MEASURED = (
     *("cohort", "fingerprint", "parameters", "machine"),
 )
 """Fields that only the result of a run that did not fail has."""
+OPTIONAL = ("interval", "bag_of_words", "test", "test_rows", "test_interval")
+"""Fields that results of older versions lack, as do those of tasks without labels or test rows."""
 
 
 @dataclass(frozen=True)

@@ -174,9 +174,11 @@ def resolve_dtype(name: str, device: torch.device) -> str:
 
 
 def resolve_device(name: str) -> torch.device:
-    """cpu, cuda or another available device; auto: a GPU if there is one."""
+    """cpu, cuda or another available device; auto: a GPU, NVIDIA's or Apple's, if there is one."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         torch.empty(1, device=name).item()
     except (RuntimeError, AssertionError, NotImplementedError):

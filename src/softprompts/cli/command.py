@@ -26,8 +26,8 @@ class Parser(argparse.ArgumentParser):
 
     def unknown_flag(self, flag: str) -> UserError:
         flag = flag.partition("=")[0]
-        similar = closest(flag, self._option_string_actions)
-        hint = f"did you mean {similar}? See" if similar else "see"
+        similar = closest(flag.lstrip("-"), [f.lstrip("-") for f in self._option_string_actions])
+        hint = f"did you mean --{similar}? See" if similar else "see"
         return UserError(f"There is no option {flag}; {hint} {self.prog} --help.")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

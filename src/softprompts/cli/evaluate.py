@@ -137,7 +137,7 @@ def _write_errors(
     """The rows that the prompt got wrong, with the probabilities of the labels if there are any."""
     from ..tasks.statistics import is_wrong
 
-    wrong = []
+    wrong: list[dict[str, Any]] = []
     for number, (example, prediction) in enumerate(zip(data.examples, predictions, strict=True)):
         if is_wrong(data.metrics[0], example, prediction, data.labels):
             row = {"row": number + 1, "input": example.input, "target": example.target}
@@ -153,8 +153,8 @@ def _write_errors(
         names = ["row", "input", "target", "prediction"]
         writer.writerow([*names, *(f"probability of {label}" for label in labels)])
         for row in wrong:
-            shares = row["probabilities"]
-            writer.writerow([*(row[name] for name in names), *(shares.get(n) for n in labels)])
+            values = [row["probabilities"].get(label) for label in labels]
+            writer.writerow([*(row[name] for name in names), *values])
         text = table.getvalue()
     write_text(path, text)
 
@@ -182,6 +182,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="a folder with named tasks' rows (default: as tuned)",
     )
+    parser.add_argument("--encoding", default="utf-8", help="encoding of --file (default utf-8)")
     parser.add_argument(
         "--skip-bad-rows", action="store_true", help="skip rows with an empty text or label"
     )
@@ -205,7 +206,7 @@ def _evaluation_set(tuned: "Tuned", options: argparse.Namespace) -> EvaluationSe
     if options.file:
         if options.split != "validation" and is_file(options.file):
             raise UserError(f"{options.file} is a file without splits; leave out --split.")
-        rows = read_rows(options.file, options.split)
+        rows = read_rows(options.file, options.split, encoding=options.encoding)
         form.check_columns(rows)
         examples = form.examples(rows, options.skip_bad_rows, "validation")
         return EvaluationSet(examples, metrics, form.labels, task=_training_task(tuned))

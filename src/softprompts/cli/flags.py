@@ -18,6 +18,7 @@ from ..config import (
     Settings,
     TaskConfig,
     TuningConfig,
+    locate_data,
     read_yaml,
     run_config,
     schema_of,
@@ -27,6 +28,7 @@ from ..config import (
 from ..config.products import expand_lists
 from ..config.run import CONFIG_HEADER, SECTIONS, check_duration
 from ..errors import UserError, as_flag, as_key
+from ..tasks.metrics import METRICS
 
 _OPTION = re.compile(
     r"^--(?:prompt\.)?(start|shape|route|head|optimizer)\.([a-z0-9_-]+)(?:=(.*))?$", re.DOTALL
@@ -85,6 +87,8 @@ def values_of(name: str, schema: Schema) -> list[str]:
     """The values of a setting that has few, for help and completion."""
     if name == "preset":
         return list(PRESETS)
+    if name == "metric":
+        return list(METRICS)
     return list(schema.get("table") or map(str, schema.get("enum", ())))
 
 
@@ -159,6 +163,8 @@ def _read_config(path: Path | None, settings: Mapping[str, Any]) -> dict[str, An
     if not path.read_text(encoding="utf-8").startswith(CONFIG_HEADER):
         with _file_errors():
             file = sections(file)
+    if isinstance(file.get("task"), dict):
+        file["task"] = locate_data(file["task"], path.parent)
     for name in ("preset", "paper"):
         if name in settings and name in file and settings[name] != file[name]:
             raise UserError(

@@ -2,48 +2,257 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..tasks import read_rows
-from .arguments import add_tuned_prompt, load_tuned_prompt
+from ..files import check_writable
+from ..tasks import Row, read_rows
+from .arguments import add_tuned_prompt
 from .command import make_parser
 from .output import print_result
+from .table_file import check_table_file, write_table_file
+
+if TYPE_CHECKING:
+    from ..serving.engine import Engine
 
 EXAMPLES = """softprompts predict runs/stars "Great value, would buy again."
-  softprompts predict runs/stars --file new.csv --json > answers.jsonl
-  cat lines.txt | softprompts predict runs/stars -"""
+  softprompts predict runs/stars --file new.csv --output answers.csv
+  softprompts predict runs/intent,runs/urgency --file new.csv --output answers.csv
+  cat lines.txt | softprompts predict runs/stars -
+  cat rows.csv | softprompts predict runs/stars --file - --json > answers.jsonl"""
+STDIN = "-"
+
+
+@dataclass
+class Question:
+    """A row or a text to answer, and each prompt's answer."""
+
+    row: Row
+    inputs: list[str] = field(default_factory=list)
+    """The text that each prompt reads; none of a row that cannot be answered."""
+    answers: list[str] = field(default_factory=list)
+    probabilities: list[dict[str, float]] = field(default_factory=list)
+    """Of each prompt's labels, if it has labels."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Answer texts with a tuned prompt."""
+    """Answer texts with a tuned prompt, or with several."""
     options = _parser().parse_intermixed_args(argv)
-    from_stdin = "-" in options.texts
-    if (options.file and options.texts) or (from_stdin and len(options.texts) > 1):
-        raise UserError("Give either texts, or - for standard input, or --file.")
-    rows = read_rows(options.file, "validation") if options.file else []
-    texts = options.texts
-    if from_stdin:
-        texts = [line.rstrip("\n") for line in sys.stdin if line.strip()]
-    if not rows and not (texts and all(text.strip() for text in texts)):
-        raise UserError("There is nothing to answer; give texts, - for standard input, or --file.")
+    folders = _folders(options.prompt)
+    texts, rows = _read(options)
+    if options.output is not None:
+        check_table_file(options.output)
+        check_writable(options.output)
+        if options.file and options.output.resolve() == Path(options.file).resolve():
+            raise UserError("--output is the file of --file; name another.")
 
+    from ..serving.engine import make_engine
     from .progress import RowProgress
 
-    tuned = load_tuned_prompt(options)
-    tuned.form.check_columns(rows, labelled=False)
-    inputs = [text for row in rows for text in tuned.form.inputs(row)] or tuned.inputs(texts)
-    with RowProgress("predicting", len(inputs), options.quiet) as progress:
-        predictor = tuned.predictor(options.scoring)
-        answers = predictor(inputs, progress.advance_rows)
-        probabilities: Sequence[dict[str, float]] = [{}] * len(inputs)
-        if options.json and predictor.labels:
-            probabilities = predictor.probabilities(inputs)
-    for text, answer, shares in zip(inputs, answers, probabilities, strict=True):
-        rounded = {label: round(share, 4) for label, share in shares.items()}
-        result = {"input": text, "prediction": answer, "probabilities": rounded}
-        print_result(options, result, answer)
+    engine = make_engine(
+        folders,
+        model=options.model,
+        dtype=options.dtype,
+        device=options.device,
+        trust_remote_code=options.trust_remote_code,
+        scoring=options.scoring,
+    )
+    if texts:
+        column = _text_column(engine)
+        rows = [Row({column: text}, f"text {number}") for number, text in enumerate(texts, 1)]
+    questions = _questions(engine, rows, options.skip_bad_rows)
+    with RowProgress("predicting", len(questions) * len(folders), options.quiet) as progress:
+        _answer(engine, questions, bool(options.json or options.output), progress.advance_rows)
+    names = [path.name for path in folders]
+    names = names if len(set(names)) == len(names) else [str(path) for path in folders]
+    _print_notes(engine, questions, names)
+    if options.output is not None:
+        write_table_file(options.output, _table(questions, names))
+        result = {"rows": len(questions), "file": str(options.output)}
+        print_result(options, result, f"{len(questions)} rows are in {options.output}")
+        return 0
+    if len(names) > 1 and not options.json:
+        print("\t".join(names))
+    for question in questions:
+        result = _as_json(question, names, bool(options.file))
+        print_result(options, result, "\t".join(question.answers))
     return 0
+
+
+def _folders(prompt: Path) -> list[Path]:
+    """One folder, or several with commas between them."""
+    if prompt.exists():
+        return [prompt]
+    folders = [Path(part.strip()) for part in str(prompt).split(",") if part.strip()]
+    if len(set(folders)) < len(folders):
+        raise UserError(f"{prompt} names a prompt twice; name each prompt once.")
+    return folders or [prompt]
+
+
+# -- questions -------------------------------------------------------------------------------------
+
+
+def _read(options: argparse.Namespace) -> tuple[list[str], list[Row]]:
+    """The texts, or the rows of a file."""
+    texts, from_stdin = options.texts, STDIN in options.texts
+    if (options.file and texts) or (from_stdin and len(texts) > 1):
+        raise UserError("Give either texts, or - for standard input, or --file.")
+    if options.file:
+        if options.file == STDIN:
+            return [], _stdin_rows()
+        return [], read_rows(options.file, "validation", encoding=options.encoding)
+    if from_stdin:
+        texts = [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    if not (texts and all(text.strip() for text in texts)):
+        raise UserError("There is nothing to answer; give texts, - for standard input, or --file.")
+    return texts, []
+
+
+def _stdin_rows() -> list[Row]:
+    """Rows from standard input: JSON lines if it begins with {, otherwise CSV."""
+    text = sys.stdin.read()
+    with tempfile.TemporaryDirectory() as folder:
+        suffix = ".jsonl" if text.lstrip().startswith("{") else ".csv"
+        path = str(Path(folder) / f"rows{suffix}")
+        Path(path).write_text(text, encoding="utf-8")
+        try:
+            rows = read_rows(path, "validation")
+        except UserError as error:
+            raise UserError(error.message.replace(path, "standard input")) from None
+    return [row._replace(location=row.location.replace(path, "standard input")) for row in rows]
+
+
+def _text_column(engine: "Engine") -> str:
+    """The one column that all prompts read, which a plain text stands for."""
+    columns = {tuple(tuned.form.columns) for tuned in engine.tuned.values()}
+    (first, *others) = columns
+    if others or len(first) != 1:
+        names = ", ".join(dict.fromkeys(name for part in columns for name in part))
+        raise UserError(
+            f"This task reads the columns {names}, not one text; give rows with these columns, "
+            "such as those of a --file."
+        )
+    return first[0]
+
+
+def _questions(engine: "Engine", rows: Sequence[Row], skip_bad: bool) -> list[Question]:
+    """A question for each input text of each row; bad rows keep their place, without inputs."""
+    questions, first_error, bad = list[Question](), None, 0
+    forms = [tuned.form for tuned in engine.tuned.values()]
+    for form in forms:
+        form.check_columns(rows, labelled=False)
+    for row in rows:
+        try:
+            inputs = [form.inputs(row) for form in forms]
+            questions += [Question(row, list(texts)) for texts in zip(*inputs, strict=True)]
+        except UserError as error:
+            first_error, bad = first_error or error, bad + 1
+            questions.append(Question(row))
+        except ValueError:
+            raise UserError(
+                f"The prompts make different numbers of questions of {row.location}; answer with "
+                "one prompt at a time."
+            ) from None
+    if first_error is None:
+        return questions
+    if not skip_bad:
+        more = f" ({bad - 1} more such rows)" if bad > 1 else ""
+        raise UserError(
+            f"{first_error.message}{more} Correct it, or leave such rows unanswered with "
+            "--skip-bad-rows."
+        )
+    if bad == len(rows):
+        raise UserError(f"No row can be answered; the first: {first_error.message}")
+    are = "row is" if bad == 1 else "rows are"
+    print(f"softprompts: {bad} {are} not answered; {first_error}", file=sys.stderr)
+    return questions
+
+
+def _answer(engine: "Engine", questions: Sequence[Question], shares: bool, on_rows: Any) -> None:
+    """Fill in the answers of all prompts in shared batches, and the probabilities if `shares`."""
+    asked = [question for question in questions if question.inputs]
+    prompts = range(len(engine.tuned))
+    queries = engine.bank.tokenise([(n, question.inputs[n]) for question in asked for n in prompts])
+    answers = iter(engine.bank.answers(queries, on_rows, engine.batch_size))
+    labelled = [bool(predictor.labels) for predictor in engine.bank.predictors]
+    chosen = [query for query in queries if labelled[query[0]]] if shares else []
+    probabilities = iter(engine.bank.probabilities(chosen, engine.batch_size) if chosen else [])
+    for question in asked:
+        question.answers = [next(answers) for _ in prompts]
+        question.probabilities = [
+            next(probabilities) if shares and labelled[n] else {} for n in prompts
+        ]
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def _print_notes(engine: "Engine", questions: Sequence[Question], names: Sequence[str]) -> None:
+    """On standard error: how many generated answers are none of the labels."""
+    for number, (predictor, name) in enumerate(zip(engine.bank.predictors, names, strict=True)):
+        labels = predictor.labels
+        answers = [question.answers[number] for question in questions if question.answers]
+        unmatched = [answer for answer in answers if answer not in labels] if labels else []
+        if unmatched:
+            print(
+                f"softprompts: {len(unmatched)} of {len(answers)} answers of {name} match no label "
+                f"(such as {unmatched[0]!r}); use --scoring labels.",
+                file=sys.stderr,
+            )
+
+
+def _as_json(question: Question, names: Sequence[str], with_row: bool) -> dict[str, Any]:
+    result: dict[str, Any] = {"row": question.row.values} if with_row else {}
+    shares = [
+        {label: round(share, 4) for label, share in row.items()} for row in question.probabilities
+    ]
+    if len(names) == 1:
+        return {
+            "input": next(iter(question.inputs), None),
+            "prediction": next(iter(question.answers), None),
+            "probabilities": next(iter(shares), {}),
+            **result,
+        }
+    answers: Sequence[str | None] = question.answers or [None] * len(names)
+    return {
+        "inputs": dict(zip(names, question.inputs, strict=False)),
+        "predictions": dict(zip(names, answers, strict=True)),
+        "probabilities": dict(zip(names, shares, strict=False)),
+        **result,
+    }
+
+
+def _table(questions: Sequence[Question], names: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows with all their columns, and the answers: `prediction` and its `probability`, or a
+    column for each of several prompts."""
+    columns = dict.fromkeys(column for question in questions for column in question.row.values)
+    wanted = list(names) if len(names) > 1 else ["prediction", "probability"]
+    added = list(_unused(wanted, columns))
+    if len(names) == 1 and not any(any(question.probabilities) for question in questions):
+        added = added[:1]
+    table = []
+    for question in questions:
+        values: list[Any] = list(question.answers)
+        if len(names) == 1 and values:
+            share = question.probabilities[0].get(values[0])
+            values.append(None if share is None else round(share, 4))
+        values += [None] * (len(added) - len(values))
+        row = {column: question.row.values.get(column) for column in columns}
+        table.append(row | dict(zip(added, values, strict=False)))
+    return table
+
+
+def _unused(names: Sequence[str], columns: dict[str, None]) -> Iterator[str]:
+    """The names of new columns; one that a file has already gets a number."""
+    for name in names:
+        number, free = 2, name
+        while free in columns:
+            free, number = f"{name}_{number}", number + 1
+        yield free
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,6 +268,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--file",
         metavar="FILE",
-        help="rows with the task's columns: a CSV, TSV, JSONL or Parquet file, or a dataset",
+        help="rows with the task's columns: a CSV, TSV, JSONL or Parquet file, a dataset, or - for "
+        "CSV or JSON lines from standard input",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="write the rows with all their columns and the answers as CSV, TSV, JSONL or Parquet",
+    )
+    parser.add_argument("--encoding", default="utf-8", help="encoding of --file (default utf-8)")
+    parser.add_argument(
+        "--skip-bad-rows",
+        action="store_true",
+        help="leave rows with an empty text unanswered, instead of stopping",
     )
     return parser

@@ -95,6 +95,7 @@ def _describe(entry: "Entry") -> str:
         ("name", entry.name),
         ("folder", str(entry.folder)),
         ("task", card.task.name),
+        *(("data", str(path)) for path in _data(card)),
         ("backbone", f"{card.backbone.name}, fingerprint {entry.fingerprint}"),
         ("method", str(card.method) + ("" if card.seed is None else f", seed {card.seed}")),
         ("prompt", f"{_size(entry)} vectors"),
@@ -108,6 +109,12 @@ def _describe(entry: "Entry") -> str:
     rows += [(f"test {name}", f"{value:.1f}") for name, value in (card.test or {}).items()]
     rows += [("stopped", card.stopped)] if card.stopped else []
     return _table(rows)
+
+
+def _data(card: "Card") -> list[str]:
+    """Where the prompt's own data lies, or lay."""
+    settings = card.task_settings
+    return [settings[name] for name in ("train", "validation") if settings.get(name)]
 
 
 def _origin(card: "Card") -> str:
@@ -171,6 +178,44 @@ def search_prompts(argv: Sequence[str]) -> int:
         *_caveats(query, [match.entry for match in matches]),
     ]
     print_result(options, result, "\n".join(lines) if matches else _no_match(query, library))
+    return 0
+
+
+def remove_prompts(argv: Sequence[str]) -> int:
+    """Delete prompts from a library. Their run folders stay."""
+    examples = """softprompts prompts remove intent
+  softprompts prompts remove old-1 old-2 --library team/library"""
+    parser = make_parser("prompts remove", examples, remove_prompts.__doc__)
+    add_library(parser)
+    parser.add_argument("names", nargs="+", metavar="NAME", help="a prompt in the library")
+    options = parser.parse_args(argv)
+
+    from ..library.library import Library
+
+    library = Library(options.library).existing()
+    for name in options.names:  # all or none
+        library.check_present(name)
+    for name in options.names:
+        library.remove(name)
+    result = {"library": str(options.library), "removed": options.names}
+    print_result(options, result, f"removed {', '.join(options.names)} from {options.library}")
+    return 0
+
+
+def rename_prompt(argv: Sequence[str]) -> int:
+    """Give a prompt of a library another name."""
+    examples = "softprompts prompts rename intent intent-2024"
+    parser = make_parser("prompts rename", examples, rename_prompt.__doc__)
+    add_library(parser)
+    parser.add_argument("name", metavar="NAME", help="a prompt in the library")
+    parser.add_argument("new", metavar="NEW", help="its new name")
+    options = parser.parse_args(argv)
+
+    from ..library.library import Library
+
+    entry = Library(options.library).existing().rename(options.name, options.new)
+    result = {"name": entry.name, "folder": str(entry.folder)}
+    print_result(options, result, f"{options.name} is now {entry.name}")
     return 0
 
 
@@ -252,4 +297,6 @@ ACTIONS = {
     "import": import_prompts.main,
     "export": export_prompt.main,
     "recycle": recycle.main,
+    "remove": remove_prompts,
+    "rename": rename_prompt,
 }

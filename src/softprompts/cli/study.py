@@ -1,12 +1,13 @@
 """The command `softprompts study`: run a study, see where it stands, write its report."""
 
 import argparse
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..study.config import read_study, study_errors
+from ..study.config import check_study, read_study, study_errors
 from .arguments import output_folder, whole_number
 from .command import make_parser, run_action
 from .output import duration, print_result
@@ -36,7 +37,14 @@ def run(argv: Sequence[str]) -> int:
     options = _run_parser().parse_args(argv)
     if options.study.is_file():
         with study_errors():
-            read_study(options.study).grids()  # refuses a wrong file before torch is imported
+            config = read_study(options.study)
+            check_study(config)  # refuses a wrong file before torch is imported
+        if config.skips_own_settings and not options.quiet:
+            print(
+                f"softprompts: only the variants in {options.study} are run; to run the settings "
+                "that they change as well, add a variant without changes (base: {})",
+                file=sys.stderr,
+            )
 
     from ..study.study import Study
     from .study_progress import StudyBars

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..study.plan import Cell
-from ..study.state import Pace, StudyState, StudyWatcher, pace, relative_work
+from ..study.state import Pace, StudyLines, StudyState, StudyWatcher, pace, relative_work
 from ..tuning import Run
 from .output import duration
 
@@ -19,7 +19,7 @@ STEPS_PER_UPDATE = 20
 class StudyBars(StudyWatcher):
     """Finished cells, cells per minute and time left; runs and steps of the cohort.
 
-    Nothing is shown without a terminal.
+    Without a terminal, a line whenever cells have finished.
     """
 
     def __init__(self, cells: Sequence[Cell], quiet: bool = False) -> None:
@@ -32,6 +32,8 @@ class StudyBars(StudyWatcher):
             TimeElapsedColumn(),
         )
         self.cells = cells
+        silent = quiet or console.is_terminal
+        self.log = StudyWatcher() if silent else StudyLines(cells)
         self.progress = Progress(
             *columns, console=console, disable=quiet or not console.is_terminal
         )
@@ -60,6 +62,7 @@ class StudyBars(StudyWatcher):
         self.progress.stop()
 
     def on_update(self, state: StudyState) -> None:
+        self.log.on_update(state)
         missing = [cell for cell in self.cells if cell.name not in state.done]
         self.pace, self.updated_at = pace(missing, state), time.monotonic()
         self.remaining = [cell for cell in missing if cell.name not in state.blocked]

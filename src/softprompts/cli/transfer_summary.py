@@ -8,6 +8,7 @@ from ..errors import listing
 from ..transfer.record import TransferRecord
 from ..transfer.sources import SAME_TASK
 from .output import aligned
+from .scores import format_p
 
 RANKED = 10
 """Rows of the ranking to print, unless more sources were chosen."""
@@ -124,6 +125,8 @@ def describe_result(record: TransferRecord, output: Path) -> str:
         if reduction is not None:
             relative = f"; relative error reduction {100 * reduction:+.1f} %"
         lines.append(f"compared with the baseline: {gain['points']:+.1f} points{relative}")
+        if "p" in gain:
+            lines[-1] += f" on {gain['rows']} rows{format_p(gain['p'])}"
         if gain["points"] < 0:
             lines.append(f"the baseline is better; its prompt is in {output / baseline['folder']}")
     lines += [

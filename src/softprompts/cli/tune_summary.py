@@ -17,7 +17,8 @@ from .scores import describe_classes, describe_report, format_interval, format_p
 def describe(tuned: Tuned) -> str:
     card, rows, cost = tuned.card, tuned.card.task.rows, tuned.cost
     best = f"best at step {card.best_step} of {card.steps}"
-    lines = [f"{card.task.name} on {card.backbone.name}: {format_scores(card.plain())}, {best}"]
+    scores = "" if card.scores else f"{format_scores(card.plain())}, "
+    lines = [f"{card.task.name} on {card.backbone.name}: {scores}{best}"]
     for split, report in card.scores.items():
         lines += describe_report(report, split)
     lines += describe_classes(card.judged)
@@ -70,18 +71,19 @@ def cohort_table(runs: Sequence[Record], folder: Path) -> str:
         for run in runs
         if "metrics" in run
     )
+    cards = {run["folder"]: Card.of(_card(run)) for run in runs if "metrics" in run}
     if poor:
-        trained = any(run.get("steps") for run in runs)
+        trained = any(card.steps and not exploded(card) for card in cards.values())
         lines.append(
             f"in {poor} of {len(runs)} runs over a fifth of the answers matched no label; "
             f"{advice_on_labels(trained)}"
         )
-    beaten = [run for run in runs if "metrics" in run and advice(Card.of(_card(run))) is not None]
-    if beaten:
-        text = spelled(str(advice(Card.of(_card(beaten[0])))), as_flag)
+    notes = {name: text for name, card in cards.items() if (text := advice(card)) is not None}
+    if notes:
+        name, text = next(iter(notes.items()))
         lines.append(
-            f"{len(beaten)} of {len(runs)} runs are no better than a baseline; "
-            f"{Path(beaten[0]['folder']).name}: {text}"
+            f"{len(notes)} of {len(runs)} runs are no better than a baseline; "
+            f"{Path(name).name}: {spelled(text, as_flag)}"
         )
     lines += [
         f"{Path(run['folder']).name} failed: {run['stopped']}" for run in runs if run["failed"]

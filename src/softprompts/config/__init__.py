@@ -8,11 +8,12 @@ from .products import Member, expand_lists, spell
 from .prompt import PromptConfig
 from .run import DEFAULT_MODEL, RunConfig, difference, merge, run_config, sections
 from .schema import Schema, Settings, coerce, option, schema_of
-from .task import TaskConfig
+from .task import DATA_PATHS, TaskConfig, absolute_data, locate_data
 from .tuning import TuningConfig
-from .yaml_file import read_yaml
+from .yaml_file import read_config, read_yaml
 
 __all__ = [
+    "DATA_PATHS",
     "DEFAULT_MODEL",
     "PRESETS",
     "TABLES",
@@ -24,14 +25,17 @@ __all__ = [
     "Settings",
     "TaskConfig",
     "TuningConfig",
+    "absolute_data",
     "coerce",
     "difference",
     "expand_lists",
     "heads",
     "load_plugins",
+    "locate_data",
     "merge",
     "optimizers",
     "option",
+    "read_config",
     "read_yaml",
     "routes",
     "run_config",

@@ -15,7 +15,7 @@ from .kinds import TABLES
 from .presets import preset_settings
 from .prompt import PromptConfig
 from .schema import Settings, coerce, option, schema_of
-from .task import TaskConfig
+from .task import TaskConfig, absolute_data
 from .tuning import TuningConfig
 
 CONFIG_HEADER = "# softprompts tune --config THIS_FILE\n"
@@ -37,7 +37,7 @@ class RunConfig(Settings):
     """Precision of the frozen model; auto: bf16 on a GPU, fp32 on a CPU."""
 
     device: str = "auto"
-    """cpu, cuda, or auto."""
+    """cpu, cuda, mps (Apple's GPU), or auto: a GPU if there is one."""
 
     trust_remote_code: bool = False
     """Run code that comes with a Hub model."""
@@ -71,7 +71,10 @@ class RunConfig(Settings):
 
     def changed(self, saved: Any) -> str | None:
         """The first setting that differs from a saved config, in words; None if none does."""
-        return difference(saved, _json(self.plain()), _json(RunConfig().plain()))
+        if isinstance(saved, Mapping) and isinstance(saved.get("task"), Mapping):
+            saved = {**saved, "task": absolute_data(saved["task"])}
+        new = {**self.plain(), "task": absolute_data(self.task.plain())}
+        return difference(saved, _json(new), _json(RunConfig().plain()))
 
     def save(self, path: Path) -> None:
         text = yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True)

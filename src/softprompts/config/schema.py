@@ -5,8 +5,10 @@ shells all read it, so that a setting is written down in one place.
 """
 
 import ast
+import csv
 import dataclasses
 import inspect
+import json
 import math
 import os
 import textwrap
@@ -235,8 +237,11 @@ def _array(path: str, value: Any, schema: Schema) -> list[Any]:
 
 
 def _object(path: str, value: Any, schema: Schema) -> dict[str, Any]:
-    if isinstance(value, str):
-        pairs = [part.split("=", 1) for part in value.split(",")]
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = json.loads(value)
+    elif isinstance(value, str):
+        parts = next(csv.reader([value], skipinitialspace=True))  # quotes protect commas
+        pairs = [part.split("=", 1) for part in parts]
         if len(dict(pairs)) < len(pairs):
             raise UserError(f"{setting(path)} lists a value twice: {value}.")
         value = {key: word.strip() for key, word in dict(pairs).items()}

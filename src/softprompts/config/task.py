@@ -1,9 +1,29 @@
 """What a prompt is trained on, as settings."""
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
+from ..files import find_path
 from .schema import Settings, option
+
+DATA_PATHS = ("train", "validation", "data_dir")
+"""The settings that may name local files and folders."""
+
+
+def locate_data(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Task settings from a file in `folder`, with the data they name where it lies now."""
+    names = {name: settings[name] for name in DATA_PATHS if isinstance(settings.get(name), str)}
+    return {**settings, **{name: find_path(path, folder) for name, path in names.items()}}
+
+
+def absolute_data(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Task settings with absolute paths, which stay valid in any working directory."""
+    names = {name: settings[name] for name in DATA_PATHS if isinstance(settings.get(name), str)}
+    local = {name: os.path.abspath(path) for name, path in names.items() if os.path.exists(path)}
+    return {**settings, **local}
 
 
 @dataclass(frozen=True)
@@ -31,15 +51,18 @@ class TaskConfig(Settings):
     """The most examples of one task that count in a mixture (SPoT's K)."""
 
     train: str | None = None
-    """Training data: a CSV, TSV, JSONL or Parquet file, or a Hugging Face dataset (folder or
+    """Training data: a CSV, TSV, JSON, JSONL or Parquet file, or a Hugging Face dataset (folder or
     id)."""
 
     validation: str | None = None
     """Validation data; default: the dataset's own validation split, or a stratified tenth of the
     training rows."""
 
+    encoding: str = "utf-8"
+    """Encoding of your text files, such as latin-1 or cp1252."""
+
     text: str | None = None
-    """The column that holds the text."""
+    """The column that holds the text; a nested field by its path, such as review.body."""
 
     template: str | None = None
     """Several columns as one text, such as "premise: {premise} hypothesis: {hypothesis}"."""
@@ -49,7 +72,10 @@ class TaskConfig(Settings):
 
     labels: dict[str, str] | None = None
     """Words for label values, such as 0=negative,1=positive; short, common words are learned
-    fastest."""
+    fastest. Words with commas go into quotes ("1=good, really",0=bad) or a JSON object."""
+
+    free_text: bool = False
+    """The label column holds free text to generate, such as summaries, and not classes."""
 
     instruction: str | None = None
     """A hand-written prompt before every text, such as "Is the review positive or negative?"."""

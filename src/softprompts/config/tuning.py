@@ -87,8 +87,9 @@ class TuningConfig(Settings):
     """The step whose prompt is the task embedding (SPoT: 10,000); in a shorter run, the last."""
 
     scoring: Literal["auto", "generate", "labels"] = "auto"
-    """Evaluate by greedy generation, or by label scoring (the label of highest log-probability);
-    auto: generation if the model can generate."""
+    """Answer by greedy generation, or by label scoring (the label of highest log-probability);
+    auto: label scoring for your own labelled data; for named tasks, generation if the model can
+    generate."""
 
     baselines: bool = True
     """Also train a bag-of-words classifier on the same rows, for comparison (cached)."""

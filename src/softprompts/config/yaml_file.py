@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from ..errors import UserError
+from .task import locate_data
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -27,6 +28,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"The config file {path} contains no settings; see docs/configuration.md.")
     if duplicate is not None:
         raise UserError(f"{path} sets {duplicate}; remove one of them.")
+    return settings
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings of a run in a file; paths of data start from the file's folder."""
+    settings = read_yaml(path)
+    task = settings.get("task")
+    if isinstance(task, dict):
+        settings["task"] = locate_data(task, path.parent)
     return settings
 
 

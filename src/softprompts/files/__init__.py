@@ -20,7 +20,7 @@ from .atomic import (
     write_text,
 )
 from .lock import exclusive
-from .names import cache_folder, check_overwrite, checked_path, safe_name
+from .names import cache_folder, check_overwrite, checked_path, find_path, safe_name
 
 __all__ = [
     "NoPermissionError",
@@ -30,6 +30,7 @@ __all__ = [
     "check_writable",
     "checked_path",
     "exclusive",
+    "find_path",
     "host_id",
     "make_folder",
     "read_json",

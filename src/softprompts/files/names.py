@@ -25,6 +25,29 @@ def checked_path(text: str) -> Path:
     return path
 
 
+def find_path(name: str, folder: Path) -> str:
+    """A path that a file in `folder` names, wherever it lies now; the name itself if nowhere.
+
+    A relative path starts from that folder, or from the working directory. A path that is gone may
+    have moved together with the folder: it is looked for below the folders above.
+    """
+    here = Path(os.path.abspath(folder))
+    for path in (here / name, Path(name)):  # an absolute name replaces `here`
+        if path.exists():
+            return os.path.abspath(path)
+    parts = Path(name).parts
+    if os.path.isabs(name):
+        parts = parts[1:]
+        beginnings = range(len(parts) - 1)  # a file's name alone would match too easily
+    else:
+        beginnings = range(1)
+    for beginning in beginnings:
+        for above in (here, *here.parents):
+            if (path := above.joinpath(*parts[beginning:])).exists():
+                return str(path)
+    return name
+
+
 def check_overwrite(folder: Path, names: Sequence[str], overwrite: bool) -> None:
     """Raise if one of these files exists in the output folder and may not be overwritten."""
     if folder.exists() and not folder.is_dir():

@@ -12,6 +12,7 @@ were left by a killed process, and are cleaned up.
 
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,8 +21,9 @@ from pathlib import Path
 from torch import Tensor
 
 from ..artifacts.run_folder import CARD, EMBEDDING, RunFolder
-from ..errors import UserError, listing, setting
+from ..errors import UserError, choices, closest, listing, setting
 from ..files import NoPermissionError, checked_path, restore_folders, safe_name, staged_folder
+from ..files.atomic import STAGED
 from .entry import Entry, no_prompt
 from .index import Index, Summary
 from .search import SIMILARITIES, rank, summary
@@ -79,6 +81,24 @@ class Library:
             with staged_folder(folder) as staged:
                 RunFolder(run).copy_prompt(staged)
                 self.check_prompt(staged)  # the run's folder may have changed meanwhile
+        return Entry.of(folder)
+
+    def remove(self, name: str) -> None:
+        """Delete a prompt."""
+        folder = self.prompt_folder(name)
+        with self.existing()._locked(write=True):
+            self.check_present(name)
+            hidden = folder.with_name(f"{STAGED}{name}")  # the next to lock it would clean up
+            folder.rename(hidden)
+            shutil.rmtree(hidden)
+
+    def rename(self, name: str, new: str) -> Entry:
+        """Give a prompt another name, which must be free."""
+        folder = self.prompt_folder(new)
+        with self.existing()._locked(write=True):
+            self.check_present(name)
+            self.check_free(new)
+            self.prompt_folder(name).rename(folder)
         return Entry.of(folder)
 
     def check_free(self, name: str, overwrite: bool = False) -> None:
@@ -142,10 +162,17 @@ class Library:
     def entry(self, name: str) -> Entry:
         folder = self.prompt_folder(name)
         with self.existing()._locked():
-            if folder.is_dir():
-                return Entry.of(folder)
+            self.check_present(name)
+            return Entry.of(folder)
+
+    def check_present(self, name: str) -> None:
+        """Raise if there is no prompt of this name."""
+        if self.prompt_folder(name).is_dir():
+            return
+        similar = closest(name, [item for item in os.listdir(self.folder) if item[:1] != "."])
+        hint = f"did you mean {similar}? " if similar else ""
         raise UserError(
-            f"There is no prompt {name} in the library {self.folder}; "
+            f"There is no prompt {name} in the library {self.folder}; {hint}"
             f"`softprompts prompts list --library {self.folder}` lists its prompts."
         )
 
@@ -208,7 +235,7 @@ class Library:
         """The k prompts of a backbone most similar to the vectors [..., H], best first, or all."""
         if similarity not in SIMILARITIES:
             raise UserError(
-                f"There is no similarity {similarity!r}; choose one of {', '.join(SIMILARITIES)}."
+                f"There is no similarity {similarity!r}; {choices(similarity, SIMILARITIES)}"
             )
         if k is not None and k < 1:
             raise UserError(f"The number of prompts to find is {k}; it must be at least 1.")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..config import Settings, option
-from ..errors import UserError, setting
+from ..errors import UserError, choices, setting
 
 DIMENSIONS = ("d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads")
 SIZES: dict[str, dict[str, int]] = {
@@ -184,7 +184,7 @@ class PretrainConfig(Settings):
     def _check_objectives(self) -> None:
         if unknown := [name for name in self.objectives if name not in OBJECTIVES]:
             raise UserError(
-                f"There is no objective {unknown[0]!r}; choose from {', '.join(OBJECTIVES)}."
+                f"There is no objective {unknown[0]!r}; {choices(unknown[0], OBJECTIVES)}"
             )
         if not self.shares:
             raise UserError(

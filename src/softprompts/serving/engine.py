@@ -80,8 +80,8 @@ class Engine:
                 Counter(votes).most_common(1)[0][0]
                 for votes in zip(*self.every(names, questions), strict=True)
             ]
-        logs = by == "mean"
-        return [max(row, key=lambda label: row[label]) for row in self._mean(names, questions, logs)]
+        rows = self._mean(names, questions, logs=by == "mean")
+        return [max(row, key=lambda label: row[label]) for row in rows]
 
     def mean_probabilities(
         self, names: Sequence[str], questions: Sequence[Question]
@@ -131,9 +131,7 @@ class Engine:
 
     def _tuned(self, name: str) -> Tuned:
         if name not in self.tuned:
-            raise UserError(
-                f"The engine has no prompt {name!r}; choose one of {', '.join(self.tuned)}."
-            )
+            raise UserError(f"The engine has no prompt {name!r}; {choices(name, self.tuned)}")
         return self.tuned[name]
 
 

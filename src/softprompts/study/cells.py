@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..artifacts.card import Card
 from ..artifacts.study_folder import CellResult, ChosenSource, StudyFolder
 from ..backbone.hardware import environment
 from ..config import RunConfig, TaskConfig
@@ -167,6 +168,7 @@ def make_result(
         majority=card.majority[card.metric],
         data=card.task.digests,
         rows=card.task.rows["validation"],
+        **_score_fields(card),
         best_step=card.best_step,
         steps=card.steps,
         seconds=None if cost is None else round(cost["seconds"] / cost["runs"], 3),
@@ -177,6 +179,19 @@ def make_result(
         machine=environment(backbone.device, backbone.dtype),
         config=card.config,
     )
+
+
+def _score_fields(card: Card) -> dict[str, Any]:
+    """What a result says of its score beside the score itself."""
+    validation, test = (card.scores.get(split, {}) for split in ("validation", "test"))
+    words = validation.get("baselines", {}).get("bag_of_words")
+    return {
+        "interval": validation.get("intervals", {}).get(card.metric),
+        "bag_of_words": words and words["metrics"][card.metric],
+        "test": card.test and card.test[card.metric],
+        "test_rows": test.get("rows"),
+        "test_interval": test.get("intervals", {}).get(card.metric),
+    }
 
 
 def commit(folder: StudyFolder, result: CellResult) -> bool:

@@ -1,19 +1,39 @@
 """What a study file says, and errors that spell settings as its keys."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..config import DEFAULT_MODEL, Schema, Settings, merge, option, read_yaml, schema_of
+from ..config import (
+    DEFAULT_MODEL,
+    RunConfig,
+    Schema,
+    Settings,
+    TaskConfig,
+    TuningConfig,
+    merge,
+    option,
+    read_yaml,
+    run_config,
+    schema_of,
+    sections,
+)
 from ..config.json_schema import file_schema, flat_run_settings
-from ..errors import UserError, as_flag, as_key, setting
+from ..errors import UserError, as_flag, as_key, closest, setting
 from ..library import Similarity
+from ..tasks import BENCHMARKS, PREFIX_LM, definition
 
 OPTIONS = {"output", "device", "task.data_dir", "workers", "only", "ray"}
 """Options of `softprompts study`, which it takes as flags."""
+SET_BY_PLAN = ("model", "seed")
+SETTINGS = sorted(
+    {f.name for part in (RunConfig, TaskConfig, TuningConfig) for f in dataclasses.fields(part)}
+    - set(SET_BY_PLAN)
+)
+"""Settings that a study may give to its runs."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +104,13 @@ class StudyConfig(Grid):
     cohort: int = option(16, minimum=1)
     """How many runs share one forward pass, at most."""
     variants: dict[str, Any] = field(default_factory=dict)
-    """The study again with other settings, by name; each says only what differs."""
+    """The study with other settings, by name; each says only what differs. Only these are run: to
+    run the study's settings too, add a variant that changes nothing (`base: {}`)."""
+
+    @property
+    def skips_own_settings(self) -> bool:
+        """Whether every variant changes something, so that the plain study is not run."""
+        return bool(self.variants) and all(self.variants.values())
 
     def grids(self) -> list[tuple[str | None, Grid]]:
         """The variants, or the study itself where there are none."""
@@ -108,6 +134,49 @@ def read_study(path: Path) -> StudyConfig:
     """A study file; a key without a value counts as left out."""
     values = {name: value for name, value in read_yaml(path).items() if value is not None}
     return StudyConfig.of(values)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A source or a target: a name, and the task settings it stands for."""
+
+    name: str
+    task: dict[str, Any]
+
+    @property
+    def mixable(self) -> bool:
+        """Whether it can be part of a mixture, which joins tasks by their names."""
+        return set(self.task) == {"task"}
+
+
+def target_tasks(entry: Any) -> Sequence[Any]:
+    """A benchmark as a target is each of its tasks."""
+    return BENCHMARKS.get(entry, (entry,)) if isinstance(entry, str) else (entry,)
+
+
+def subject_of(entry: Any) -> Subject:
+    """A source or target from its entry, whose `task` may be a list.
+
+    `glue/mnli`, `a+b`, a benchmark's name, `{name: c4, task: prefix-lm, train: c4.txt}`, or your
+    own data.
+    """
+    values = dict(entry) if isinstance(entry, Mapping) else {"task": entry}
+    name, task = values.pop("name", None), values.pop("task", None)
+    if name is not None and not isinstance(name, str):
+        raise UserError(f"{entry!r} has a name that is not text; put quotes around it.")
+    if task is None and name is not None and "train" in values:
+        return Subject(name, values)
+    parts = [part.strip() for part in task.split("+")] if isinstance(task, str) else task
+    listed = isinstance(parts, Sequence) and all(isinstance(part, str) and part for part in parts)
+    if not parts or not listed:
+        raise UserError(
+            f"{entry!r} names no task; write a task's name, or a mapping such as "
+            "{name: mixed, task: [glue, superglue]}."
+        )
+    members = [task for part in parts for task in BENCHMARKS.get(part, (part,))]
+    tasks = dict.fromkeys(task if task == PREFIX_LM else definition(task).name for task in members)
+    default = "+".join(tasks if len(tasks) == 1 else parts)
+    return Subject(name or default, {**values, "task": "+".join(tasks)})
 
 
 def study_schema() -> Schema:
@@ -142,3 +211,45 @@ def study_errors(prefix: str = "") -> Iterator[None]:
         yield
     except UserError as error:
         raise StudyError(f"{prefix}{error.message}") from None
+
+
+# -- checks that need no torch ---------------------------------------------------------------------
+
+
+def check_study(study: StudyConfig) -> None:
+    """Refuse unknown tasks and settings, and settings that no run can have."""
+    for _, grid in study.grids():
+        for part in ("settings", "source", "target"):
+            check_settings(part, getattr(grid, part))
+        subjects = {
+            "source": [subject_of(entry) for entry in grid.sources],
+            "target": [subject_of(task) for entry in grid.targets for task in target_tasks(entry)],
+        }
+        for role, entries in subjects.items():
+            for entry in entries:
+                with study_errors(f"The {role} {entry.name} cannot be used: "):
+                    run_config(
+                        sections(grid.settings),
+                        sections(getattr(grid, role)),
+                        {"task": entry.task},
+                    )
+
+
+def check_settings(part: str, settings: Mapping[str, Any]) -> None:
+    """Refuse settings under `part` that do not exist, or that the plan sets."""
+    values = sections(settings)
+    planned = [name for name in SET_BY_PLAN if name in values]
+    planned += ["task"] if "task" in values.get("task", {}) else []
+    if planned:
+        raise UserError(
+            f"{setting(f'{part}.{planned[0]}')} is set by the study; "
+            "name backbones, seeds, sources and targets instead."
+        )
+    if unknown := [str(name) for name in settings if name not in SETTINGS]:
+        similar = closest(unknown[0], SETTINGS)
+        hint = (
+            f"did you mean {similar}?"
+            if similar
+            else "`softprompts tune --help` lists the settings."
+        )
+        raise UserError(f"There is no setting {unknown[0]}, which is under {part}; {hint}")

@@ -6,29 +6,20 @@ the baseline's task embedding: the best of the top k is one of the runs above, a
 takes one run more, a mixture of the top k's tasks with the target's two more.
 """
 
-import dataclasses
-import difflib
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from ..config import RunConfig, TaskConfig, TuningConfig, run_config, sections
+from ..config import RunConfig, run_config, sections
 from ..errors import UserError, setting
 from ..files import safe_name
-from ..tasks import BENCHMARKS, PREFIX_LM, definition
 from ..transfer.sources import folded_card, start_mismatch
-from .config import Grid, StudyConfig
+from .config import Grid, StudyConfig, Subject, check_settings, subject_of, target_tasks
 
 NAME_LIMIT = 80
 """Characters of one part of a cell's name."""
-SET_BY_PLAN = ("model", "seed")
-SETTINGS = sorted(
-    {f.name for part in (RunConfig, TaskConfig, TuningConfig) for f in dataclasses.fields(part)}
-    - set(SET_BY_PLAN)
-)
-"""Settings that a study may give to its runs."""
 IDENTITY = ("stage", "backbone", "variant", "source", "target", "seed", "k", "similarity")
 """What tells the runs of a study apart, in their results too."""
 
@@ -82,19 +73,6 @@ class Cell:
         }
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A source or a target: a name, and the task settings it stands for."""
-
-    name: str
-    task: dict[str, Any]
-
-    @property
-    def mixable(self) -> bool:
-        """Whether it can be part of a mixture, which joins tasks by their names."""
-        return set(self.task) == {"task"}
-
-
 def plan(study: StudyConfig, device: str | None = None, data_dir: str | None = None) -> list[Cell]:
     """All cells of a study, each after those it needs."""
     machine: dict[str, Any] = {"device": device} if device else {}
@@ -128,12 +106,12 @@ class _Planner:
         self, grid: Grid, variant: str | None, backbone: str, machine: Mapping[str, Any]
     ) -> None:
         self.grid, self.variant, self.backbone, self.machine = grid, variant, backbone, machine
-        self.sources = [_subject(entry) for entry in grid.sources]
-        self.targets = [_subject(task) for entry in grid.targets for task in _tasks(entry)]
+        self.sources = [subject_of(entry) for entry in grid.sources]
+        self.targets = [subject_of(task) for entry in grid.targets for task in target_tasks(entry)]
         if len({source.name for source in self.sources}) < len(self.sources):
             raise UserError("The study names a source twice; name every source once.")
         for part in ("settings", "source", "target"):
-            _check_settings(part, getattr(grid, part))
+            check_settings(part, getattr(grid, part))
 
     def cells(self) -> Iterator[Cell]:
         seeds, retrieval = self.grid.seeds, self.grid.retrieval
@@ -275,61 +253,12 @@ class _Planner:
         return sum(source.name != target.name for source in sources) * len(self.grid.seeds)
 
 
-def _check_settings(part: str, settings: Mapping[str, Any]) -> None:
-    values = sections(settings)
-    planned = [name for name in SET_BY_PLAN if name in values]
-    planned += ["task"] if "task" in values.get("task", {}) else []
-    if planned:
-        raise UserError(
-            f"{setting(f'{part}.{planned[0]}')} is set by the study; "
-            "name backbones, seeds, sources and targets instead."
-        )
-    if unknown := [str(name) for name in settings if name not in SETTINGS]:
-        similar = difflib.get_close_matches(unknown[0], SETTINGS, 1)
-        hint = (
-            f"did you mean {similar[0]}?"
-            if similar
-            else "`softprompts tune --help` lists the settings."
-        )
-        raise UserError(f"There is no setting {unknown[0]}, which is under {part}; {hint}")
-
-
 def run_seed(subject: str, seed: int) -> int:
     """The seed of a task's runs.
 
     Prompts of two tasks that started from the same words would be similar for that reason alone.
     """
     return int.from_bytes(hashlib.sha256(f"{subject} {seed}".encode()).digest()[:4]) >> 1
-
-
-def _tasks(entry: Any) -> Sequence[Any]:
-    """A benchmark as a target is each of its tasks."""
-    return BENCHMARKS.get(entry, (entry,)) if isinstance(entry, str) else (entry,)
-
-
-def _subject(entry: Any) -> Subject:
-    """A source or target from its entry, whose `task` may be a list.
-
-    `glue/mnli`, `a+b`, a benchmark's name, `{name: c4, task: prefix-lm, train: c4.txt}`, or your
-    own data.
-    """
-    values = dict(entry) if isinstance(entry, Mapping) else {"task": entry}
-    name, task = values.pop("name", None), values.pop("task", None)
-    if name is not None and not isinstance(name, str):
-        raise UserError(f"{entry!r} has a name that is not text; put quotes around it.")
-    if task is None and name is not None and "train" in values:
-        return Subject(name, values)
-    parts = [part.strip() for part in task.split("+")] if isinstance(task, str) else task
-    listed = isinstance(parts, Sequence) and all(isinstance(part, str) and part for part in parts)
-    if not parts or not listed:
-        raise UserError(
-            f"{entry!r} names no task; write a task's name, or a mapping such as "
-            "{name: mixed, task: [glue, superglue]}."
-        )
-    members = [task for part in parts for task in BENCHMARKS.get(part, (part,))]
-    tasks = dict.fromkeys(task if task == PREFIX_LM else definition(task).name for task in members)
-    default = "+".join(tasks if len(tasks) == 1 else parts)
-    return Subject(name or default, {**values, "task": "+".join(tasks)})
 
 
 def _short(part: str) -> str:

@@ -15,7 +15,7 @@ from .config import StudyConfig, read_study, study_errors
 from .plan import Cell, plan
 from .processes import is_child, worker_processes
 from .ray_cluster import cluster, work_on_ray
-from .state import StudyStatus, StudyWatcher, study_status
+from .state import StudyLines, StudyStatus, StudyWatcher, study_status
 from .workers import Rerun, rerun, work
 
 Watch = Callable[[Sequence[Cell]], StudyWatcher]
@@ -70,7 +70,8 @@ class Study:
         device: str | None = None,
         data_dir: str | None = None,
         ray: str | None = None,
-        watch: Watch = lambda cells: StudyWatcher(),
+        verbose: bool = True,
+        watch: Watch | None = None,
     ) -> StudyStatus:
         """Run all cells without a result, or those of the stages in `only`.
 
@@ -89,6 +90,7 @@ class Study:
         if output is not None:
             self.folder = StudyFolder(Path(output))
         folder, cells = self.folder, self.cells(device, data_dir)
+        watch = watch or (StudyLines if verbose else lambda cells: StudyWatcher())
         with study_errors():
             stages = self._check(cells, only, local=ray is None)
             size = cohort or self.config.cohort

@@ -5,7 +5,7 @@ import dataclasses
 import io
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from ..artifacts.study_folder import CellResult
 from .plan import Cell
@@ -13,7 +13,8 @@ from .state import StudyState
 
 RECORD = (
     *("cell", "stage", "backbone", "variant", "source", "target", "seed", "k", "similarity"),
-    *("score", "metric", "metrics", "majority", "rows", "best_step", "steps"),
+    *("score", "metric", "metrics", "majority", "rows", "interval", "bag_of_words"),
+    *("test", "test_rows", "test_interval", "best_step", "steps"),
     *("seconds", "cohort", "fingerprint", "parameters", "failed", "chosen"),
 )
 """Fields of results in a report."""
@@ -57,9 +58,11 @@ def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
 
 
 def score_table(
-    results: Sequence[CellResult], benchmarks: Mapping[str, Sequence[str]] | None = None
+    results: Sequence[CellResult],
+    benchmarks: Mapping[str, Sequence[str]] | None = None,
+    field: Literal["score", "test"] = "score",
 ) -> list[ScoreRow]:
-    """A row for each backbone, variant and source.
+    """A row for each backbone, variant and source, of validation scores or those on test rows.
 
     The spread of a mean over targets is that of the seeds' own means.
     """
@@ -68,7 +71,7 @@ def score_table(
         if result.stage in ("baseline", "transfer"):
             key = (result.backbone, result.variant, result.source)
             scores = groups.setdefault(key, {}).setdefault(str(result.target), {})
-            scores[result.seed or 0] = result.score
+            scores[result.seed or 0] = getattr(result, field)
     return [
         {
             "backbone": backbone,

@@ -28,6 +28,9 @@ _DATA_SETTINGS = ("train", "text", "template", "label", "labels", "validation")
 SMALL_FILE = 2**21
 """Bytes of a file that is read in a moment, so that its rows are checked before all else."""
 
+FREE_LENGTH = 32
+"""The fewest tokens that a free-text answer may have."""
+
 Load = Callable[[TaskConfig], Task]
 
 
@@ -38,6 +41,11 @@ def load_task(config: TaskConfig, member: Load | None = None, named: Load | None
     """
     if config.metric is not None:
         metric(config.metric)
+    if config.free_text and (config.task is not None or config.labels is not None):
+        raise UserError(
+            f"{setting('task.free_text')} is for the free text of your own data; leave it out "
+            f"with {setting('task.task' if config.task is not None else 'task.labels')}."
+        )
     if config.task is not None and "+" in config.task:
         return load_mixture(config, member or load_task)
     if config.task is not None and config.task not in (*STARTERS, PREFIX_LM):
@@ -68,11 +76,14 @@ def check_task(config: TaskConfig) -> None:
         for name in mixture_names(config.task):
             if name and name not in (*STARTERS, PREFIX_LM):
                 definition(name)
+        if config.task in STARTERS:
+            load_task(config)
         return
     paths = [Path(name) for name in (config.train, config.validation) if name and is_file(name)]
     sizes = [path.stat().st_size if path.is_file() else 0 for path in paths]
     web_address = config.train is not None and "://" in config.train
-    if config.train is None or web_address or (paths and max(sizes) <= SMALL_FILE):
+    small = config.train is not None and is_file(config.train) and max(sizes) <= SMALL_FILE
+    if config.train is None or web_address or small:
         load_task(config)
 
 
@@ -181,33 +192,37 @@ def _load_own(config: TaskConfig) -> Task:
     config = _expand_starter(config)
     assert config.train is not None
     held_out_rows = (
-        read_split(config.train, "validation")
+        read_split(config.train, "validation", config.encoding)
         if config.validation is None
-        else read_rows(config.validation, "validation")
+        else read_rows(config.validation, "validation", encoding=config.encoding)
     )
     # a held-out part is taken from all training rows, not from a sample of them
     reservoir = _reservoir(config) if held_out_rows is not None else None
-    rows = read_rows(config.train, reservoir=reservoir)
+    rows = read_rows(config.train, reservoir=reservoir, encoding=config.encoding)
     form = _own_format(config, rows, held_out_rows)
     remedy = f"give it a label word with {setting('task.labels')}" if config.labels else ""
     train = form.examples(rows, config.skip_bad_rows, remedy=remedy)
     skipped = len(rows) - len(train)
-    if not config.labels:
+    if not config.labels and not config.free_text:
         labelled = train
         if reservoir is not None:  # a sample may lack a class
             labelled = [*train, *form.examples(held_out_rows or [], True, "validation")]
         form = dataclasses.replace(form, words=_label_words(config, labelled))
     if held_out_rows is None:
-        train, validation = split_held_out(train, 0.1, config.split_seed)
+        train, validation = split_held_out(train, 0.1, config.split_seed, not config.free_text)
     else:
         validation = form.examples(held_out_rows, config.skip_bad_rows, "validation", remedy)
         skipped += len(held_out_rows) - len(validation)
-    if len({example.target for example in train}) < 2:
+    if not config.free_text and len({example.target for example in train}) < 2:
         raise UserError(
             f"All training rows have the label {train[0].target!r}; "
             "there is nothing to learn from one class."
         )
     name = config.task or f"{config.train.rstrip('/').rpartition('/')[2]}:{form.label}"
+    if config.free_text:
+        words = max(len(example.target.split()) for example in [*train, *validation])
+        longest = max(FREE_LENGTH, 2 * words)  # a word is rarely more than two tokens
+        return Task(name, form, train, validation, ("f1", "em"), skipped, longest_answer=longest)
     return Task(name, form, train, validation, ("accuracy", "macro_f1"), skipped)
 
 
@@ -269,7 +284,8 @@ def _label_words(config: TaskConfig, examples: Sequence[Example]) -> dict[str, s
     if len(examples) >= 20 and len(counts) > len(examples) / 2:
         raise UserError(
             f"The column {config.label!r} has {len(counts)} different values in {len(examples)} "
-            f"rows, so it is not a class label; name another with {setting('task.label')}."
+            f"rows, so it is not a class label; name another with {setting('task.label')}, or set "
+            f"{setting('task.free_text')} if it is text to generate."
         )
     return {value: value for value in sorted(counts)}
 

@@ -1,5 +1,6 @@
 """Rows from files and Hugging Face datasets, each with its location, so that errors can name it."""
 
+import codecs
 import csv
 import gzip
 import json
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from ..errors import UserError
+from ..errors import UserError, setting
 from ..files import check_readable
 from ..files.hub import offline_reason, prepare_hub
 
@@ -21,6 +22,11 @@ class Row(NamedTuple):
 
     values: dict[str, Any]
     location: str
+
+
+UTF_8 = "utf-8"
+Reader = Callable[[Path, str], Iterator[Row]]
+"""Reads the rows of a file in an encoding."""
 
 
 class NoSplitError(UserError):
@@ -67,9 +73,13 @@ class Reservoir(NamedTuple):
 
 
 def read_rows(
-    name: str, split: str = "train", class_names: bool = True, reservoir: Reservoir | None = None
+    name: str,
+    split: str = "train",
+    class_names: bool = True,
+    reservoir: Reservoir | None = None,
+    encoding: str = UTF_8,
 ) -> list[Row]:
-    """The rows of a CSV, TSV, JSONL or Parquet file, or of one split of a Hugging Face dataset.
+    """The rows of a CSV, TSV, JSON or Parquet file, or of one split of a Hugging Face dataset.
 
     A dataset is a folder, a Hub id, or `id:config`. With `class_names`, its class numbers become
     class names. With a `reservoir`, only a sample of the rows is returned.
@@ -86,9 +96,9 @@ def read_rows(
             raise UserError(f"The file {name} does not exist.")
         try:
             check_readable(path)
-            rows = take(reader(path))
-        except UnicodeDecodeError as error:
-            raise _not_utf8(path, error) from None
+            rows = take(reader(path, checked_encoding(encoding)))
+        except UnicodeError as error:
+            raise _undecodable(path, error, encoding) from None
         except (EOFError, OSError, zlib.error) as error:
             raise UserError(f"{name} is corrupted ({error}); copy it again.") from None
     elif path.is_file():
@@ -103,12 +113,12 @@ def read_rows(
     return rows
 
 
-def read_split(name: str, split: str) -> list[Row] | None:
+def read_split(name: str, split: str, encoding: str = UTF_8) -> list[Row] | None:
     """The rows of a dataset's split, or None if it has no such split; a single file has none."""
     if is_file(name):
         return None
     try:
-        return read_rows(name, split)
+        return read_rows(name, split, encoding=encoding)
     except NoSplitError:
         return None
 
@@ -120,7 +130,7 @@ def is_file(name: str) -> bool:
     return Path(name).is_file() or reader_for(Path(name)) is not None
 
 
-def reader_for(path: Path) -> Callable[[Path], Iterator[Row]] | None:
+def reader_for(path: Path) -> Reader | None:
     """The reader for a file's suffix; text files may be gzipped as well (`.jsonl.gz`)."""
     if path.suffix.lower() == ".gz":
         suffix = path.with_suffix("").suffix.lower()
@@ -135,7 +145,7 @@ def read_predictions(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8-sig")  # reads "\r\n" as "\n"
     except UnicodeDecodeError as error:
-        raise _not_utf8(path, error) from None
+        raise _undecodable(path, error, UTF_8) from None
     lines = text.removesuffix("\n").split("\n") if text else []
     if path.suffix.lower() not in (".jsonl", ".json"):
         return lines
@@ -148,16 +158,16 @@ def read_predictions(path: Path) -> list[str]:
     return predictions
 
 
-def _read_csv(path: Path) -> Iterator[Row]:
+def _read_csv(path: Path, encoding: str) -> Iterator[Row]:
     """Commas; or semicolons or tabs, as some spreadsheets write, if the header has no commas."""
-    cells = {delimiter: len(_header(path, delimiter)) for delimiter in ",;\t"}
+    cells = {delimiter: len(_header(path, encoding, delimiter)) for delimiter in ",;\t"}
     most = max(cells, key=lambda delimiter: cells[delimiter])
-    return _read_delimited(path, "," if cells[","] > 1 else most)
+    return _read_delimited(path, encoding, "," if cells[","] > 1 else most)
 
 
-def _header(path: Path, delimiter: str) -> list[str]:
+def _header(path: Path, encoding: str, delimiter: str) -> list[str]:
     """The first non-empty row of a file; empty if it is malformed."""
-    with _open(path) as file:
+    with _open(path, encoding) as file:
         try:
             rows = csv.reader(file, delimiter=delimiter, strict=True)
             return next((cells for cells in rows if cells), [])
@@ -165,9 +175,9 @@ def _header(path: Path, delimiter: str) -> list[str]:
             return []
 
 
-def _read_delimited(path: Path, delimiter: str) -> Iterator[Row]:
+def _read_delimited(path: Path, encoding: str, delimiter: str) -> Iterator[Row]:
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    with _open(path) as file:
+    with _open(path, encoding) as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
         header: list[str] = []
         line = 1
@@ -192,8 +202,31 @@ def _read_delimited(path: Path, delimiter: str) -> Iterator[Row]:
             raise UserError(f"{path}:{line} is malformed ({error}); check its quotes.") from None
 
 
-def _read_jsonl(path: Path) -> Iterator[Row]:
-    with _open(path) as file:
+def _read_json(path: Path, encoding: str) -> Iterator[Row]:
+    """An array of objects, or one object per line, as some `.json` files hold."""
+    with _open(path, encoding) as file:
+        is_array = next((line for line in file if line.strip()), "").lstrip().startswith("[")
+    if not is_array:
+        yield from _read_jsonl(path, encoding)
+        return
+    with _open(path, encoding) as file:
+        try:
+            array = json.load(file)
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, UnicodeError):
+                raise
+            raise UserError(f"{path} is not valid JSON ({error}); correct it there.") from None
+    for number, values in enumerate(array, 1):
+        if not isinstance(values, dict):
+            raise UserError(
+                f"{path}:{number} is not a JSON object; write an array of objects, "
+                'such as [{"text": "...", "label": "..."}].'
+            )
+        yield Row(values, f"{path}:{number}")
+
+
+def _read_jsonl(path: Path, encoding: str) -> Iterator[Row]:
+    with _open(path, encoding) as file:
         for location, values in _json_lines(path, file):
             if not isinstance(values, dict):
                 raise UserError(
@@ -218,7 +251,7 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
                 ) from None
 
 
-def _read_parquet(path: Path) -> Iterator[Row]:
+def _read_parquet(path: Path, encoding: str) -> Iterator[Row]:
     try:
         import pyarrow.parquet
     except ImportError:
@@ -284,21 +317,38 @@ def dataset_rows(dataset: Any, class_names: bool = True) -> Iterator[dict[str, A
         yield values
 
 
-def _not_utf8(path: Path, error: UnicodeDecodeError) -> UserError:
-    reason = f"{error.reason} at byte {error.start}"
-    return UserError(f"{path} is not UTF-8 text ({reason}); save it as UTF-8.")
+def checked_encoding(name: str) -> str:
+    """An encoding as Python knows it; UTF-8 may begin with a byte order mark."""
+    try:
+        known = codecs.lookup(name).name
+    except LookupError:
+        raise UserError(
+            f"There is no encoding {name!r}; {setting('task.encoding')} is a name such as "
+            "latin-1, cp1252 or utf-16."
+        ) from None
+    return "utf-8-sig" if known == UTF_8 else known
 
 
-def _open(path: Path) -> IO[str]:
+def _undecodable(path: Path, error: UnicodeError, encoding: str) -> UserError:
+    reason = ""
+    if isinstance(error, UnicodeDecodeError):
+        reason = f" ({error.reason} at byte {error.start})"
+    return UserError(
+        f"{path} is not {encoding.upper()} text{reason}; save it as UTF-8, or name its encoding, "
+        f"such as {setting('task.encoding', 'cp1252')}."
+    )
+
+
+def _open(path: Path, encoding: str) -> IO[str]:
     if path.suffix.lower() == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
+        return gzip.open(path, "rt", encoding=encoding, newline="")
+    return path.open(encoding=encoding, newline="")
 
 
-READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+READERS: dict[str, Reader] = {
     ".csv": _read_csv,
-    ".tsv": lambda path: _read_delimited(path, "\t"),
+    ".tsv": lambda path, encoding: _read_delimited(path, encoding, "\t"),
     ".jsonl": _read_jsonl,
-    ".json": _read_jsonl,
+    ".json": _read_json,
     ".parquet": _read_parquet,
 }

@@ -67,12 +67,12 @@ def is_wrong(name: str, example: Example, prediction: str, labels: Sequence[str]
 def interval(
     name: str, examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
 ) -> Interval | None:
-    """The 95 % interval of a metric; None if the metric cannot be computed on resampled rows."""
+    """The 95 % interval of a metric; None if resampled rows do not give one."""
     scores = unit_scores(name, examples, predictions, labels)
     if scores is not None:
         if is_binary(scores):
             return wilson(sum(map(bool, scores)), len(scores))
-        return _bootstrap(lambda rows: fmean(scores[row] for row in rows), len(scores))
+        return bootstrap(lambda rows: fmean(scores[row] for row in rows), len(scores))
     function = metric(name)
 
     def resampled(rows: Sequence[int]) -> float:
@@ -80,7 +80,7 @@ def interval(
         return 0.0 if math.isnan(value) else value
 
     try:
-        return _bootstrap(resampled, len(examples))
+        return bootstrap(resampled, len(examples))
     except Exception:  # a plugin's metric may refuse rows of a single class
         return None
 
@@ -98,14 +98,17 @@ def wilson(successes: int, count: int) -> Interval:
     return (0.0 if successes == 0 else low, 100.0 if successes == count else high)
 
 
-def _bootstrap(value: Callable[[Sequence[int]], float], count: int) -> Interval:
-    """The percentile interval of a value of rows."""
+def bootstrap(value: Callable[[Sequence[int]], float], count: int) -> Interval | None:
+    """The percentile interval of a value of rows.
+
+    None if all resamples agree: too few rows, or a perfect score, say nothing about the doubt.
+    """
     generator, size = random.Random(0), min(count, MAX_ROWS)
     full = value(range(count))
     scale = math.sqrt(size / count)
     values = sorted(value(generator.choices(range(count), k=size)) for _ in range(RESAMPLES))
     low, high = values[round(0.025 * (RESAMPLES - 1))], values[round(0.975 * (RESAMPLES - 1))]
-    return full + scale * (low - full), full + scale * (high - full)
+    return None if low == high else (full + scale * (low - full), full + scale * (high - full))
 
 
 def paired_test(first: Sequence[float], second: Sequence[float]) -> float:

@@ -39,6 +39,8 @@ class Task:
     """The number of bad rows that were left out."""
     test: list[Example] = field(default_factory=list)
     """What the best prompt is evaluated on at the end, if the splits have a test set."""
+    longest_answer: int | None = None
+    """An estimate of the tokens of the longest free-text target, if the task does not say."""
     full_majority_label: str | None = None
     """The majority label of all training rows, if only some of them are trained on."""
 
@@ -73,7 +75,9 @@ class Task:
     def answer_length(self) -> int | None:
         """The maximum number of tokens of a free-text answer; None if there are labels."""
         definition = self.form.definition
-        return None if definition is None or self.labels else definition.answer_length
+        if self.labels:
+            return None
+        return self.longest_answer if definition is None else definition.answer_length
 
     @property
     def members(self) -> "tuple[Task, ...]":

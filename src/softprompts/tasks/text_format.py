@@ -88,7 +88,7 @@ class TextFormat:
         if self.definition is not None or not rows:
             return
         for column in [*self.columns, *([self.label] if labelled else [])]:
-            if not any(column in row.values for row in rows):
+            if not any(_value(row, column) is not _MISSING for row in rows):
                 default = f"rename one to {column!r}, which the prompt reads"
                 remedy = (remedies or {}).get(column, default)
                 similar = closest(column, rows[0].values)
@@ -140,13 +140,31 @@ def _source(row: Row) -> str:
     return row.location.rpartition(":")[0]
 
 
+_MISSING = object()
+
+
+def _value(row: Row, column: str) -> Any:
+    """The value of a column, or of a nested field by its path, such as `review.body`."""
+    if column in row.values:
+        return row.values[column]
+    value: Any = row.values
+    for name in column.split("."):
+        if isinstance(value, Mapping) and name in value:
+            value = value[name]
+        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            return _MISSING
+    return value
+
+
 def _cell(row: Row, column: str) -> str:
     """A cell as text, which must not be missing or empty."""
-    if column not in row.values:
+    value = _value(row, column)
+    if value is _MISSING:
         raise UserError(
             f"{row.location} has no column {column!r}; its columns are {', '.join(row.values)}."
         )
-    value = row.values[column]
     if value is None or str(value).strip().lower() in ("", "nan"):
         raise UserError(f"{row.location}: the column {column!r} is empty.")
     if not isinstance(value, (str, int, float)):

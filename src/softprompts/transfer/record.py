@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from ..artifacts.run_folder import RunFolder
-from ..config import difference
+from ..config import RunConfig, difference
 from ..errors import UserError, setting
 from ..files import read_json
 
@@ -31,7 +31,7 @@ class TransferRecord(TypedDict, total=False):
     results: list[dict[str, Any]]  # of `runs`; a score of None where a run left no prompt
     baseline: dict[str, Any] | None
     kept: str
-    gain: dict[str, Any] | None  # points, and error_reduction or None
+    gain: dict[str, Any] | None  # points, error_reduction or None, p and rows of a paired test
 
 
 def open_record(
@@ -62,7 +62,8 @@ def open_record(
     if overwrite:
         runs = record.get("runs", []) if complete else []
         return new, [PROBE, MIXTURE, BASELINE, *(Path(run["name"]).name for run in runs)]
-    if change := difference(record["request"], json.loads(json.dumps(request))):
+    defaults = json.loads(json.dumps({"target": RunConfig().plain()}))
+    if change := difference(record["request"], json.loads(json.dumps(request)), defaults):
         raise UserError(
             f"{output} holds a transfer with other settings ({change}); "
             f"choose another {setting('output')}, or replace it with {setting('overwrite')}."

@@ -22,6 +22,7 @@ from ..library import Similarity, default_folder
 from ..library.entry import Entry
 from ..library.library import Library, Match, ignore
 from ..tasks import register_data
+from ..tasks.statistics import paired_test
 from ..tuning import Run, RunFailedError, Watcher
 from ..tuning.progress import make_watcher
 from ..tuning.summary import write_table
@@ -287,6 +288,8 @@ def _keep_best(
         )
     kept = max(scores, key=scores.__getitem__)  # the first of equals is the most similar
     gain = _gain(scores[kept], baseline)
+    if gain is not None:
+        gain |= _paired(outcomes[kept], outcomes[usual])
     record.update({"results": started, "baseline": baseline, "kept": kept, "gain": gain})
     tuned = outcomes[kept]
     assert isinstance(tuned, Tuned)
@@ -308,6 +311,19 @@ def _result(name: str, outcome: Tuned | RunFailedError) -> dict[str, Any]:
         "failed": card is None or card.failed,
         "stopped": str(outcome) if card is None else card.stopped,
     }
+
+
+def _paired(kept: Tuned | RunFailedError, usual: Tuned | RunFailedError) -> dict[str, Any]:
+    """The p-value of the difference on the same rows, and how many there are."""
+    first, second = (
+        RunFolder(run.folder).row_scores("validation")
+        if isinstance(run, Tuned) and run.folder is not None
+        else []
+        for run in (kept, usual)
+    )
+    if not first or len(first) != len(second):
+        return {}
+    return {"p": float(f"{paired_test(first, second):.3g}"), "rows": len(first)}
 
 
 def _gain(score: float, baseline: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -1,19 +1,26 @@
 """The state of a run in one file: unfolded prompt, optimiser, best prompt, task embedding, random
 state, history. A checkpoint is complete or absent."""
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..artifacts.run_folder import RunFolder
+from ..config import DATA_PATHS
 from ..errors import UserError, setting
+from .optim import learning_rate
+from .prepare import count_steps
 
 if TYPE_CHECKING:
     from .run import Run
 
 PROGRESS = ("step", "history", "pending", "first", "stopped")
 """The attributes of a run, besides tensors, that say how far it is."""
+
+LENGTH = ("steps", "epochs")
+"""The settings that say how long a run is."""
 
 
 def save_checkpoint(run: "Run", folder: RunFolder) -> None:
@@ -30,7 +37,8 @@ def save_checkpoint(run: "Run", folder: RunFolder) -> None:
 
 
 def load_checkpoint(run: "Run", folder: RunFolder) -> None:
-    """Put `run`, just created from the same config, where the checkpoint left off."""
+    """Put `run`, just created from the same config but perhaps with more steps, where the
+    checkpoint left off."""
     restart = (
         f"To start that run again, remove {folder.path}, "
         f"or restart all runs with {setting('overwrite')}"
@@ -54,7 +62,7 @@ def _check_origin(run: "Run", note: dict[str, Any], folder: RunFolder) -> None:
     elsewhere = (
         f"choose another {setting('output')}, or start the run again with {setting('overwrite')}"
     )
-    if change := run.config.changed(note.get("config")):
+    if change := run.config.changed(_settings(run, note)):
         raise UserError(f"{folder.path} holds a run with other settings ({change}); {elsewhere}.")
     origin = note.get("origin", {})
     changed = [what for what, digest in run.origin.items() if origin.get(what) != digest]
@@ -62,6 +70,38 @@ def _check_origin(run: "Run", note: dict[str, Any], folder: RunFolder) -> None:
         raise UserError(
             f"The {changed[0]} of the run in {folder.path} has changed since; {elsewhere}."
         )
+
+
+def _settings(run: "Run", note: dict[str, Any]) -> Any:
+    """The checkpoint's settings, but with the run's own where they may differ: the path of its
+    data, whose content `origin` identifies, and its steps, if there are more."""
+    saved = note.get("config")
+    if not isinstance(saved, dict):
+        return saved
+    task, tuning = dict(saved.get("task") or {}), dict(saved.get("tuning") or {})
+    task |= {name: getattr(run.config.task, name) for name in DATA_PATHS}
+    if run.steps > steps_before(run, note):
+        tuning |= {name: getattr(run.config.tuning, name) for name in LENGTH}
+    return {**saved, "task": task, "tuning": tuning}
+
+
+def steps_before(run: "Run", note: dict[str, Any]) -> int:
+    """The number of steps that the run of a checkpoint was to have."""
+    tuning = note["config"].get("tuning") or {}
+    length = {name: tuning[name] for name in LENGTH if name in tuning}
+    return count_steps(dataclasses.replace(run.config.tuning, **length), run.batches.per_epoch)
+
+
+def longer_schedule(run: "Run", note: dict[str, Any]) -> str | None:
+    """What more steps mean for a schedule that decays; None where nothing changes."""
+    tuning, before = run.config.tuning, steps_before(run, note)
+    if tuning.schedule == "constant" or run.finished or run.steps == before:
+        return None
+    share = learning_rate(tuning, run.step, run.steps)
+    return (
+        f"the {tuning.schedule} schedule now spans {run.steps:,} steps instead of {before:,}, "
+        f"so training continues at {share:.0%} of the learning rate"
+    )
 
 
 def _restore(run: "Run", tensors: dict[str, Tensor], note: dict[str, Any]) -> None:

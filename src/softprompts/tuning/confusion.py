@@ -38,7 +38,7 @@ def draw_confusion(report: ScoreReport, title: str, path: Path) -> bool:
         for j, count in enumerate(row):
             if count:
                 dark = shares[i][j] > 0.5
-                axes.text(j, i, count, ha="center", va="center", color="w" if dark else "k")
+                axes.text(j, i, str(count), ha="center", va="center", color="w" if dark else "k")
     axes.set(xlabel="prediction", ylabel="target")
     axes.set_title(f"{title}\n{report.rows} rows", fontsize="medium")
     figure.colorbar(image, label="share of the target's rows")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone
-from ..config import PRESETS, Choice, RunConfig, TuningConfig
+from ..config import PRESETS, Choice, RunConfig, TaskConfig, TuningConfig, absolute_data
 from ..errors import UserError, setting
 from ..prompt import Material, Prompt, Source
 from ..prompt.prompt import build_prompt, empty_prompt
@@ -28,12 +28,13 @@ def check_trainable(config: RunConfig, task: Task, backbone: Backbone, sharded: 
             "Tuning the whole model needs fp32 weights that are not sharded; "
             f"set {setting('dtype', 'fp32')}, and launch without FSDP."
         )
-    if config.prompt.head.kind == "linear" and backbone.family != "encoder-only":
-        presets = [name for name, preset in PRESETS.items() if "head" in preset.ours.get("prompt", {})]
-        wrong = f"The preset {config.preset}" if config.preset in presets else "A linear head"
+    if config.prompt.head.kind == "linear" and backbone.generates:
+        own_head = "head" in PRESETS[config.preset].ours.get("prompt", {})
+        wrong = f"The preset {config.preset}" if own_head else "A linear head"
         raise UserError(
             f"{wrong} is for encoder-only models such as BERT, and {backbone.name} is not one; "
-            f"choose another {setting('preset')} (such as residual) or another {setting('model')}."
+            f"choose another {setting('model')}, or leave out "
+            f"{setting('preset' if own_head else 'prompt.head')}."
         )
     if not task.labels and not backbone.generates:
         raise UserError(
@@ -48,17 +49,16 @@ def resolve(config: RunConfig, task: Task, backbone: Backbone) -> RunConfig:
     if prompt.head.kind == "auto":
         prompt = dataclasses.replace(prompt, head=Choice(backbone.default_head(task.labels)))
     if tuning.scoring == "auto":
-        scoring = "labels" if is_own_data(task) else backbone.default_scoring
+        # an answer to one's own labelled data is a label; named tasks follow the papers
+        own_labels = config.task.task is None and task.labels
+        scoring = "labels" if own_labels else backbone.default_scoring
         tuning = dataclasses.replace(tuning, scoring=scoring)  # type: ignore[arg-type]
     if tuning.max_length is None:
         tuning = dataclasses.replace(tuning, max_length=backbone.default_max_length)
-    return dataclasses.replace(config, dtype=backbone.dtype, prompt=prompt, tuning=tuning)
-
-
-def is_own_data(task: Task) -> bool:
-    """Whether a task is a user's own labelled data, whose answers are always labels; named tasks
-    are evaluated as in the papers, by generation."""
-    return bool(task.labels) and all(member.form.task is None for member in task.members)
+    data = TaskConfig.of(absolute_data(config.task.plain()))
+    return dataclasses.replace(
+        config, dtype=backbone.dtype, task=data, prompt=prompt, tuning=tuning
+    )
 
 
 def initial_prompt(config: RunConfig, task: Task, backbone: Backbone) -> Prompt:

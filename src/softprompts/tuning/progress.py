@@ -3,6 +3,7 @@
 The command line has its own bars on a terminal (`cli/progress.py`), and these lines in logs.
 """
 
+import importlib
 import os
 import sys
 import time
@@ -66,9 +67,7 @@ class Bars(Lines):
         super().__init__(varied)
         with warnings.catch_warnings():  # a notebook without ipywidgets gets a bar of text
             warnings.simplefilter("ignore")
-            from tqdm.auto import tqdm
-
-        self.tqdm: Any = tqdm
+            self.tqdm: Any = importlib.import_module("tqdm.auto").tqdm
         self.bar: Any = None
         self.done: dict[int, int] = {}
         """Steps that the bar has counted, by the run's id."""

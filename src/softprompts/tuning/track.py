@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from ..artifacts.run_folder import RunFolder
-from ..errors import UserError
+from ..errors import UserError, choices
 from .run import CHECK_EVERY, Run
 from .watch import Watcher
 
@@ -26,7 +26,7 @@ def check_trackers(names: Sequence[str]) -> None:
     available = {str(tracker.value) for tracker in get_available_trackers()}
     for name in names:
         if name not in TRACKERS:
-            raise UserError(f"There is no tracker {name!r}; choose one of {', '.join(TRACKERS)}.")
+            raise UserError(f"There is no tracker {name!r}; {choices(name, TRACKERS)}")
         if name not in available:
             raise UserError(f"The tracker {name} is not installed; run pip install {name}.")
 

@@ -12,7 +12,7 @@ from ..backbone import Backbone
 from ..config import Member, RunConfig, Settings, TaskConfig, expand_lists, sections
 from ..errors import UserError
 from ..tasks import Task, load_task, lone_classes, register_data
-from .checkpoint import load_checkpoint
+from .checkpoint import load_checkpoint, longer_schedule
 from .cohort import Cohort
 from .finish import finish
 from .progress import make_watcher
@@ -164,8 +164,8 @@ def _load(
     """The runs, each at step 0 or where its checkpoint left off, with their folders ready."""
     watcher.on_message("reading the data")
     tasks = team.on_all(lambda: load_tasks(configs))
-    for warning in dict.fromkeys(filter(None, map(lone_classes, tasks))):
-        watcher.on_message(f"warning: {warning}")
+    for lone in dict.fromkeys(filter(None, map(lone_classes, tasks))):
+        watcher.on_message(f"warning: {lone}")
     if backbone is None:
         watcher.on_message(f"loading {configs[0].model}")
     frozen = backbone or team.on_all(lambda: _load_backbone(team, configs[0]))
@@ -192,6 +192,8 @@ def _load(
         if folder is not None and resumes:
             load_checkpoint(run, folder)
             watcher.on_message(f"resuming {folder.path} at step {run.step:,} of {run.steps:,}")
+            if warning := longer_schedule(run, folder.read_checkpoint_note()):
+                watcher.on_message(warning)
     for run, folder in zip(runs, folders, strict=True):
         if folder is not None and team.is_main:
             folder.write_config(run.config)
@@ -202,10 +204,11 @@ def _keep_scoring(config: RunConfig, folder: RunFolder) -> RunConfig:
     """A run that exists keeps its scoring: earlier versions chose another by default."""
     if config.tuning.scoring != "auto":
         return config
-    scoring = None
+    scoring: Any = None
     with contextlib.suppress(UserError):  # a corrupted file is reported when it is loaded
         if folder.has_checkpoint:
-            scoring = folder.read_checkpoint_note()["config"]["tuning"]["scoring"]
+            saved = folder.read_checkpoint_note().get("config", {})
+            scoring = saved.get("tuning", {}).get("scoring")
         elif folder.has_prompt:
             scoring = folder.card().scoring
     if scoring not in ("generate", "labels"):

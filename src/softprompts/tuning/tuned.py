@@ -1,8 +1,8 @@
 """A tuned prompt in use: loaded from its folder, or imported from PEFT."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ from ..artifacts.card import UNTRAINED, BackboneCard, Card, PromptCard, TaskCard
 from ..artifacts.peft import read_adapter, write_adapter
 from ..artifacts.run_folder import MODEL, RunFolder
 from ..backbone import Backbone, load_backbone
+from ..backbone.load import BUNDLED_MODELS
 from ..config import PromptConfig, run_config
 from ..errors import UserError, setting, spelled
+from ..files import find_path
 from ..prompt import Prompt
 from ..prompt.prompt import folded_prompt
 from ..tasks import (
@@ -109,7 +111,7 @@ class Tuned:
     ) -> dict[str, float]:
         """The scores on labelled rows with the task's columns: data in memory as for `tune`, a
         file, or a `split` of a dataset."""
-        name = str(data) if isinstance(data, str | PathLike) else register_rows(data)
+        name = str(data) if isinstance(data, str | os.PathLike) else register_rows(data)
         rows = read_rows(name, split)
         self.form.check_columns(rows)
         examples = self.form.examples(rows, skip_bad_rows, "validation")
@@ -136,11 +138,11 @@ class Tuned:
         """The mean of the prompts that input texts are routed to, as a single prompt for all."""
         if self.prompt.config.count == 1 or self.prompt.head is not None:
             return self
-        total = torch.zeros_like(self.prompt.table[0], dtype=torch.float64)
+        total = torch.zeros(self.prompt.table[0].shape, dtype=torch.float64)
         rows = self.backbone.tokenise(inputs, self.predictor().budget)
         for start in range(0, len(rows), 64):
             text = self.backbone.embed_rows(rows[start : start + 64])
-            total += self.prompt(text.embeds, text.mask).double().sum(0)
+            total += self.prompt(text.embeds, text.mask).cpu().double().sum(0)
         like = PromptConfig(place=self.prompt.config.place)
         prompt = folded_prompt((total / len(rows)).float()[None], like=like)
         return replace(self, prompt=prompt.to(self.backbone.device))
@@ -175,7 +177,7 @@ def load(
     prompt, card = saved.load()
     labels = card.answering().form.labels
     if backbone is None:
-        own = str(saved.model) if card.model == MODEL else card.backbone.name
+        own = str(saved.model) if card.model == MODEL else _model_of(card, saved.path)
         backbone = load_backbone(model or own, dtype, device, trust_remote_code)
     card.check_backbone(backbone, saved.path)
     head = prompt.head_sizes()
@@ -188,6 +190,14 @@ def load(
         )
     prompt = prompt.to(backbone.device)
     return Tuned(prompt, backbone, card, saved.path, embedding=saved.embedding())
+
+
+def _model_of(card: Card, folder: Path) -> str:
+    """The backbone's name; of a model folder that moved with the prompt, its path now."""
+    name = card.backbone.name
+    if name in BUNDLED_MODELS or os.path.exists(name):
+        return name
+    return find_path(name, folder)
 
 
 def import_peft(

@@ -1,0 +1,146 @@
+"""`softprompts predict`: rows keep their columns, bad rows are reported, prompts share a pass."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+import softprompts
+from softprompts.cli import main
+
+from ..conftest import write_toy
+
+QUICK = [
+    *("--steps", "2", "--batch-size", "4", "--preset", "prompt-tuning"),
+    *("--prompt.length", "3", "--max-length", "40", "--device", "cpu", "--quiet", "--no-baselines"),
+]
+CPU = ["--device", "cpu", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two prompts on own data."""
+    folder = tmp_path_factory.mktemp("predict")
+    train = ["--train", str(write_toy(folder)), "--text", "review", "--label", "mood"]
+    assert main(["tune", *train, *QUICK, "--seed", "0,1", "--output", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "new.csv"
+    path.write_text('id,review,prediction\n7,"good food, again",x\n8,,y\n9,a dull film,z\n')
+    return path
+
+
+def test_own_data_is_answered_with_labels(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card = json.loads((runs / "seed=0" / "prompt.json").read_text())
+    assert (card["scoring"], card["invalid"]) == ("labels", 0)
+    assert main(["predict", str(runs / "seed=0"), "anything", *CPU]) == 0
+    assert capsys.readouterr().out.strip() in ("positive", "negative")
+    command = ["predict", str(runs / "seed=0"), "anything", "--scoring", "generate", *CPU]
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert shown.out.strip() not in ("positive", "negative")
+    assert "1 of 1 answers of seed=0 match no label" in shown.err
+    assert "use --scoring labels" in shown.err
+
+
+def test_a_bad_row_is_reported_or_left_unanswered(
+    runs: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out.csv"
+    command = ["predict", str(runs / "seed=0"), "--file", str(rows), "--output", str(output), *CPU]
+    assert main(command) == 2
+    assert "new.csv:3: the column 'review' is empty. Correct it, or" in capsys.readouterr().err
+    assert not output.exists()
+    assert main([*command, "--skip-bad-rows"]) == 0
+    assert "1 row is not answered" in capsys.readouterr().err
+    with output.open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [row["id"] for row in table] == ["7", "8", "9"], "in order, ids and all"
+    assert [row["prediction"] for row in table] == ["x", "y", "z"], "the file's own column"
+    assert [row["prediction_2"] in ("positive", "negative") for row in table] == [
+        *(True, False, True),
+    ]
+    assert table[1]["prediction_2"] == table[1]["probability"] == ""
+    assert 0.5 <= float(table[0]["probability"]) <= 1
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".jsonl", ".parquet"])
+def test_several_prompts_have_a_column_each(
+    suffix: str, runs: Path, rows: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / f"out{suffix}"
+    names = ["seed=0", "seed=1"]
+    prompts = ",".join(str(runs / name) for name in names)
+    command = ["predict", prompts, "--file", str(rows), "--output", str(output)]
+    assert main([*command, "--skip-bad-rows", *CPU]) == 0
+    if suffix == ".parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        table = parquet.read_table(output).to_pylist()
+    elif suffix == ".jsonl":
+        table = [json.loads(line) for line in output.read_text().splitlines()]
+    else:
+        table = list(csv.DictReader(output.read_text().splitlines(), delimiter="\t"))
+    texts = ["good food, again", "a dull film"]
+    for name in names:
+        alone = softprompts.load(runs / name, device="cpu").predict(texts)
+        assert [row[name] for row in table] == [alone[0], table[1][name], alone[1]]
+        assert not table[1][name]
+    assert set(table[0]) == {"id", "review", "prediction", *names}
+
+
+def test_rows_come_from_standard_input(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["predict", str(runs / "seed=0"), "--file", "-", *CPU]
+    for text in ("id,review\n1,good\n2,bad\n", '{"review": "good"}\n{"review": "bad"}\n'):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        assert main([*command, "--json"]) == 0
+        shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [line["input"] for line in shown] == ["good", "bad"]
+        assert shown[0]["row"]["review"] == "good"
+    monkeypatch.setattr("sys.stdin", io.StringIO("review\ngood\n,\n"))
+    assert main(command) == 2
+    assert "standard input:3 has 2 cells, but the header has 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("out.xlsx", "name a file that ends in .csv, .tsv, .jsonl, .parquet."),
+        ("new.csv", "--output is the file of --file; name another."),
+        (".", "name a file"),
+    ],
+)
+def test_a_wrong_output_is_refused_at_once(
+    output: str, message: str, rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["predict", "nowhere", "--file", str(rows), "--output", str(rows.parent / output)]
+    assert main(command) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_ensembles_in_python(runs: Path) -> None:
+    folders = [runs / "seed=0", runs / "seed=1"]
+    texts = ["good food", "a dull film", "a bad week"]
+    tuned = [softprompts.load(folder, device="cpu") for folder in folders]
+    rows = list(zip(*(prompt.probabilities(texts) for prompt in tuned), strict=True))
+    mean = [{label: (a[label] + b[label]) / 2 for label in a} for a, b in rows]
+    for row, expected in zip(softprompts.probabilities(tuned, texts), mean, strict=True):
+        assert row == pytest.approx(expected, abs=1e-4)
+    best = [max(row, key=lambda label: row[label]) for row in mean]
+    assert softprompts.ensemble(folders, texts, by="probability") == best
+    first = tuned[0].predict(texts)
+    assert softprompts.ensemble(tuned, texts) == first, "of two, the first decides"
+    alone = softprompts.probabilities(folders[0], texts)
+    assert alone[0] == pytest.approx(tuned[0].probabilities(texts)[0], abs=1e-4)
+    with pytest.raises(softprompts.UserError, match="by is 'votes'; did you mean vote"):
+        softprompts.ensemble(tuned, texts, by="votes")  # type: ignore[arg-type]
+    with pytest.raises(softprompts.UserError, match="named twice"):
+        softprompts.ensemble([folders[0], folders[0]], texts)
+    with pytest.raises(softprompts.UserError, match="name at least one"):
+        softprompts.ensemble([], texts)
