@@ -13,7 +13,7 @@ from softprompts.backbone import Backbone
 from softprompts.config import RunConfig, run_config
 from softprompts.errors import UserError
 from softprompts.files.tensors import read_tensors, write_tensors
-from softprompts.tuning import Run
+from softprompts.tuning import Run, Watcher
 from softprompts.tuning.tune import tune_config
 from softprompts.tuning.tuned import load
 
@@ -41,7 +41,7 @@ def config(toy: Path, preset: str = "prompt-tuning", **tuning: Any) -> RunConfig
     )
 
 
-class Recorder:
+class Recorder(Watcher):
     """Records the folded prompt of every step, and interrupts at one, like Ctrl-C."""
 
     def __init__(self, stop: int = -1, break_at: int = -1) -> None:
@@ -113,7 +113,7 @@ def test_a_checkpoint_without_it_is_refused(t5: Backbone, toy_csv: Path, tmp_pat
     tensors, note = read_tensors(tmp_path / "checkpoint.safetensors")
     del tensors["embedding"]
     write_tensors(tmp_path / "checkpoint.safetensors", tensors, note)
-    with pytest.raises(UserError, match="parts of it are missing"):
+    with pytest.raises(UserError, match="parts are missing"):
         tune_config(settings, tmp_path, backbone=t5)
 
 

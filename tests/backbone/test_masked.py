@@ -16,7 +16,7 @@ from softprompts.prompt import Material
 from softprompts.prompt.head import LinearHead
 from softprompts.prompt.prompt import build_prompt
 from softprompts.tasks import load_task
-from softprompts.tuning import Run
+from softprompts.tuning import Run, Watcher
 from softprompts.tuning.tune import tune_config
 from softprompts.tuning.tuned import load
 
@@ -111,7 +111,7 @@ def test_the_head_is_trained_and_saved_with_the_prompt(
 
 
 def test_a_resumed_run_keeps_its_head(toy_csv: Path, tmp_path: Path) -> None:
-    class Stop:
+    class Stop(Watcher):
         def on_step(self, run: Any) -> None:
             if run.step == 12:
                 raise KeyboardInterrupt
@@ -137,7 +137,7 @@ def test_a_head_that_does_not_fit_the_card_is_an_error(toy_csv: Path, tmp_path: 
 
 
 def test_a_head_is_for_encoder_only_models(t5: Any, toy_csv: Path) -> None:
-    with pytest.raises(UserError, match="predicts words; a linear head is for encoder-only models"):
+    with pytest.raises(UserError, match="A linear head is for encoder-only models such as BERT"):
         tune_config(settings(toy_csv, prompt={"head": "linear"}), None, backbone=t5)
 
 

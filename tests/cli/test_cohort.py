@@ -184,7 +184,7 @@ BAD = [
     (["--dtype", "fp32,bf16"], "give one dtype"),
     (["--device", "cpu,cuda"], "give one device"),
     (["--preset", "mixture,model-tuning"], "cannot share it with others; tune it by itself"),
-    (["--prompt.length", "5,600"], "raise --max-length or shorten the prompt"),
+    (["--prompt.length", "5,600"], "lower --prompt.length, or raise --max-length"),
     (["--task", "helpdesk/intent,helpdesk/nothing"], "There is no task 'helpdesk/nothing'"),
 ]
 
@@ -238,7 +238,9 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
         patch.setattr("softprompts.tuning.tune.load_task", counted)
         assert main([*COHORT, "--seed", "0,1", "--json", "--output", str(folder)]) == 0
     assert loaded == ["helpdesk/register", "helpdesk/urgency"], "once each"
-    assert err.getvalue() == "", "no progress without a terminal"
+    shown = err.getvalue()
+    assert "seed 1: step 4 of 4" in shown, "a line per evaluation without a terminal"
+    assert "\r" not in shown, "no bars"
     return folder, json.loads(out.getvalue())
 
 
@@ -503,7 +505,7 @@ def test_a_terminal_shows_as_many_runs_as_fit(
                 frames.append(screen.getvalue()[begin:])
 
     with Redrawn([member.varied for member in members]) as watcher:
-        tune_cohort(members, None, watcher=watcher, backbone=t5, on_start=watcher.on_start)
+        tune_cohort(members, None, watcher=watcher, backbone=t5)
     names = ("steps", "seed", "loss", "score", "best")
     for piece in (*names, "0/4", "6 runs", "36/36", "run-steps/s", "left"):
         assert piece in screen.getvalue()
@@ -515,12 +517,12 @@ def test_a_terminal_shows_as_many_runs_as_fit(
     assert "... and 2 more" in frame
 
 
-def test_nothing_is_shown_without_a_terminal(
+def test_nothing_is_shown_if_quiet(
     t5: Backbone, toy_csv: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     members = small(toy_csv, seed=[0, 1], tuning={"steps": 1})
-    with CohortProgress([member.varied for member in members]) as watcher:
-        tune_cohort(members, None, watcher=watcher, backbone=t5, on_start=watcher.on_start)
+    with CohortProgress([member.varied for member in members], quiet=True) as watcher:
+        tune_cohort(members, None, watcher=watcher, backbone=t5)
     assert capsys.readouterr() == ("", "")
 
 

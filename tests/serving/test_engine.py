@@ -156,7 +156,7 @@ def test_bad_questions_are_clear_errors() -> None:
         engine.probabilities(["x"])  # type: ignore[list-item]
     with pytest.raises(UserError, match="name at least one"):
         engine.ensemble([], ["x"])
-    with pytest.raises(UserError, match="name at least one"):
+    with pytest.raises(UserError, match="needs at least one prompt"):
         Engine(backbone, {})
     with pytest.raises(
         UserError, match="mood was tuned on random-t5 and does not work with another model"

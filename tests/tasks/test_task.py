@@ -146,12 +146,12 @@ def test_few_shot_keeps_the_order(shots: int) -> None:
         (
             [{"t": "a", "y": "x"}] * 9,
             {"text": "T"},
-            r"d.jsonl has no column 'T'; its columns are t, y: name one with text.$",
+            r"no column 'T'; did you mean 't'\? Its columns are t, y: name one with text.$",
         ),
         (
             [{"t": "a", "y": "x"}] * 9,
             {"label": "Y"},
-            r"d.jsonl has no column 'Y'; its columns are t, y: name one with label.$",
+            r"no column 'Y'; did you mean 'y'\? Its columns are t, y: name one with label.$",
         ),
         (
             [{"t": "a", "y": "x"}] * 9,

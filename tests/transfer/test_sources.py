@@ -67,7 +67,7 @@ def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(
     Library(copied).add(runs / "task=helpdesk-area", "elsewhere")
     Library(copied).add(runs / "task=helpdesk-register", "renewed")
     reasons = [
-        "elsewhere.* is of another backbone",
+        "elsewhere.* was tuned on another backbone",
         "renewed.* was tuned on another version",
         "sentiment.* is a mixture of 4",
     ]

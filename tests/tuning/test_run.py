@@ -20,7 +20,7 @@ from softprompts.errors import UserError
 from softprompts.files import atomic as files
 from softprompts.files.tensors import read_tensors, write_tensors
 from softprompts.tasks import load_task
-from softprompts.tuning import Cohort, Run, RunFailedError
+from softprompts.tuning import Cohort, Run, RunFailedError, Watcher
 from softprompts.tuning.evaluate import label_spellings
 from softprompts.tuning.microbatch import MicroBatch, TokenBudget, backward
 from softprompts.tuning.run import check_losses
@@ -54,7 +54,7 @@ def config(toy: Path, preset: str = "prompt-tuning", seed: int = 0, **tuning: An
     )
 
 
-class Watch:
+class Watch(Watcher):
     """Records the steps it sees, and interrupts at one, like Ctrl-C."""
 
     def __init__(self, stop: int = -1, during: str = "step") -> None:

@@ -65,7 +65,7 @@ class TaskScore:
 
     @property
     def standard_error(self) -> float | None:
-        """Of the score, over seeds and over validation rows, added in quadrature.
+        """The standard error of the score, over seeds and validation rows, added in quadrature.
 
         All seeds are evaluated on the same rows, so averaging over seeds does not remove the chance
         in drawing the rows. That part is binomial, sqrt(p (1 - p) / rows). If the majority class

@@ -256,7 +256,7 @@ class Card(Part):
 
     @property
     def task_settings(self) -> dict[str, Any]:
-        """The settings of the task, with its data where it lies now."""
+        """The settings of the task, with the current paths of its data."""
         settings = self._settings("task")
         return settings if self.path is None else locate_data(settings, self.path.parent)
 

@@ -27,7 +27,7 @@ class Flops(NamedTuple):
 
 
 def t5_flops(config: Any, inputs: Sequence[int], targets: Sequence[int]) -> Flops:
-    """Of rows with these numbers of encoder tokens, including the prompt, and target tokens."""
+    """For rows with these numbers of encoder tokens, prompt included, and of target tokens."""
     width, heads = config.d_model, config.num_heads
     inner = heads * config.d_kv
     attention = 4 * width * inner

@@ -122,7 +122,7 @@ class OurRuns:
 
 
 def set_compile(backbone: Backbone, on: bool) -> bool:
-    """Compile our layers and record steps, or not; False where that is impossible, as on a CPU."""
+    """Compile our layers and record steps, or not; False if that is impossible, as on a CPU."""
     backbone.compile(on)
     return bool(getattr(getattr(backbone, "packed", None), "compiled", False))
 

@@ -44,7 +44,7 @@ class Clock:
         return result
 
     def seconds(self) -> list[float]:
-        """Of each call."""
+        """The seconds of each call."""
         if not self.cuda:
             return [end - start for start, end in self.intervals]
         torch.cuda.synchronize()

@@ -77,7 +77,7 @@ def _learners(
 def _flops(
     settings: Settings, backbone: Backbone, batches: RunBatches, length: int
 ) -> dict[str, float]:
-    """Of an average step, without the router's few."""
+    """Those of an average step, without the router's few."""
     texts = [len(text) + length for batch in batches.inputs[settings.warmup :] for text in batch]
     targets = [len(target) for batch in batches.targets[settings.warmup :] for target in batch]
     flops = t5_flops(backbone.model.config, texts, targets)

@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def complete(words: Sequence[str]) -> list[str]:
-    """What the last word may become; nothing where a file name is expected."""
+    """The completions of the last word; none where a file name is expected."""
     *before, last = words
     if not before:
         return _matching(last, COMMANDS)

@@ -140,10 +140,10 @@ def _write_errors(
     wrong: list[dict[str, Any]] = []
     for number, (example, prediction) in enumerate(zip(data.examples, predictions, strict=True)):
         if is_wrong(data.metrics[0], example, prediction, data.labels):
-            row = {"row": number + 1, "input": example.input, "target": example.target}
+            question = {"row": number + 1, "input": example.input, "target": example.target}
             shares = {} if probabilities is None else probabilities[number]
             rounded = {label: round(share, 4) for label, share in shares.items()}
-            wrong.append({**row, "prediction": prediction, "probabilities": rounded})
+            wrong.append({**question, "prediction": prediction, "probabilities": rounded})
     if path.suffix == ".jsonl":
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in wrong)
     else:

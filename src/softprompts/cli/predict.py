@@ -36,7 +36,7 @@ class Question:
     """The text that each prompt reads; none of a row that cannot be answered."""
     answers: list[str] = field(default_factory=list)
     probabilities: list[dict[str, float]] = field(default_factory=list)
-    """Of each prompt's labels, if it has labels."""
+    """The probabilities of each prompt's labels, if it has labels."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _folders(prompt: Path) -> list[Path]:
-    """One folder, or several with commas between them."""
+    """One folder, or several separated by commas."""
     if prompt.exists():
         return [prompt]
     folders = [Path(part.strip()) for part in str(prompt).split(",") if part.strip()]
@@ -127,7 +127,7 @@ def _stdin_rows() -> list[Row]:
 
 
 def _text_column(engine: "Engine") -> str:
-    """The one column that all prompts read, which a plain text stands for."""
+    """The one column that all prompts read, which a plain text fills."""
     columns = {tuple(tuned.form.columns) for tuned in engine.tuned.values()}
     (first, *others) = columns
     if others or len(first) != 1:
@@ -154,7 +154,7 @@ def _questions(engine: "Engine", rows: Sequence[Row], skip_bad: bool) -> list[Qu
             questions.append(Question(row))
         except ValueError:
             raise UserError(
-                f"The prompts make different numbers of questions of {row.location}; answer with "
+                f"The prompts make different numbers of inputs from {row.location}; answer with "
                 "one prompt at a time."
             ) from None
     if first_error is None:
@@ -192,7 +192,7 @@ def _answer(engine: "Engine", questions: Sequence[Question], shares: bool, on_ro
 
 
 def _print_notes(engine: "Engine", questions: Sequence[Question], names: Sequence[str]) -> None:
-    """On standard error: how many generated answers are none of the labels."""
+    """On standard error: how many generated answers match no label."""
     for number, (predictor, name) in enumerate(zip(engine.bank.predictors, names, strict=True)):
         labels = predictor.labels
         answers = [question.answers[number] for question in questions if question.answers]

@@ -42,7 +42,7 @@ class _Rate(ProgressColumn):
 
 
 class _TimeLeft(ProgressColumn):
-    """The time left: a better estimate than the bar's own rate where there is one."""
+    """The time left: a better estimate than the bar's own rate, if there is one."""
 
     def render(self, task: Task) -> Text:
         estimate = task.fields.get("seconds_left")

@@ -112,7 +112,7 @@ def _describe(entry: "Entry") -> str:
 
 
 def _data(card: "Card") -> list[str]:
-    """Where the prompt's own data lies, or lay."""
+    """Where the prompt's own data is, or was."""
     settings = card.task_settings
     return [settings[name] for name in ("train", "validation") if settings.get(name)]
 

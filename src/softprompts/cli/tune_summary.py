@@ -47,7 +47,7 @@ def describe(tuned: Tuned) -> str:
 
 
 def cohort_table(runs: Sequence[Record], folder: Path) -> str:
-    """A row per run, a row per setting over its seeds where there are several, and failures."""
+    """A row per run, a row per setting over its seeds if there are several, and failures."""
     names = list(runs[0]["settings"])
     tested = any(run.get("test") for run in runs)
     header = [*names, "score", *(["test"] if tested else []), "95 % interval", "rows"]

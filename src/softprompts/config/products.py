@@ -85,7 +85,7 @@ def expand_lists(*layers: Mapping[str, Any]) -> list[Member]:
 
 
 def _load_kinds(settings: Mapping[str, Any]) -> None:
-    """Load plugins where a kind is unknown, so that lists of its options are recognised."""
+    """Load plugins if a kind is unknown, so that lists of its options are recognised."""
     for table in TABLES.values():
         kind = _get(settings, (*table.path.split("."), "kind"))
         names = kind.split(",") if isinstance(kind, str) else ()

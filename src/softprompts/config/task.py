@@ -14,7 +14,7 @@ DATA_PATHS = ("train", "validation", "data_dir")
 
 
 def locate_data(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Task settings from a file in `folder`, with the data they name where it lies now."""
+    """Task settings from a file in `folder`, with the current paths of the data they name."""
     names = {name: settings[name] for name in DATA_PATHS if isinstance(settings.get(name), str)}
     return {**settings, **{name: find_path(path, folder) for name, path in names.items()}}
 

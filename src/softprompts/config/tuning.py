@@ -67,6 +67,9 @@ class TuningConfig(Settings):
     recompute: bool = False
     """Recompute the frozen model's activations in the backward pass: less memory, more time."""
 
+    balance: bool = False
+    """Weight each training row by how rare its class is, so that all classes count the same."""
+
     z_loss: float = option(0.0, minimum=0)
     """Weight of the squared log-normaliser (T5X: 1e-4)."""
 

@@ -33,7 +33,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 def _acquire(folder: Path) -> int | None:
-    """The locked file, or None where the file system does not support locks or is read-only.
+    """The locked file, or None if the file system does not support locks or is read-only.
 
     A folder that cannot be written is reported by whoever writes to it.
     """

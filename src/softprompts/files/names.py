@@ -26,7 +26,7 @@ def checked_path(text: str) -> Path:
 
 
 def find_path(name: str, folder: Path) -> str:
-    """A path that a file in `folder` names, wherever it lies now; the name itself if nowhere.
+    """The current path of what a file in `folder` names; the name itself if it is not found.
 
     A relative path starts from that folder, or from the working directory. A path that is gone may
     have moved together with the folder: it is looked for below the folders above.

@@ -39,7 +39,7 @@ class Entry:
 
     @property
     def fingerprint(self) -> str:
-        """Of the only backbone that the prompt works with."""
+        """The fingerprint of the only backbone that the prompt works with."""
         return self.card.backbone.fingerprint
 
     def check_vectors(self) -> None:

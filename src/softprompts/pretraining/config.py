@@ -293,7 +293,7 @@ class PretrainConfig(Settings):
         return {name: getattr(self, name) or value for name, value in SIZES[self.size].items()}
 
     def effective(self) -> dict[str, Any]:
-        """The settings that have an effect: those of a new model only where there is one."""
+        """The settings that have an effect: those of a new model only if there is one."""
         return {
             name: value
             for name, value in dataclasses.asdict(self).items()

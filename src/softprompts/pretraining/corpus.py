@@ -117,7 +117,7 @@ class Corpus:
     ids: Any
     ends: Any
     digest: str
-    """Of the files, the tokenizer and how they are read."""
+    """A hash of the files, the tokenizer and how they are read."""
 
     @property
     def starts(self) -> Any:

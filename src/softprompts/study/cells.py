@@ -182,7 +182,7 @@ def make_result(
 
 
 def _score_fields(card: Card) -> dict[str, Any]:
-    """What a result says of its score beside the score itself."""
+    """What a result says about its score, besides the score itself."""
     validation, test = (card.scores.get(split, {}) for split in ("validation", "test"))
     words = validation.get("baselines", {}).get("bag_of_words")
     return {

@@ -60,7 +60,7 @@ def check_data(cells: Sequence[Cell], folder: StudyFolder) -> dict[str, Task]:
     """The tasks of the cells without a result, by their settings.
 
     Your own data is read, and must be what finished cells used. Named tasks' rows must be in the
-    data folder or, where there is none, on the Hub; most are read when they run.
+    data folder or, without one, on the Hub; most are read when they run.
     """
     available = functools.cache(has_rows)  # asks the Hub once per task
     tasks, digests = dict[str, Task](), dict[str, dict[str, str]]()

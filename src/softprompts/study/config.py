@@ -100,7 +100,7 @@ class StudyConfig(Grid):
     name: str = "study"
     about: str = ""
     data_dir: str | None = None
-    """A folder with named tasks' rows; none: SOFTPROMPTS_DATA, or the Hugging Face Hub."""
+    """A folder with named tasks' rows; default: SOFTPROMPTS_DATA, or the Hugging Face Hub."""
     cohort: int = option(16, minimum=1)
     """How many runs share one forward pass, at most."""
     variants: dict[str, Any] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class StudyConfig(Grid):
         return bool(self.variants) and all(self.variants.values())
 
     def grids(self) -> list[tuple[str | None, Grid]]:
-        """The variants, or the study itself where there are none."""
+        """The variants, or the study itself if there are none."""
         common = {f.name: getattr(self, f.name) for f in dataclasses.fields(Grid)}
         common["retrieval"] = self.retrieval.plain()
         if not self.variants:
@@ -150,7 +150,7 @@ class Subject:
 
 
 def target_tasks(entry: Any) -> Sequence[Any]:
-    """A benchmark as a target is each of its tasks."""
+    """Targets, with each benchmark replaced by its tasks."""
     return BENCHMARKS.get(entry, (entry,)) if isinstance(entry, str) else (entry,)
 
 

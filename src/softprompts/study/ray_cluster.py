@@ -40,7 +40,7 @@ def work_on_ray(
     watcher: StudyWatcher | None = None,
     stages: Collection[str] | None = None,
 ) -> StudyState:
-    """Run cells until none is left: a cohort on each GPU, or on each CPU where there are none.
+    """Run cells until none is left: a cohort on each GPU, or on each CPU if there are none.
 
     The cells of a cohort whose machine died are run again. Results are in the folder, so none is
     lost or counted twice.

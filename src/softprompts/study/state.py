@@ -115,7 +115,7 @@ class StudyLines(StudyWatcher):
 
 
 class Pace(TypedDict):
-    """None where nothing is finished yet."""
+    """None if nothing is finished yet."""
 
     cells_per_minute: float | None
     eta_seconds: int | None

@@ -32,12 +32,12 @@ class ScoreRow(TypedDict):
     variant: str | None
     source: str | None
     targets: dict[str, Spread | None]
-    mean: Spread | None  # over all targets; None where one is missing, to compare rows fairly
+    mean: Spread | None  # over all targets; None if one is missing, to compare rows fairly
     benchmarks: dict[str, Spread | None]  # the same over the tasks of a benchmark
 
 
 def all_results(cells: Sequence[Cell], state: StudyState) -> list[CellResult]:
-    """One for each planned cell, with a score of None where it is not finished."""
+    """One for each planned cell, with a score of None if it is not finished."""
     return [
         dataclasses.replace(state.results.get(cell.name, CellResult(cell.name)), **cell.identity())
         for cell in cells
@@ -90,7 +90,7 @@ def score_table(
 def _mean_over(
     targets: Mapping[str, Mapping[int, float | None]], names: Sequence[str]
 ) -> Spread | None:
-    """The mean over targets and its spread over seeds; None where a target or a cell is missing."""
+    """The mean over targets and its spread over seeds; None if a target or a cell is missing."""
     if any(name not in targets for name in names):
         return None
     seeds = sorted({seed for name in names for seed in targets[name]})

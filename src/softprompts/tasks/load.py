@@ -98,7 +98,7 @@ def lone_classes(task: Task) -> str | None:
             verb = "has" if len(lone) == 1 else "have"
             return (
                 f"{listing(sorted(lone))} {verb} a single {split} row; "
-                "add rows of each class, or scores of it mean little."
+                "add rows, because the score of such a class means little."
             )
     return None
 

@@ -113,7 +113,7 @@ def _paired(texts: Any, labels: Any, path: str) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as Python and JSON have it; None where it is missing."""
+    """A value as Python and JSON have it; None if it is missing."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a numpy scalar
         value = value.item()
     missing = type(value).__name__ in ("NAType", "NaTType") or value is None

@@ -30,7 +30,7 @@ class ScoreReport:
     intervals: dict[str, list[float]]
     """95 % intervals of the metrics."""
     baselines: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Of each baseline its `metrics`, and the `p` of a paired test against it."""
+    """For each baseline, its `metrics` and the `p` of a paired test against it."""
     invalid: int = 0
     """Answers that matched no label."""
     classes: dict[str, dict[str, float | None]] = field(default_factory=dict)

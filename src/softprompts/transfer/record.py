@@ -14,7 +14,7 @@ CHOICE, RUNS = "choice.json", "runs"
 PROBE, BASELINE, MIXTURE = "probe", "baseline", "mixture"
 """Names of runs, in their folder `runs`; the others are named after their sources."""
 RANKED = ("name", "task", "similarity", "step", "seed", "length")
-"""What is recorded of a source; its similarity is None where the strategy does not rank."""
+"""What is recorded of a source; its similarity is None if the strategy does not rank."""
 
 
 class TransferRecord(TypedDict, total=False):
@@ -28,7 +28,7 @@ class TransferRecord(TypedDict, total=False):
     mixture: dict[str, Any] | None  # task and folder
     weights: dict[str, float] | None
     runs: list[dict[str, Any]]  # name, sources and start of each
-    results: list[dict[str, Any]]  # of `runs`; a score of None where a run left no prompt
+    results: list[dict[str, Any]]  # of `runs`; a score of None if a run left no prompt
     baseline: dict[str, Any] | None
     kept: str
     gain: dict[str, Any] | None  # points, error_reduction or None, p and rows of a paired test

@@ -32,7 +32,7 @@ def folded_card(prompt: PromptConfig) -> PromptCard:
 def start_mismatch(source: PromptCard, target: PromptConfig, averaged: bool = False) -> str | None:
     """Why a target's prompt cannot start from a source, or from its average with others.
 
-    None where it can.
+    None if it can.
     """
     if source.length == 0 and target.length > 0:
         return "it has no prompt vectors, because its run tuned the model or nothing"
@@ -64,7 +64,7 @@ def source_mismatch(
 ) -> str | None:
     """Why a prompt of the same backbone cannot be a source for the target by this strategy.
 
-    None where it can.
+    None if it can.
     """
     tasks = set(task_names(entry.card.task.name))
     if not keep_same_task and tasks.intersection(task_names(target_name(target.task))):

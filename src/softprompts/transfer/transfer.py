@@ -141,7 +141,7 @@ def run_transfer(
 
 
 def _choose(request: Request, stages: "_Stages") -> TransferRecord:
-    """The sources, by similarity to a probe where the strategy ranks, and the runs to tune."""
+    """The sources, by similarity to a probe if the strategy ranks, and the runs to tune."""
     sources, left_out = usable_sources(request, stages.backbone)
     matches = _ranked(request, stages, sources) if request.ranks else []
     if matches:

@@ -66,7 +66,7 @@ class PromptBank:
     def __init__(self, predictors: "Sequence[Predictor]") -> None:
         self.predictors, self.backbone = list(predictors), predictors[0].backbone
         self.constant = [constant_vectors(predictor.prompt) for predictor in predictors]
-        """Each prompt's vectors [P, H]; None where they depend on the text."""
+        """Each prompt's vectors [P, H]; None if they depend on the text."""
         zeros = [torch.zeros_like(predictor.prompt.table[0]) for predictor in predictors]
         filled = [
             blank if vectors is None else vectors
@@ -260,7 +260,7 @@ class PromptBank:
     def openings(self) -> list[list[int] | None]:
         """The ids before each prompt in every text.
 
-        None where they, or the prompt, are not the same for all texts.
+        None if they, or the prompt, are not the same for all texts.
         """
         special = self.backbone.token_ids(["x"])[0][: self.backbone.special_token_counts[0]]
         before: dict[str, list[int]] = {"prefix": [], "after-bos": special}
@@ -273,7 +273,7 @@ class PromptBank:
 
     @cached_property
     def cached_vectors(self) -> list[Tensor]:
-        """Each prompt after the ids before it [., H]; empty where it cannot be cached."""
+        """Each prompt after the ids before it [., H]; empty if it cannot be cached."""
         prefixes = []
         for ids, vectors in zip(self.openings, self.constant, strict=True):
             if ids is None or vectors is None:
@@ -284,7 +284,7 @@ class PromptBank:
 
 
 def constant_vectors(prompt: Prompt) -> Tensor | None:
-    """A prompt's vectors [P, H] where they are the same for every text; None elsewhere."""
+    """A prompt's vectors [P, H] if they are the same for every text; otherwise None."""
     if prompt.reads_text:
         return None
     any_text = prompt.table.new_zeros(1, 1, prompt.table.shape[2])

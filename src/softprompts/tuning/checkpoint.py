@@ -86,14 +86,14 @@ def _settings(run: "Run", note: dict[str, Any]) -> Any:
 
 
 def steps_before(run: "Run", note: dict[str, Any]) -> int:
-    """The number of steps that the run of a checkpoint was to have."""
+    """The number of steps that the run of a checkpoint was planned for."""
     tuning = note["config"].get("tuning") or {}
     length = {name: tuning[name] for name in LENGTH if name in tuning}
     return count_steps(dataclasses.replace(run.config.tuning, **length), run.batches.per_epoch)
 
 
 def longer_schedule(run: "Run", note: dict[str, Any]) -> str | None:
-    """What more steps mean for a schedule that decays; None where nothing changes."""
+    """What more steps mean for a decaying schedule; None if nothing changes."""
     tuning, before = run.config.tuning, steps_before(run, note)
     if tuning.schedule == "constant" or run.finished or run.steps == before:
         return None

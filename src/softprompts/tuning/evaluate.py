@@ -12,7 +12,7 @@ from ..tasks import prepend_sentinel
 from .bank import OnRows, PromptBank, ignore_rows
 
 FREE_LENGTH = 32
-"""The most tokens of an answer where there are no labels to say how long one is."""
+"""The most tokens of an answer if there are no labels that limit it."""
 
 
 class Predictor:

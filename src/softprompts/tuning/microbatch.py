@@ -35,6 +35,8 @@ class MicroBatch(NamedTuple):
     targets: list[list[int]]
     step_tokens: int
     """Target tokens of all micro-batches of the step, over which its loss is a mean."""
+    weights: list[float] | None = None
+    """The weight of each row; None: all count the same."""
 
 
 @dataclass
@@ -104,7 +106,12 @@ def _backward_together(batches: Sequence[MicroBatch], budget: TokenBudget) -> li
         [gradient[span, : part.shape[1]] for span, part in zip(spans, prompts, strict=True)],
     )
     pairs = zip(spans, batches, strict=True)
-    return [nll[span].sum() / batch.step_tokens for span, batch in pairs]
+    return [_weighted(nll[span], batch).sum() / batch.step_tokens for span, batch in pairs]
+
+
+def _weighted(nll: Tensor, batch: MicroBatch) -> Tensor:
+    """The loss of each row, by the row's weight."""
+    return nll if batch.weights is None else nll * nll.new_tensor(batch.weights)
 
 
 def _prompts(batch: MicroBatch, text: Text) -> Tensor:
@@ -119,8 +126,12 @@ def _rows(batch: MicroBatch, start: int) -> list[_Row]:
     if run.config.tuning.dropout > 0:
         seed = int(torch.randint(2**31, (), generator=run.rng))
     shared = run.team.share(range(len(batch.inputs)))
-    weight = 1.0 / batch.step_tokens if shared else 0.0
-    return [_Row(run, start + row, batch.targets[row], weight, seed + row) for row in shared or [0]]
+    share = 1.0 / batch.step_tokens if shared else 0.0
+    weights = batch.weights or [1.0] * len(batch.inputs)
+    return [
+        _Row(run, start + row, batch.targets[row], share * weights[row], seed + row)
+        for row in shared or [0]
+    ]
 
 
 def _embed(batches: Sequence[MicroBatch]) -> Text | None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections import Counter
 from pathlib import Path
 
 from ..artifacts.run_folder import RunFolder
@@ -49,7 +50,7 @@ def resolve(config: RunConfig, task: Task, backbone: Backbone) -> RunConfig:
     if prompt.head.kind == "auto":
         prompt = dataclasses.replace(prompt, head=Choice(backbone.default_head(task.labels)))
     if tuning.scoring == "auto":
-        # an answer to one's own labelled data is a label; named tasks follow the papers
+        # answers to your own labelled data are labels; named tasks follow the papers
         own_labels = config.task.task is None and task.labels
         scoring = "labels" if own_labels else backbone.default_scoring
         tuning = dataclasses.replace(tuning, scoring=scoring)  # type: ignore[arg-type]
@@ -107,6 +108,20 @@ def text_budget(config: RunConfig, task: Task, backbone: Backbone) -> int:
                 f"shorten them, or raise {setting('tuning.max_length')}."
             )
     return budget
+
+
+def class_weights(task: Task) -> list[float]:
+    """The weight of each training row: 1 on average, and the same in total for all classes."""
+    if not task.labels:
+        raise UserError(
+            f"{task.name} has no classes to balance; leave out {setting('tuning.balance')}."
+        )
+    weights = list[float]()
+    for member in task.members:
+        counts = Counter(example.target for example in member.train)
+        mean = len(member.train) / len(counts)
+        weights += [mean / counts[example.target] for example in member.train]
+    return weights
 
 
 def count_steps(tuning: TuningConfig, batches_per_epoch: int) -> int:

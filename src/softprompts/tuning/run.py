@@ -22,6 +22,7 @@ from .microbatch import MicroBatch
 from .optim import learning_rate, make_optimizer
 from .prepare import (
     check_trainable,
+    class_weights,
     count_steps,
     empty_prompt_for,
     initial_prompt,
@@ -75,6 +76,7 @@ class Run:
             task.member_sizes,
             task.mixture_limit,
         )
+        self.weights = class_weights(task) if config.tuning.balance else None
         self.steps = count_steps(config.tuning, self.batches.per_epoch)
         self.step = 0
         self.history: list[dict[str, Any]] = []
@@ -181,6 +183,7 @@ class Run:
                 [self.inputs[row] for row in batch],
                 [self.targets[row] for row in batch],
                 tokens,
+                self.weights and [self.weights[row] for row in batch],
             )
             for batch in batches
         ]

@@ -44,7 +44,7 @@ def records(
 
 
 def _p_values(results: Sequence[Tuned | RunFailedError]) -> list[float | None]:
-    """Of a paired test against the best run on the same rows; None for the best, and if unknown."""
+    """p of a paired test against the best run on the same rows; None for the best or if unknown."""
     scored = [result for result in results if isinstance(result, Tuned) and result.row_scores]
     best: dict[str, Tuned] = {}
     for tuned in scored:
