@@ -69,7 +69,10 @@ def test_missing_text_and_jobs_are_errors(
     ("flags", "message"),
     [
         *BAD_FLAGS,
-        (["--scoring", "label"], "scoring is 'label'; choose one of auto, generate, labels."),
+        (
+            ["--scoring", "label"],
+            "scoring is 'label'; did you mean labels? The choices are auto, generate, labels.",
+        ),
     ],
 )
 def test_settings_of_prompts_are_checked_before_a_model_is_trained(

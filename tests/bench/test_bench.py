@@ -139,7 +139,7 @@ def test_a_cohort_that_mixes_its_rows_up_is_noticed(
 
     monkeypatch.setattr(learners.OurRuns, "__init__", swap_targets)
     assert main([*TRAINING, "--model", folders["t5"], "--runs", "2"]) == 1
-    assert "cohort and peft eager do not learn the same" in capsys.readouterr().err
+    assert "cohort and peft eager do not train alike" in capsys.readouterr().err
 
 
 def broken(*args: Any, **options: Any) -> None:

@@ -35,8 +35,14 @@ def error_of(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--seed", "-1"], "--seed is -1; it must be from 0 to below 2,147,483,648."),
         (["--threads", "-3"], "--threads is -3; it must be from 0 to 1,024."),
         (["--threads", "99999999999"], "--threads is 99,999,999,999"),
-        (["--model", "t5-base", "--dtype", "fp64"], "choose one of auto, fp32, bf16."),
-        (["--model", "llama-135m", "--dtype", "fp16"], "choose one of auto, fp32, bf16."),
+        (
+            ["--model", "t5-base", "--dtype", "fp64"],
+            "did you mean bf16? The choices are auto, fp32, bf16.",
+        ),
+        (
+            ["--model", "llama-135m", "--dtype", "fp16"],
+            "did you mean bf16? The choices are auto, fp32, bf16.",
+        ),
     ],
 )
 def test_settings(

@@ -430,7 +430,7 @@ def test_unavailable_rows_are_an_error_that_says_where_to_put_them(
     monkeypatch.delenv("SOFTPROMPTS_DATA", raising=False)
     assert main(["tune", "--task", "superglue/rte", "--output", str(tmp_path / "r")]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("softprompts: The rows of superglue/rte are not available: ")
+    assert "softprompts: The rows of superglue/rte are not available: " in error
     assert error.endswith(
         "; put them in DIR/superglue/rte and give --data-dir DIR (or set SOFTPROMPTS_DATA).\n"
     )

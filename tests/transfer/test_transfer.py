@@ -572,13 +572,13 @@ BAD = [
     ),
     (
         ["--to", "helpdesk/urgency", "--preset", "prompt-tuning", "--prompt.length", "600"],
-        "shorten the prompt",
+        "the model sees at most 512 tokens",
     ),
     (
         ["--train", "{tmp}/mine.csv", "--text", "a", "--label", "b", "--strategy", "mixture"],
         "A mixture joins tasks by their names",
     ),
-    (["--library", "{library}"], "No training data is given"),
+    (["--library", "{library}"], "No target is given"),
     (
         ["--to", "helpdesk/urgency", "--output", "x" * 300],
         "cannot be accessed (File name too long)",
@@ -600,6 +600,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     (tmp_path / "taken/prompt.json").write_text("{}")
     (tmp_path / "strange").mkdir()
     (tmp_path / "strange/choice.json").write_text("[]")
+    (tmp_path / "mine.csv").write_text("a,b\n" + "x,y\nw,z\n" * 10)
     before = sorted(tmp_path.rglob("*"))
     argv = [part.format(tmp=tmp_path, library=library) for part in argv]
     with pytest.raises(UserError) as error:
