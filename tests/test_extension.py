@@ -1,29 +1,50 @@
 """What a file outside the package registers works everywhere: in prompts of every family, on the
 command line, in YAML, in cohorts, folded, saved and loaded."""
 
+import importlib.util
 import itertools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
 import softprompts
-from softprompts.config import Choice, PromptConfig, run_config
+from softprompts.backbone.families import FAMILIES
+from softprompts.config import TABLES, Choice, PromptConfig, run_config
 from softprompts.errors import UserError
 from softprompts.prompt import Material
 from softprompts.prompt.prompt import build_prompt
+from softprompts.tasks.metrics import METRICS
+from softprompts.tasks.registry import _TASKS
 
-from . import plugin
 from .models import KINDS, random_causal, random_model, random_t5
 from .prompt.test_matrix import ROUTES, SHAPES, STARTS, check
 
 START, SHAPE, ROUTE = {"kind": "noisy-zeros"}, {"kind": "scaled"}, {"kind": "mlp", "width": 6}
-PLUGIN = plugin.__file__ or ""
+PLUGIN = str(Path(__file__).with_name("plugin.py"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plugin() -> Iterator[Any]:
+    """The plugin, imported; other tests do not see what it registers."""
+    tables = [*(table._classes for table in TABLES.values()), _TASKS, METRICS, FAMILIES]
+    before = [dict(table) for table in tables]
+    spec = importlib.util.spec_from_file_location("plugin_under_test", PLUGIN)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    for table, entries in zip(tables, before, strict=True):
+        table.clear()
+        table.update(entries)
 
 
 def run(*argv: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:

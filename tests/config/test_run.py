@@ -243,3 +243,10 @@ def test_a_duplicate_setting_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("seed: 1\ntuning: {steps: 3, steps: 4}\n")
     with pytest.raises(UserError, match=r"sets steps twice \(lines 2 and 2\); remove one"):
         read_yaml(tmp_path / "c.yaml")
+
+
+def test_optimizers_may_be_a_list() -> None:
+    for optimizers in ("adamw,adafactor", ["adamw", "adafactor"]):
+        members = expand_lists({"tuning": {"optimizer": optimizers}})
+        assert [member.name for member in members] == ["optimizer=adamw", "optimizer=adafactor"]
+        assert [m.config.tuning.optimizer.kind for m in members] == ["adamw", "adafactor"]

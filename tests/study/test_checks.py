@@ -17,7 +17,7 @@ from softprompts.cli.study_progress import StudyBars
 from softprompts.config import TaskConfig, run_config
 from softprompts.errors import UserError, setting
 from softprompts.study import workers
-from softprompts.study.cells import open_cell
+from softprompts.study.cells import open_cell, task_key
 from softprompts.study.config import StudyError, read_study, study_errors
 from softprompts.study.leases import Leases
 from softprompts.study.plan import plan
@@ -403,3 +403,10 @@ def test_a_study_spells_settings_as_keys_and_its_options_as_flags() -> None:
     assert str(caught.value) == f"{keys}, data_dir or another output"
     flags = caught.value.spelled(caught.value.spelling)
     assert flags == f"{keys}, --data-dir or another --output"
+
+
+def test_a_task_of_an_older_result_is_recognised() -> None:
+    """Older results lack newer settings and hold relative paths."""
+    task = TaskConfig(train="mine.csv", text="a", label="b")
+    older = {"train": "mine.csv", "text": "a", "label": "b", "data_dir": "elsewhere"}
+    assert task_key(older) == task_key(task)

@@ -46,7 +46,7 @@ class Member:
 def expand_lists(*layers: Mapping[str, Any]) -> list[Member]:
     """The runs that layers of settings stand for: the last list varies fastest, tasks come first
     and seeds last. Without lists, one run with nothing varied."""
-    settings = merge({"prompt": {}}, merge_layers(*layers))
+    settings = merge({"prompt": {}, "tuning": {}}, merge_layers(*layers))
     for name in SHARED:
         value = settings.get(name)
         if _is_list(value) and not (name == "model" and os.path.exists(str(value))):

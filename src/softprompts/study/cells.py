@@ -11,7 +11,7 @@ from torch import Tensor
 from ..artifacts.card import Card
 from ..artifacts.study_folder import CellResult, ChosenSource, StudyFolder
 from ..backbone.hardware import environment
-from ..config import RunConfig, TaskConfig
+from ..config import RunConfig, TaskConfig, absolute_data
 from ..errors import UserError, as_key, setting
 from ..library.search import DECIMALS, SIMILARITIES, rank
 from ..transfer.strategies import multi_task, shares, start_from
@@ -45,7 +45,8 @@ def check_fingerprints(
 
 def task_key(task: TaskConfig | Mapping[str, Any]) -> str:
     """What a task is, wherever its rows are."""
-    settings = dataclasses.asdict(task) if isinstance(task, TaskConfig) else dict(task)
+    config = task if isinstance(task, TaskConfig) else TaskConfig.of(task)
+    settings = absolute_data(dataclasses.asdict(config))
     settings.pop("data_dir", None)
     return json.dumps(settings, sort_keys=True)
 
@@ -83,7 +84,7 @@ def open_cell(cell: Cell, config: RunConfig, folder: StudyFolder) -> None:
 
 
 def _origins(config: RunConfig) -> tuple[object, ...]:
-    return config.model, config.device, config.task, config.prompt.start
+    return config.model, config.device, absolute_data(config.task.plain()), config.prompt.start
 
 
 def resolve_start(
