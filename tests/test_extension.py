@@ -39,9 +39,10 @@ def plugin() -> Iterator[Any]:
     spec = importlib.util.spec_from_file_location("plugin_under_test", PLUGIN)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module
+    del sys.modules[spec.name]
     for table, entries in zip(tables, before, strict=True):
         table.clear()
         table.update(entries)
@@ -158,7 +159,7 @@ def test_a_registered_kind_has_checked_options() -> None:
         run_config({"prompt": {"shape": {"kind": "scaled", "depth": 2}}})
 
 
-def test_a_name_cannot_be_registered_twice() -> None:
+def test_a_name_cannot_be_registered_twice(plugin: Any) -> None:
     with pytest.raises(ValueError, match="already a start named 'uniform'"):
         softprompts.register_start("uniform")(plugin.NoisyZeros)
     with pytest.raises(ValueError, match="already a shape named 'scaled'"):

@@ -158,7 +158,10 @@ def attribute_docs(kind: type) -> dict[str, str]:
     for part in reversed(kind.__mro__[:-1]):
         if not dataclasses.is_dataclass(part):
             continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
+        try:
+            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
+        except (OSError, TypeError):  # a class typed at a prompt has no source
+            continue
         assert isinstance(tree, ast.ClassDef)
         for here, after in zip(tree.body, tree.body[1:], strict=False):
             if isinstance(here, ast.AnnAssign) and isinstance(after, ast.Expr):
