@@ -293,8 +293,6 @@ class Card(Part):
             parts = {"task.form": form, "scoring": scoring, "config.tuning.max_length": max_length}
             missing = next(name for name, value in parts.items() if value is None)
             raise _corrupted(self.path, f"it lacks {missing}")
-        if not self.task.metrics:
-            raise _corrupted(self.path, "it lacks task.metrics")
         if form.definition is None:
             check_template(form.template)
         if scoring != "generate" and not (scoring == "labels" and form.labels):
