@@ -288,7 +288,7 @@ def test_seeded_dropout_has_its_rate_and_no_pattern() -> None:
 
 
 def test_the_passes_of_a_padded_family_have_little_padding(toy_csv: Path) -> None:
-    runs = make(toy_csv, random_model("gpt2"), MIXED[0], MIXED[2])
+    runs = make(toy_csv, random_model("bart"), MIXED[0], MIXED[2])
     text = runs[0].backbone.embed_rows([[5] * size for size in (3, 4, 90, 95)])
     rows = [microbatch._Row(runs[0], index, [1], 1.0, 0) for index in range(4)]
     together = microbatch._split(rows, torch.zeros(4, 1, 32), text, microbatch.TokenBudget())

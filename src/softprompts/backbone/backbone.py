@@ -20,12 +20,15 @@ from typing import Any, ClassVar, Literal, Protocol, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from ..errors import UserError, setting
 from .batch import Candidates, Losses, Place, Text, to_device
 from .dropout import RowDropout, dropout_enabled, recompute_activations
 from .kv_cache import PromptCache
 from .modules import fuse_gelu, transformer_layers
+from .speed import kernels
+from .speed.step import Packed
 from .vocabulary import common_pieces
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -59,9 +62,6 @@ class Backbone(ABC):
     family lists them, because other keys come and go with transformers' versions."""
 
     frozen = True
-
-    packs_rows = False
-    """Whether training packs rows end to end, so that rows of any length share a pass."""
 
     @classmethod
     def handles(cls, config: Any) -> bool:
@@ -99,21 +99,62 @@ class Backbone(ABC):
         dtype = self.model.dtype
         return next((name for name in DTYPES if DTYPES[name] == dtype), str(dtype))
 
-    def reserve(self, length: int) -> None:  # noqa: B027
+    @cached_property
+    def packed(self) -> Packed | None:
+        """The same frozen model on packed rows, if its layers are known to fit."""
+        return None
+
+    @property
+    def packs_rows(self) -> bool:
+        """Whether training packs rows end to end, so that rows of any length share a pass.
+
+        On a GPU only if steps are recorded: launching kernels would cost more than pads do.
+        """
+        return self.packed is not None and (self.packed.recorded or self.device.type == "cpu")
+
+    @property
+    def reads_prompts_once(self) -> bool:
+        """Whether training can read a prompt once for all its rows."""
+        return False
+
+    def reserve(self, length: int) -> None:
         """Prepare for rows of up to `length` tokens, prompt included."""
+        if self.packed is not None:
+            self.packed.reserve(length)
 
-    def compile(self, on: bool = True) -> None:  # noqa: B027 (most families compile nothing)
-        """Compile what training runs through, where possible: slow at first, faster afterwards."""
+    def accelerate(self, record: bool = True, compile: bool = False) -> None:
+        """On a GPU, record training steps, and compile layers unless they are compiled already:
+        slow at first, faster afterwards. Without `record`, undo both."""
+        if self.packed is not None:
+            self.packed.recorded = record and self.device.type == "cuda" and self._has_kernels
+            self.packed.compiled = (compile or self.packed.compiled) and self.packed.recorded
 
-    def disable_packing(self) -> None:  # noqa: B027
+    @cached_property
+    def _has_kernels(self) -> bool:
+        """Whether our attention kernels run here, and fit the model's heads."""
+        config = self.model.config
+        size = getattr(config, "d_kv", None) or getattr(config, "head_dim", None)
+        if size is None:
+            size = config.hidden_size // config.num_attention_heads
+        return kernels.AVAILABLE and kernels.head_width(size) is not None
+
+    def disable_packing(self) -> None:
         """Call layers only through the model itself, which sharding needs."""
+        self.packed = None
 
     def compile_counts(self) -> dict[str, int]:
         """The number of layers compiled and of steps recorded so far."""
-        return {}
+        if self.packed is None or not self.packed.recorded:
+            return {}
+        return {
+            "compiled": counters["stats"]["unique_graphs"],  # by this process
+            "recorded": self.packed.graphs.recorded,
+        }
 
     def free_memory(self) -> None:
         """Release memory that is cached to save time."""
+        if self.packed is not None:
+            self.packed.graphs.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -375,7 +416,8 @@ class Backbone(ABC):
         z: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Each row's summed negative log-likelihood [B], and the gradient of
-        sum(weight * nll + z * squares) with respect to the vectors [B, P, H].
+        sum(weight * nll + z * squares) with respect to the vectors [B, P, H], or those that
+        `text.prompt_of` selects from.
 
         Anything else that is trained (a head, the model itself) accumulates its gradient.
         """

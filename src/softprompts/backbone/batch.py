@@ -25,8 +25,8 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 class Text(NamedTuple):
     """Embedded texts as rows [text; pad], and where a prompt is inserted into each.
 
-    `insert_at`, `prompt_lengths` and `lengths` stay on the device they were made on, so that
-    reading them does not wait for the GPU.
+    `insert_at`, `prompt_lengths`, `lengths` and `prompt_of` stay on the device they were made on,
+    so that reading them does not wait for the GPU.
     """
 
     embeds: Tensor  # [B, T, H]
@@ -35,6 +35,7 @@ class Text(NamedTuple):
     ids: Tensor | None = None  # [B, T]
     prompt_lengths: Tensor | None = None  # how many of the P vectors each row uses [B]; None: all
     lengths: Tensor | None = None  # the number of tokens of each row [B]
+    prompt_of: Tensor | None = None  # which of the prompts each row uses [B]; None: its own
 
     def rows(self, indices: Sequence[int] | slice) -> "Text":
         """A selection of rows."""
@@ -49,6 +50,8 @@ class Text(NamedTuple):
 
     def with_prompt(self, prompt: Tensor) -> tuple[Tensor, Tensor]:
         """Rows with the prompt [B, P, H] inserted, pads last: [B, P + T, H] and their mask."""
+        if self.prompt_of is not None:
+            prompt = prompt[to_device(self.prompt_of, prompt.device)]
         embeds = torch.cat([prompt.to(self.embeds), self.embeds], dim=1)
         prompt_mask = self.mask.new_ones(prompt.shape[:2])
         if self.prompt_lengths is not None:

@@ -24,6 +24,7 @@ from .generative import Generative
 from .kv_cache import DecodingState, PromptCache
 from .modules import only_columns
 from .speed.decoding import DecodingGraphs
+from .speed.packed_rows import CAUSAL_TYPES, PackedRows
 
 CACHES_PROMPTS = frozenset(
     {
@@ -95,6 +96,31 @@ class Causal(Generative):
         with only_columns(self.model.base_model, columns) as select:
             logits = self.model(**_inputs(embeds, mask, pads_last=True), use_cache=False).logits
         return Losses.from_logits(select(logits), ids, target_mask)
+
+    def gradients(
+        self,
+        vectors: Tensor,
+        text: Text,
+        targets: Sequence[Sequence[int]],
+        weight: Tensor,
+        z: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """On packed rows where possible; dropout depends on columns."""
+        if self.packed is None or not self.packs_rows or self.model.training or not self.frozen:
+            return super().gradients(vectors, text, targets, weight, z)
+        ids, mask = (to_device(part, self.device) for part in self.collate(targets))
+        lengths = [len(target) for target in targets]
+        return self.packed.gradients(vectors, text, ids, mask, weight, z, lengths)
+
+    @cached_property
+    def packed(self) -> PackedRows | None:
+        if self.model.config.model_type not in CAUSAL_TYPES:
+            return None
+        return PackedRows(self.model, causal=True)
+
+    @property
+    def reads_prompts_once(self) -> bool:
+        return self.packs_rows
 
     def prefill(self, prompt: Tensor | PromptCache, text: Text) -> DecodingState:
         """[pad; prompt; text]; or, with a cached prompt, the cache's [prompt; pad], [pad; text]."""

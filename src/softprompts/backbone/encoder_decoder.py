@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch._dynamo.utils import counters
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..errors import UserError
@@ -17,7 +16,6 @@ from .batch import Losses, Text, to_device
 from .families import register_family
 from .generative import Generative
 from .kv_cache import DecodingState, PromptCache
-from .speed import kernels
 from .speed.packed import MODEL_TYPES, PackedT5
 
 
@@ -70,49 +68,13 @@ class EncoderDecoder(Generative):
         z: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """On packed rows, if the model is a T5 and dropout, which depends on columns, is off."""
-        if not self.packs_rows or self.packed is None or self.model.training or not self.frozen:
+        if self.packed is None or not self.packs_rows or self.model.training or not self.frozen:
             return super().gradients(vectors, text, targets, weight, z)
         ids, mask = (to_device(part, self.device) for part in self.collate(targets))
         return self.packed.gradients(vectors, text, ids, mask, weight, z)
 
-    @property
-    def packs_rows(self) -> bool:  # type: ignore[override]
-        """For T5s; on a GPU only once compiled, because before that, launching more kernels costs
-        more than pads do."""
-        return self.packed is not None and (self.packed.compiled or self.device.type == "cpu")
-
-    def reserve(self, length: int) -> None:
-        if self.packed is not None:
-            self.packed.reserve(length)
-
-    def compile(self, on: bool = True) -> None:
-        if self.packed is not None:
-            self.packed.compiled = (
-                on
-                and self.device.type == "cuda"
-                and kernels.AVAILABLE
-                and self.model.config.d_kv in kernels.CONFIGS
-            )
-
-    def compile_counts(self) -> dict[str, int]:
-        if self.packed is None or not self.packed.compiled:
-            return {}
-        return {
-            "compiled": counters["stats"]["unique_graphs"],  # by this process
-            "recorded": self.packed.graphs.recorded,
-        }
-
-    def free_memory(self) -> None:
-        if self.packed is not None:
-            self.packed.graphs.clear()
-        super().free_memory()
-
-    def disable_packing(self) -> None:
-        self.packed = None
-
     @cached_property
     def packed(self) -> PackedT5 | None:
-        """The same frozen model on packed rows."""
         return (
             PackedT5(self.model, self._shifted)
             if self.model.config.model_type in MODEL_TYPES

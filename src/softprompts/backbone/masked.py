@@ -6,11 +6,13 @@ from the row's first token, as for a plain text of the same length.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, cast
 
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from ..errors import UserError, setting
 from .backbone import Backbone, Classifier
@@ -19,6 +21,7 @@ from .causal import Causal
 from .families import register_family
 from .kv_cache import PromptCache
 from .modules import only_columns
+from .speed.packed_rows import MASKED_TYPES, Head, PackedRows
 
 _CONTEXT = 16  # tokens before a mask that truncation keeps with it
 
@@ -112,16 +115,53 @@ class Masked(Backbone):
 
     def logits(self, prompt: Tensor, text: Text) -> Tensor:
         """The logits of each row's first mask [B, 1, V]; no other position gets any."""
-        assert text.ids is not None
-        length = prompt.shape[1]
-        in_text = (text.ids == self.tokenizer.mask_token_id).int().argmax(1, keepdim=True)
-        column = text.joined_columns(length)[:, length:].gather(1, in_text)  # [B, 1]
+        column = self.answer_columns(text, prompt.shape[1])
         with only_columns(self.model.base_model, column) as select:
             return select(self.model(**self.join(prompt, text)).logits)
+
+    def answer_columns(self, text: Text, length: int) -> Tensor:
+        """The column of each row's first mask after joining `length` prompt vectors: [B, 1]."""
+        assert text.ids is not None
+        in_text = (text.ids == self.tokenizer.mask_token_id).int().argmax(1, keepdim=True)
+        return text.joined_columns(length)[:, length:].gather(1, in_text)
 
     def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:
         ids = to_device(torch.tensor([list(target) for target in targets]), self.device)
         return Losses.from_logits(self.logits(prompt, text), ids, torch.ones_like(ids))
+
+    def gradients(
+        self,
+        vectors: Tensor,
+        text: Text,
+        targets: Sequence[Sequence[int]],
+        weight: Tensor,
+        z: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """On packed rows where possible; dropout depends on columns."""
+        if self.packed is None or not self.packs_rows or self.model.training or not self.frozen:
+            return super().gradients(vectors, text, targets, weight, z)
+        ids = to_device(torch.tensor([list(target) for target in targets]), self.device)
+        return self.packed.gradients(
+            vectors,
+            text,
+            ids,
+            torch.ones_like(ids),
+            weight,
+            z,
+            columns=self.answer_columns(text, vectors.shape[1]),
+            head=self.packed_head,
+        )
+
+    @cached_property
+    def packed(self) -> PackedRows | None:
+        if self.model.config.model_type not in MASKED_TYPES:
+            return None
+        return PackedRows(self.model, causal=False, first_position=self.first_position)
+
+    @property
+    def packed_head(self) -> Head | None:
+        """What predicts instead of the model's own output layer."""
+        return None
 
     @torch.no_grad()
     def scores(self, prompt: Tensor | PromptCache, text: Text, candidates: Candidates) -> Tensor:
@@ -152,11 +192,15 @@ class Masked(Backbone):
 
     @property
     def max_positions(self) -> int | None:
-        """RoBERTa and its relatives count positions from the pad's id on."""
         limit = getattr(self.model.config, "max_position_embeddings", None)
+        return None if limit is None else limit - self.first_position
+
+    @property
+    def first_position(self) -> int:
+        """RoBERTa and its relatives count positions from the pad's id on."""
         embeddings = getattr(self.model.base_model, "embeddings", None)
         pad = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
-        return None if limit is None else limit - (0 if pad is None else pad + 1)
+        return 0 if pad is None else pad + 1
 
 
 class MaskedWithHead(Masked):
@@ -179,12 +223,39 @@ class MaskedWithHead(Masked):
     def truncate(self, row: Sequence[int], budget: int) -> list[int]:
         return Backbone.truncate(self, row, budget)
 
+    def answer_columns(self, text: Text, length: int) -> Tensor:
+        """The column of the text's first token."""
+        return text.joined_columns(length)[:, length, None]
+
+    @property
+    def packed_head(self) -> Head:
+        parts = self.head.heads if isinstance(self.head, CombinedHeads) else [self.head]
+        counts = tuple(self.head.counts) if isinstance(self.head, CombinedHeads) else None
+        modules = [cast(nn.Module, part) for part in parts]
+        names = [[name for name, _ in module.named_parameters()] for module in modules]
+
+        def logits(features: Tensor, values: Sequence[Tensor]) -> Tensor:
+            left = iter(values)
+            states = [{name: next(left) for name in own} for own in names]
+            calls = [partial(functional_call, *pair) for pair in zip(modules, states, strict=True)]
+            if counts is None:
+                return cast(Tensor, calls[0](features))
+            return stack_logits(
+                [
+                    call(rows)
+                    for call, rows in zip(calls, torch.split(features, list(counts)), strict=True)
+                ]
+            )
+
+        parameters = [parameter for module in modules for parameter in module.parameters()]
+        return Head(parameters, logits, self.head.pool, (self.head.pool, counts))
+
     def logits(self, prompt: Tensor, text: Text) -> Tensor:
         """From the mean over prompt and text, or from the text's first token: [B, 1, C]."""
         inputs = self.join(prompt, text)
         states: Tensor = self.model.base_model(**inputs).last_hidden_state.float()
         if self.head.pool == "first":
-            first = text.joined_columns(prompt.shape[1])[:, prompt.shape[1], None, None]
+            first = self.answer_columns(text, prompt.shape[1]).unsqueeze(-1)
             pooled = states.gather(1, first.expand(-1, 1, states.shape[2]))[:, 0]
         else:
             weight = inputs["attention_mask"].unsqueeze(-1).to(states)
@@ -210,13 +281,17 @@ class CombinedHeads:
         self.pool = heads[0].pool
 
     def __call__(self, features: Tensor, /) -> Tensor:
-        """[B, F] -> [B, C]; a head with fewer labels gives the others the lowest logit."""
+        """[B, F] -> [B, C]."""
         by_head = torch.split(features, self.counts)
-        logits = [head(rows) for head, rows in zip(self.heads, by_head, strict=True)]
-        labels = max(part.shape[1] for part in logits)
-        return torch.cat(
-            [
-                nn.functional.pad(p, (0, labels - p.shape[1]), value=torch.finfo(p.dtype).min)
-                for p in logits
-            ]
-        )
+        return stack_logits([head(rows) for head, rows in zip(self.heads, by_head, strict=True)])
+
+
+def stack_logits(logits: Sequence[Tensor]) -> Tensor:
+    """[B, C] each -> all rows; a head with fewer labels gives the others the lowest logit."""
+    labels = max(part.shape[1] for part in logits)
+    return torch.cat(
+        [
+            nn.functional.pad(p, (0, labels - p.shape[1]), value=torch.finfo(p.dtype).min)
+            for p in logits
+        ]
+    )

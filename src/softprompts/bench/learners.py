@@ -122,9 +122,10 @@ class OurRuns:
 
 
 def set_compile(backbone: Backbone, on: bool) -> bool:
-    """Compile our layers and record steps, or not; False if that is impossible, as on a CPU."""
-    backbone.compile(on)
-    return bool(getattr(getattr(backbone, "packed", None), "compiled", False))
+    """Record our steps, and compile our layers or not; False if they are not, as on a CPU."""
+    backbone.accelerate(record=False)
+    backbone.accelerate(compile=on)
+    return backbone.packed is not None and backbone.packed.compiled
 
 
 def original_model(model: torch.nn.Module) -> torch.nn.Module:
@@ -183,23 +184,34 @@ class PeftModel:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         on, device = self.mode == "autocast", self.backbone.device.type
         with torch.autocast(device, dtype=torch.bfloat16, enabled=on):
+            if not self.backbone.generates:
+                return self._mask_loss(**self._collate(texts, targets))
             loss: Tensor = self.forward(**self._collate(texts, targets), use_cache=False).loss
         return loss
+
+    def _mask_loss(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
+        """As transformers' own, which PEFT's prompts do not reach."""
+        logits = self.forward(input_ids=input_ids, attention_mask=attention_mask).logits
+        return torch.nn.functional.cross_entropy(
+            logits[:, self.length :].flatten(0, 1).float(), labels.flatten()
+        )
 
     def _collate(self, texts: Batch, targets: Batch) -> dict[str, Tensor]:
         """Padded to the longest, or to a bucket; pinned and copied asynchronously."""
         causal = isinstance(self.backbone, Causal)
-        labels = targets
+        labels, pairs = targets, list(zip(texts, targets, strict=True))
         if causal:
-            pairs = list(zip(texts, targets, strict=True))
             labels = [[-100] * len(text) + target for text, target in pairs]
             texts = [text + target for text, target in pairs]
+        elif not self.backbone.generates:
+            labels = [[-100] * (len(text) - 1) + target for text, target in pairs]
         width = max(map(len, texts))
         if self.mode in ("buckets", "graphs"):
             width += -(width + self.length) % BUCKET
         if self.mode == "padded":
             width = max(width, MAX_TEXT)
-        label_width = width if causal else max(map(len, labels))
+        in_text = causal or not self.backbone.generates
+        label_width = width if in_text else max(map(len, labels))
         batch = {
             "input_ids": _padded(texts, width, self.backbone.pad_id),
             "attention_mask": _padded([[1] * len(text) for text in texts], width, 0),

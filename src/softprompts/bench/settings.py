@@ -15,8 +15,8 @@ class CommonSettings(Settings):
     """The settings of every benchmark."""
 
     model: str = "t5-tiny"
-    """t5-tiny (included), t5-base, t5-large or llama-135m (architectures with random weights), or a
-    model folder."""
+    """t5-tiny (included); t5-base, t5-large, llama-135m, llama-1b, llama-8b, bert-base or
+    modernbert-base (architectures with random weights); or a model folder."""
 
     device: str = "auto"
     """cpu, cuda, or auto."""

@@ -60,10 +60,16 @@ def draw_batches(
 def _synthetic(
     backbone: Backbone, steps: int, batch: int, rng: np.random.Generator, longest: int
 ) -> RunBatches:
-    """Random ids; lengths log-normal with a mean of about 115, clipped; targets of two tokens."""
+    """Random ids; lengths log-normal with a mean of about 115, clipped; targets of two tokens.
+
+    For an encoder-only model, each text ends in a mask, and targets have one.
+    """
     lengths = np.clip(rng.lognormal(4.6, 0.55, steps * batch), 8, longest).astype(int)
     inputs = [rng.integers(100, backbone.vocab_size, length).tolist() for length in lengths]
     targets = [[int(first), 1] for first in rng.integers(100, backbone.vocab_size, steps * batch)]
+    if not backbone.generates:
+        inputs = [[*row[:-1], backbone.tokenizer.mask_token_id] for row in inputs]
+        targets = [target[:1] for target in targets]
     return RunBatches(_split(inputs, batch), _split(targets, batch))
 
 

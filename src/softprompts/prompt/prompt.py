@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..config import Choice, PromptConfig, heads, routes, shapes, starts
 from ..errors import UserError, setting
 from .head import LinearHead
-from .route import RouteModule
+from .route import RouteModule, SingleRoute
 from .shape import ShapeModule
 from .start import Material, Source
 
@@ -42,11 +42,8 @@ class Prompt(nn.Module):
     ) -> None:
         super().__init__()
         self.table = nn.Parameter(table)  # [K, P, H]
-        self.shape = shape
-        self.route = route
-        self.head = head
-        self.config = config
-        self.unit = unit
+        self.shape, self.route, self.head = shape, route, head
+        self.config, self.unit = config, unit
 
     def forward(
         self,
@@ -58,6 +55,11 @@ class Prompt(nn.Module):
         text = mean_embedding(embeds, mask) / self.unit if self.route.reads_text else mask
         vectors: Tensor = self.route(self.shape(self.table, rng), text, rng, noise)
         return vectors * self.unit
+
+    @property
+    def varies_by_row(self) -> bool:
+        """Whether rows of one batch may get different vectors."""
+        return not isinstance(self.route, SingleRoute)
 
     @property
     def reads_text(self) -> bool:
@@ -80,12 +82,11 @@ class Prompt(nn.Module):
         self.eval()
         vectors = self.route.fold(self.shape(self.table) * self.unit)
         self.train(training)
-        route = self.config.route if len(vectors) > 1 else Choice("single")
-        config = dataclasses.replace(self.config, count=len(vectors), route=route)
-        router = {}
-        if self.route.router is not None and len(vectors) > 1:
-            router = self.route.router.fold(self.unit)
-        folded = folded_prompt(vectors, router, config, self.head_sizes())
+        config, router = dataclasses.replace(self.config, count=len(vectors)), self.route.router
+        if len(vectors) == 1:
+            config, router = dataclasses.replace(config, route=Choice("single")), None
+        tensors = None if router is None else router.fold(self.unit)
+        folded = folded_prompt(vectors, tensors, config, self.head_sizes())
         if self.head is not None and folded.head is not None:
             folded.head.load_state_dict(self.head.state_dict())
         return folded

@@ -20,8 +20,9 @@ from .optim import step_all
 from .run import Run, check_losses
 from .watch import Watcher
 
-COMPILE_FROM = 500
-"""Compiling pays off if at least this many steps are left, counted over all runs."""
+RECORD_FROM, COMPILE_FROM = 30, 500
+"""Recording steps, and compiling layers, pays off if at least this many steps are left, counted
+over all runs."""
 CPU_TOKENS = 4096
 """Tokens of a pass on a CPU; more would not fit into its cache."""
 
@@ -51,9 +52,11 @@ class Cohort:
         """Rows of an evaluation batch; lowered when memory runs out."""
         for run in runs:
             run.backbone.reserve(max(map(len, run.inputs)) + run.config.prompt.length)
-        if sum(run.steps - run.step for run in runs) >= COMPILE_FROM:
+        left = sum(run.steps - run.step for run in runs)
+        if left >= COMPILE_FROM:
             self.watcher.on_message("compiling the model, which makes the first steps slow")
-            runs[0].backbone.compile()
+        if left >= RECORD_FROM:
+            runs[0].backbone.accelerate(compile=left >= COMPILE_FROM)
 
     def train(self) -> None:
         """Train until every run has finished or stopped; one that stops does not affect others."""

@@ -91,19 +91,25 @@ def _backward_together(batches: Sequence[MicroBatch], budget: TokenBudget) -> li
             *_backward_together(batches[:half], budget),
             *_backward_together(batches[half:], budget),
         ]
+    insert_at, first = _prompt_positions(batches), batches[0].run
+    once = insert_at is None and _packs(first) and first.backbone.reads_prompts_once
     prompts, spans, rows = list[Tensor](), list[slice](), list[_Row]()
     for batch in batches:
         start = spans[-1].stop if spans else 0
         spans.append(slice(start, start + len(batch.inputs)))
-        prompts.append(_prompts(batch, text.rows(spans[-1])))
+        shared = once and not batch.run.prompt.varies_by_row
+        prompts.append(_prompts(batch, text.rows(slice(start, start + 1) if shared else spans[-1])))
         rows += _rows(batch, start)
     text = text._replace(
-        insert_at=_prompt_positions(batches), prompt_lengths=_prompt_lengths(prompts)
+        insert_at=insert_at,
+        prompt_lengths=_prompt_lengths(prompts, spans),
+        prompt_of=_prompt_of(prompts, spans) if once else None,
     )
     nll, gradient = _run_passes(rows, _stack([part.detach() for part in prompts]), text, budget)
+    by_batch = torch.split(gradient, [len(part) for part in prompts])
     torch.autograd.backward(
         prompts,
-        [gradient[span, : part.shape[1]] for span, part in zip(spans, prompts, strict=True)],
+        [part[:, : own.shape[1]] for part, own in zip(by_batch, prompts, strict=True)],
     )
     pairs = zip(spans, batches, strict=True)
     return [_weighted(nll[span], batch).sum() / batch.step_tokens for span, batch in pairs]
@@ -112,6 +118,11 @@ def _backward_together(batches: Sequence[MicroBatch], budget: TokenBudget) -> li
 def _weighted(nll: Tensor, batch: MicroBatch) -> Tensor:
     """The loss of each row, by the row's weight."""
     return nll if batch.weights is None else nll * nll.new_tensor(batch.weights)
+
+
+def _packs(run: "Run") -> bool:
+    """Whether the run's rows are packed end to end; dropout depends on columns."""
+    return run.backbone.packs_rows and run.config.tuning.dropout == 0
 
 
 def _prompts(batch: MicroBatch, text: Text) -> Tensor:
@@ -171,11 +182,28 @@ def _pad(prompts: Tensor, length: int) -> Tensor:
     return nn.functional.pad(prompts, (0, 0, 0, missing)) if missing else prompts
 
 
-def _prompt_lengths(prompts: Sequence[Tensor]) -> Tensor | None:
+def _prompt_lengths(prompts: Sequence[Tensor], spans: Sequence[slice]) -> Tensor | None:
     """The length of each row's prompt [B]; None where all are of one length."""
     if len({part.shape[1] for part in prompts}) == 1:
         return None
-    return torch.cat([torch.full((len(part),), part.shape[1]) for part in prompts])
+    return torch.cat(
+        [
+            torch.full((span.stop - span.start,), part.shape[1])
+            for part, span in zip(prompts, spans, strict=True)
+        ]
+    )
+
+
+def _prompt_of(prompts: Sequence[Tensor], spans: Sequence[slice]) -> Tensor | None:
+    """Which of all prompts each row uses [B]; None where none has a vector."""
+    if all(part.shape[1] == 0 for part in prompts):
+        return None
+    indices, first = [], 0
+    for part, span in zip(prompts, spans, strict=True):
+        rows = span.stop - span.start
+        indices.append(first + (torch.arange(rows) if len(part) == rows else torch.zeros(rows)))
+        first += len(part)
+    return torch.cat(indices).long()
 
 
 def _prompt_positions(batches: Sequence[MicroBatch]) -> Tensor | None:
@@ -196,12 +224,13 @@ def _prompt_positions(batches: Sequence[MicroBatch]) -> Tensor | None:
 def _run_passes(
     batch: Sequence[_Row], prompts: Tensor, text: Text, budget: TokenBudget
 ) -> tuple[Tensor, Tensor]:
-    """Each row's loss [B] and the gradient of its prompt [B, P, H].
+    """Each row's loss [B] and the gradient of the prompts, in the shape of these.
 
     In one pass, or in as many as the memory needs.
     """
     backbone, team = batch[0].run.backbone, batch[0].run.team
-    nll, gradient = torch.zeros(len(prompts), device=prompts.device), torch.zeros_like(prompts)
+    nll = torch.zeros(len(text.mask), device=prompts.device)
+    gradient = torch.zeros_like(prompts)
     # gradients of the whole model cannot be undone, and sharded processes pass in step
     single = not backbone.frozen or team.sharded
     passes = [list(batch)] if single else _split(batch, prompts, text, budget)
@@ -215,11 +244,13 @@ def _run_passes(
                 raise
             losses = None
         if losses is not None:
-            if len(rows) == len(prompts):
+            if len(rows) == len(nll):
                 return losses
-            indices = to_device(torch.tensor([row.position for row in rows]), prompts.device)
-            nll.index_copy_(0, indices, losses[0])
-            gradient.index_copy_(0, indices, losses[1])
+            indices = torch.tensor([row.position for row in rows])
+            nll.index_copy_(0, to_device(indices, prompts.device), losses[0])
+            if text.prompt_of is not None:
+                indices = torch.unique(text.prompt_of[indices])
+            gradient.index_add_(0, to_device(indices, prompts.device), losses[1])
             continue
         if len(rows) == 1:
             raise UserError(
@@ -264,7 +295,8 @@ def _split(
 ) -> list[list[_Row]]:
     """The rows of each pass: all, within the budget; padded rows by length."""
     lengths = _row_lengths(batch, prompts, text)
-    packs = batch[0].run.backbone.packs_rows and batch[0].run.config.tuning.dropout == 0
+    packs = _packs(batch[0].run)
+    on_gpu = prompts.device.type != "cpu"  # where a second pass costs more than pads do
     order = range(len(batch)) if packs else sorted(range(len(batch)), key=lambda row: -lengths[row])
     passes: list[list[int]] = []
     tokens = 0
@@ -273,8 +305,8 @@ def _split(
         padded = unpadded
         if passes and not packs:
             padded = (len(passes[-1]) + 1) * lengths[passes[-1][0]]
-        wasteful = not packs and tokens >= FEW_TOKENS and padded > MAX_PADDING * unpadded
-        if not passes or padded > budget.tokens or wasteful:
+        wasteful = tokens >= FEW_TOKENS and padded > MAX_PADDING * unpadded
+        if not passes or padded > budget.tokens or (wasteful and not (packs or on_gpu)):
             passes.append([])
             tokens = 0
         passes[-1].append(row)
@@ -286,9 +318,13 @@ def _pass(rows: Sequence[_Row], prompts: Tensor, text: Text) -> tuple[Tensor, Te
     """One forward and backward pass of the frozen model."""
     backbone, device = rows[0].run.backbone, prompts.device
     tunings = [row.run.config.tuning for row in rows]
-    if len(rows) < len(prompts):
-        indices = [row.position for row in rows]
-        text, prompts = text.rows(indices), prompts[to_device(torch.tensor(indices), device)]
+    if len(rows) < len(text.mask):
+        indices = torch.tensor([row.position for row in rows])
+        text = text.rows(indices.tolist())
+        if text.prompt_of is not None:
+            indices, of_row = torch.unique(text.prompt_of, return_inverse=True)
+            text = text._replace(prompt_of=of_row)
+        prompts = prompts[to_device(indices, device)]
     assert text.lengths is not None
     width, length = int(text.lengths.max()), prompts.shape[1]
     longest = length if text.prompt_lengths is None else int(text.prompt_lengths.max())

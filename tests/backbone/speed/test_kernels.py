@@ -9,6 +9,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,10 @@ gpu = pytest.mark.skipif(
 
 
 class Case:
-    """Packed queries, keys, values and an output gradient; `tail` empty positions at the end."""
+    """Packed queries, keys, values and an output gradient; `tail` empty positions at the end.
+
+    `lengths` are the queries of each row; each has as many keys, after those of its `prefix`.
+    """
 
     def __init__(
         self,
@@ -35,34 +39,58 @@ class Case:
         device: str,
         tail=37,
         seed=0,
-        biased=torch.float32,
+        biased: torch.dtype | None = torch.float32,
+        prefix: list[int] | None = None,
+        key_heads: int | None = None,
+        causal=False,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> None:
         draw = torch.Generator().manual_seed(seed)
         self.lengths, self.scale = lengths, 0.3
-        self.positions = sum(lengths) + tail
+        prefix = prefix or [0] * len(lengths)
+        self.keys = [sum(pair) for pair in zip(lengths, prefix, strict=True)]
+        self.causal, self.window, self.softcap = causal, window, softcap
+        self.heads, self.size, self.key_heads = heads, size, key_heads or heads
+        positions = [sum(counts) + tail for counts in (lengths, self.keys, self.keys)]
+        shapes = list(zip(positions, (heads, self.key_heads, self.key_heads), strict=True))
+        self.shapes = [(count, own, size) for count, own in shapes]
         self.parts = [
-            torch.randn(1, self.positions, heads * size, generator=draw).to(device, dtype)
-            for _ in range(3)
+            torch.randn(1, count, own * size, generator=draw).to(device, dtype)
+            for count, own in shapes
         ]
+        self.positions = positions[0]
         self.gradient = torch.randn(1, self.positions, heads, size, generator=draw).to(
             device, dtype
         )
-        self.heads, self.size = heads, size
-        self.narrow = torch.randn(heads, 2 * 128 + 1, generator=draw).to(device, biased).float()
-        self.table = kernels.extend_table(self.narrow, max(lengths)).to(biased)
-        count = kernels.max_tiles(self.positions, len(lengths))
-        tiles = kernels.tiles(np.array(lengths), kernels.TILE, count)
-        self.tiles = torch.from_numpy(tiles).to(device)
+        self.narrow, self.table = torch.zeros(heads, 2 * 128 + 1, device=device), None
+        if biased is not None:
+            self.narrow = torch.randn(heads, 2 * 128 + 1, generator=draw).to(device, biased).float()
+            self.table = kernels.extend_table(self.narrow, max(lengths)).to(biased)
+        sides = [(lengths, self.keys, positions[0]), (self.keys, lengths, positions[1])]
+        self.tiles = [
+            torch.from_numpy(
+                kernels.tiles(
+                    np.array(own),
+                    kernels.TILE,
+                    kernels.max_tiles(count, len(lengths)),
+                    np.array(others),
+                )
+            ).to(device)
+            for own, others, count in sides
+        ]
 
     def computed(self, attend=kernels.ragged_attention) -> list[Tensor]:
         """The output [N, heads * D], and the gradients of query, key and value."""
         leaves = [part.detach().requires_grad_() for part in self.parts]
         split = [
-            leaf.view(1, self.positions, self.heads, self.size).transpose(1, 2) for leaf in leaves
+            leaf.view(1, *shape).transpose(1, 2)
+            for leaf, shape in zip(leaves, self.shapes, strict=True)
         ]
-        out = attend(*split, self.table, self.tiles, self.scale)
+        sides = kernels.Sides(*self.tiles, self.causal)
+        out = attend(*split, sides, self.scale, self.table, self.window, self.softcap)
         return [
-            part.detach()[0].reshape(self.positions, -1)
+            part.detach()[0].flatten(1)
             for part in (out, *torch.autograd.grad(out, leaves, self.gradient))
         ]
 
@@ -70,16 +98,26 @@ class Case:
         """The same in float64, row by row."""
         leaves = [part.detach().double().requires_grad_() for part in self.parts]
         query, key, value = (
-            leaf.view(self.positions, self.heads, self.size).transpose(0, 1) for leaf in leaves
+            leaf.view(shape).transpose(0, 1)
+            for leaf, shape in zip(leaves, self.shapes, strict=True)
         )
-        outputs, begin = [], 0
-        for length in self.lengths:
-            row = slice(begin, begin + length)
-            at = torch.arange(length, device=self.narrow.device)
-            bias = self.narrow.double()[:, (at[None] - at[:, None]).clamp(-128, 128) + 128]
-            weights = (query[:, row] @ key[:, row].transpose(1, 2) * self.scale + bias).softmax(-1)
-            outputs.append((weights @ value[:, row]).transpose(0, 1))
-            begin += length
+        repeats = self.heads // self.key_heads
+        key, value = (part.repeat_interleave(repeats, 0) for part in (key, value))
+        outputs, begin, key_begin = [], 0, 0
+        for length, keys in zip(self.lengths, self.keys, strict=True):
+            row, own = slice(begin, begin + length), slice(key_begin, key_begin + keys)
+            at = torch.arange(keys, device=self.narrow.device)
+            distance = at[None] - at[keys - length :, None]
+            scores = query[:, row] @ key[:, own].transpose(1, 2) * self.scale
+            if self.softcap is not None:
+                scores = self.softcap * (scores / self.softcap).tanh()
+            scores = scores + self.narrow.double()[:, distance.clamp(-128, 128) + 128]
+            if self.causal:
+                scores = scores.masked_fill(distance > 0, -torch.inf)
+            if self.window is not None:
+                scores = scores.masked_fill(distance.abs() > self.window, -torch.inf)
+            outputs.append((scores.softmax(-1) @ value[:, own]).transpose(0, 1))
+            begin, key_begin = begin + length, key_begin + keys
         out = torch.cat(
             [*outputs, torch.zeros(self.positions - begin, self.heads, self.size).to(outputs[0])]
         )
@@ -88,17 +126,38 @@ class Case:
 
     def check(self, attend=kernels.ragged_attention) -> None:
         tolerance = 5e-5 if self.gradient.dtype == torch.float32 else 0.02
-        for actual, expected in zip(self.computed(attend), self.expected(), strict=True):
-            assert not actual[sum(self.lengths) :].any(), "empty positions are 0"
+        sides = [self.lengths, self.lengths, self.keys, self.keys]
+        for counts, actual, expected in zip(
+            sides, self.computed(attend), self.expected(), strict=True
+        ):
+            assert not actual[sum(counts) :].any(), "empty positions are 0"
             begin = 0
-            for length in self.lengths:
+            for length in counts:
                 row = slice(begin, begin + length)
                 error = (
                     (actual[row] - expected[row]).norm()
                     / expected[row].norm().clamp(min=0.1 * self.size**0.5)
                 ).item()
-                assert error < tolerance, f"a row of {length} is error by {error}"
+                assert error < tolerance, f"a row of {length} is off by {error}"
                 begin += length
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "causal": {"causal": True},
+    "prompts": {"causal": True, "prefix": [20, 0, 100, 3, 3, 64, 129]},
+    "grouped heads": {"causal": True, "prefix": [20] * 7, "key_heads": 2},
+    "window": {"causal": True, "prefix": [20, 0, 100, 3, 3, 64, 129], "window": 40},
+    "window both ways": {"window": 16},
+    "capped": {"causal": True, "prefix": [7] * 7, "softcap": 2.0},
+    "everything": {
+        "causal": True,
+        "prefix": [20, 0, 100, 3, 3, 64, 129],
+        "key_heads": 1,
+        "window": 70,
+        "softcap": 3.0,
+    },
+}
+"""What decoder-only and encoder-only models need."""
 
 
 def check_nan(device: str, dtype: torch.dtype) -> None:
@@ -156,20 +215,29 @@ def interpret() -> None:
         ).check()
         Case([65, 5, 64], 2, 128, dtype, "cpu", tail=0).check()
         check_nan("cpu", dtype)
+    for variant in VARIANTS.values():
+        Case(LENGTHS, 2, 32, torch.float32, "cpu", biased=None, **variant).check()
+    Case(LENGTHS[:4], 2, 20, torch.float32, "cpu", biased=None, causal=True).check()
 
 
 def test_tiles():
     tiles = kernels.tiles(np.array([5, 0, 300, 128]), 128, 8)
     assert tiles.dtype == np.int32
     assert tiles.tolist() == [
-        [5, 300, 0],
-        [5, 300, 128],
-        [5, 300, 256],
-        [305, 128, 0],
-        [0, 5, 0],
-        [433, 0, 0],
-        [561, 0, 0],
-        [689, 0, 0],
+        [5, 300, 0, 5, 300],
+        [5, 300, 128, 5, 300],
+        [5, 300, 256, 5, 300],
+        [305, 128, 0, 305, 128],
+        [0, 5, 0, 0, 5],
+        [433, 0, 0, 0, 0],
+        [561, 0, 0, 0, 0],
+        [689, 0, 0, 0, 0],
+    ]
+    after_prompts = kernels.tiles(np.array([5, 130]), 128, 3, np.array([25, 150]))
+    assert after_prompts.tolist() == [
+        [5, 130, 0, 25, 150],
+        [5, 130, 128, 25, 150],
+        [0, 5, 0, 0, 25],
     ]
     with pytest.raises(ValueError, match="do not fit"):
         kernels.tiles(np.array([5, 300]), 128, 3)
@@ -182,7 +250,7 @@ def test_every_position_is_in_exactly_one_tile(seed):
     positions = int(lengths.sum() + draw.integers(0, 400))
     tiles = kernels.tiles(lengths, 128, kernels.max_tiles(positions, len(lengths)))
     count = np.zeros(positions + len(tiles) * 128, int)
-    for start, length, offset in tiles:
+    for start, length, offset, *_ in tiles:
         end = min(offset + 128, length) if length else 128
         count[start + offset : start + end] += 1
     assert (count[:positions] == 1).all()
@@ -227,6 +295,14 @@ def test_against_the_reference(heads, size, dtype):
 
 @gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("size", [32, 64, 80, 128, 256])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_against_the_reference(variant, size, dtype):
+    Case(LENGTHS, 4, size, dtype, "cuda", biased=None, **VARIANTS[variant]).check()
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_nan_stays_in_its_row(dtype):
     check_nan("cuda", dtype)
 
@@ -261,7 +337,7 @@ def test_recorded():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         made = first.computed()
-    held, new = ([*case.parts, case.gradient, case.tiles, case.table] for case in (first, second))
+    held, new = ([*case.parts, case.gradient, *case.tiles, case.table] for case in (first, second))
     for old, other in zip(held, new, strict=True):
         old.copy_(other)
     graph.replay()

@@ -170,11 +170,11 @@ def test_the_layout_of_recorded_steps(
 
 
 def by_tiles(
-    query: Tensor, key: Tensor, value: Tensor, table: Tensor, tiles: Tensor, scale: float
+    query: Tensor, key: Tensor, value: Tensor, sides: kernels.Sides, scale: float, table: Tensor
 ) -> Tensor:
     """What the GPU's kernel computes, row by row."""
     output, middle = torch.zeros_like(query), table.shape[1] // 2
-    for start, length, inside in tiles.tolist():
+    for start, length, inside, *_ in sides.queries.tolist():
         if length and not inside:
             own, at = slice(start, start + length), torch.arange(length)
             scores = (
@@ -209,6 +209,7 @@ def test_padding_to_a_bucket_changes_nothing(
     monkeypatch.setattr(kernels, "ragged_attention", by_tiles)
     monkeypatch.setattr(PackedT5, "_layers", (_encoder_layer, _decoder_layer))
     monkeypatch.setattr(packed, "_replay", run)
+    monkeypatch.setattr(packed, "recorded", True)
     monkeypatch.setattr(packed, "compiled", True)
     padded_to_bucket = backbone.gradients(*arguments)
     tokens = sum(sizes) + 21 * count
@@ -238,6 +239,7 @@ def test_layers_of_the_decoder_are_compiled_once_for_all_sizes(
         PackedT5, "_layers", (_encoder_layer, torch.compile(_decoder_layer, backend=compiler))
     )
     monkeypatch.setattr(packed, "_replay", packed._run)
+    monkeypatch.setattr(packed, "recorded", True)
     monkeypatch.setattr(packed, "compiled", True)
     before = backbone.compile_counts()["compiled"]
     counts = []
@@ -281,7 +283,7 @@ def test_the_least_recently_used_graph_is_dropped(monkeypatch: pytest.MonkeyPatc
     for size in (1, 2, 3, 1, 4, 1, 2, 4):
         outputs = steps(lambda tensor: (tensor, tensor + 1), [torch.zeros(size)])
         assert outputs[1].shape == (size,)
-        sizes.append([key[0] for key in steps.graphs])
+        sizes.append([key[1][0] for key in steps.graphs])
     assert sizes[3:] == [[2, 3, 1], [3, 1, 4], [3, 4, 1], [4, 1, 2], [1, 2, 4]]
     assert steps.recorded == 5, "1, 2, 3, 4, and 2 again"
     steps.clear()
@@ -363,9 +365,9 @@ def test_compiled_and_recorded_steps_give_the_same_results() -> None:
             torch.ones(len(sizes), device="cuda"),
             torch.zeros(len(sizes), device="cuda"),
         )
-        backbone.compile(False)
+        backbone.accelerate(False)
         plain = backbone.gradients(*arguments)
-        backbone.compile()
+        backbone.accelerate(compile=True)
         assert packed.compiled
         for _ in range(2):
             fast = backbone.gradients(*arguments)

@@ -13,21 +13,26 @@ from torch import Tensor
 
 MAX_GRAPHS = 64  # recorded steps to keep; they share their memory
 
-Step = Callable[..., tuple[Tensor, Tensor]]
-"""From tensors to each row's loss and the gradient."""
+Step = Callable[..., tuple[Tensor, ...]]
+"""From tensors to each row's loss, the gradient, and those of whatever else is trained."""
 
 
 class TrainingGraphs:
     """The recorded training steps of a model, by the sizes of their inputs."""
 
     def __init__(self) -> None:
-        self.graphs: OrderedDict[tuple[int, ...], _Graph] = OrderedDict()
+        self.graphs: OrderedDict[tuple[Any, ...], _Graph] = OrderedDict()
         self.buffers = _Buffers()
         self.recorded = 0  # steps so far, discarded ones included
 
-    def __call__(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """`step(*inputs)`, by the graph for these sizes, which is recorded if there is none."""
-        key = tuple(size for tensor in inputs for size in tensor.shape)
+    def __call__(
+        self, step: Step, inputs: Sequence[Tensor], kind: object = None
+    ) -> tuple[Tensor, ...]:
+        """`step(*inputs)`, by the graph for these sizes, which is recorded if there is none.
+
+        Steps that differ in more than their inputs differ in `kind`.
+        """
+        key = (kind, *(tensor.shape for tensor in inputs))
         if key not in self.graphs:
             pool = next(iter(self.graphs.values())).graph.pool() if self.graphs else None
             self.graphs[key] = _Graph(step, inputs, self.buffers, pool)
@@ -47,7 +52,7 @@ class _Buffers:
     """Inputs and outputs in memory that all graphs share: only one is replayed at a time."""
 
     def __init__(self) -> None:
-        self.tensors: dict[tuple[str, int], Tensor] = {}
+        self.tensors: dict[tuple[str, int, torch.dtype], Tensor] = {}
 
     @cached_property
     def stream(self) -> Any:
@@ -57,13 +62,15 @@ class _Buffers:
     def like(self, purpose: str, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Buffers of the same shapes; their sizes grow to the next power of two."""
         return [
-            self._buffer((purpose, index), tensor)[: tensor.numel()].view(tensor.shape)
+            self._buffer((purpose, index, tensor.dtype), tensor)[: tensor.numel()].view(
+                tensor.shape
+            )
             for index, tensor in enumerate(tensors)
         ]
 
-    def _buffer(self, key: tuple[str, int], tensor: Tensor) -> Tensor:
+    def _buffer(self, key: tuple[str, int, torch.dtype], tensor: Tensor) -> Tensor:
         if key not in self.tensors or len(self.tensors[key]) < tensor.numel():
-            self.tensors[key] = tensor.new_empty(1 << (tensor.numel() - 1).bit_length())
+            self.tensors[key] = tensor.new_empty(1 << max(0, tensor.numel() - 1).bit_length())
         return self.tensors[key]
 
 
@@ -86,8 +93,7 @@ class _Graph:
         with torch.cuda.graph(self.graph, pool=pool, stream=stream):
             torch._foreach_copy_(self.outputs, list(step(*self.inputs)))
 
-    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         torch._foreach_copy_(self.inputs, list(inputs))
         self.graph.replay()
-        nll, gradient = (tensor.clone() for tensor in self.outputs)
-        return nll, gradient
+        return tuple(tensor.clone() for tensor in self.outputs)

@@ -1,10 +1,12 @@
-"""The GPU's attention over packed rows: each row attends to itself, with a bias per distance.
+"""The GPU's attention over packed rows: each row attends to its own keys alone.
 
-No score is computed across two rows, and none is stored: the backward pass recomputes them. Nothing
+Keys may come before a row's queries (a prompt), be shared by several query heads, and be limited to
+earlier ones (causal) or near ones (a window); scores may be capped, or get a bias per distance. No
+score is computed across two rows, and none is stored: the backward pass recomputes them. Nothing
 is summed in an order that may change. The Triton kernels are in `triton_attention.py`.
 
-Shape letters: N packed positions, B rows, D numbers of a head, M the largest distance with a bias
-of its own.
+Shape letters: N packed queries, K packed keys, B rows, D numbers of a head, M the largest distance
+with a bias of its own.
 """
 
 import os
@@ -51,12 +53,28 @@ CONFIGS = {
     128: KernelConfigs(
         KernelConfig(64, 64, 4, 2), KernelConfig(64, 32, 4, 2), KernelConfig(64, 32, 4, 2)
     ),
+    256: KernelConfigs(
+        KernelConfig(64, 32, 8, 1), KernelConfig(32, 32, 8, 1), KernelConfig(32, 32, 8, 1)
+    ),
 }
-"""By the size of a head, for 16-bit numbers. They may be changed at any time."""
+"""By the size of a head, rounded up, for 16-bit numbers. They may be changed at any time."""
 EXACT_CONFIGS = KernelConfigs(
     KernelConfig(32, 32, 4, 1), KernelConfig(32, 32, 4, 1), KernelConfig(32, 32, 4, 1)
 )
 """For 32-bit numbers, which are for checks rather than for speed."""
+
+
+def head_width(size: int) -> int | None:
+    """The number of columns of the kernels for heads of `size` numbers; None: too large."""
+    return next((width for width in CONFIGS if size <= width), None)
+
+
+class Sides(NamedTuple):
+    """How packed rows attend: the tiles of queries and of keys, see `tiles`, and which keys."""
+
+    queries: Tensor
+    keys: Tensor
+    causal: bool = False
 
 
 def max_tiles(positions: int, rows: int, size: int = TILE) -> int:
@@ -64,12 +82,19 @@ def max_tiles(positions: int, rows: int, size: int = TILE) -> int:
     return -(-positions // size) + rows
 
 
-def tiles(lengths: npt.NDArray[np.int64], size: int, count: int) -> npt.NDArray[np.int32]:
-    """The tiles of packed rows, longest rows first: [B] -> [`count`, 3].
+Lengths = npt.NDArray[np.int64]
 
-    Of each tile: where its row starts, the row's length, and the tile's offset in the row. Tiles
-    left over have length 0 and cover the positions after the last row.
+
+def tiles(
+    lengths: Lengths, size: int, count: int, others: Lengths | None = None
+) -> npt.NDArray[np.int32]:
+    """The tiles of packed rows, longest rows first: [B] -> [`count`, 5].
+
+    Of each tile: where its row starts, the row's length, the tile's offset in the row; and the
+    start and length of the row's other side, of `others` positions (keys for queries, or queries
+    for keys). Tiles left over have length 0 and cover the positions after the last row.
     """
+    others = lengths if others is None else others
     order = np.argsort(-lengths, kind="stable")
     per_row = -(-lengths[order] // size)
     used = int(per_row.sum())
@@ -77,9 +102,11 @@ def tiles(lengths: npt.NDArray[np.int64], size: int, count: int) -> npt.NDArray[
         raise ValueError(f"{used} tiles of {size} positions do not fit in a list of {count}.")
     row = np.repeat(order, per_row)
     offset = (np.arange(used) - np.repeat(per_row.cumsum() - per_row, per_row)) * size
-    starts = lengths.cumsum() - lengths
-    listed = np.zeros((count, 3), np.int32)
-    listed[:used] = np.stack([starts[row], lengths[row], offset], axis=1)
+    starts, other_starts = lengths.cumsum() - lengths, others.cumsum() - others
+    listed = np.zeros((count, 5), np.int32)
+    listed[:used] = np.stack(
+        [starts[row], lengths[row], offset, other_starts[row], others[row]], axis=1
+    )
     listed[used:, 0] = int(lengths.sum()) + size * np.arange(count - used)
     return listed
 
@@ -96,30 +123,47 @@ def extend_table(table: Tensor, length: int) -> Tensor:
 
 
 def ragged_attention(
-    query: Tensor, key: Tensor, value: Tensor, table: Tensor, tiles: Tensor, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sides: Sides,
+    scale: float,
+    table: Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
-    """Attention of every row to itself: [1, heads, N, D] each -> [1, N, heads, D]; 0 after the
-    last row.
+    """Attention of every row to its keys: [1, heads, N, D], [1, key heads, K, D] twice ->
+    [1, N, heads, D]; 0 after the last row.
 
-    `table` comes from `extend_table`; `tiles` from the function of that name, with a size of `TILE`
-    and `max_tiles` of them.
+    `table` comes from `extend_table`; tiles from the function of that name, with a size of `TILE`
+    and `max_tiles` of them. A row attends to keys at most `window` positions away.
     """
-    return _attend(query, key, value, table, tiles, scale)[0]  # type: ignore[no-any-return]
+    return _attend(  # type: ignore[no-any-return]
+        query, key, value, table, *sides, scale, -1 if window is None else window, softcap or 0.0
+    )[0]
 
 
 @torch.library.custom_op("softprompts::ragged_attention", mutates_args=())
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, table: Tensor, tiles: Tensor, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    table: Tensor | None,
+    query_tiles: Tensor,
+    key_tiles: Tensor,
+    causal: bool,
+    scale: float,
+    window: int,
+    softcap: float,
 ) -> tuple[Tensor, Tensor]:
-    """[1, heads, N, D] each -> [1, N, heads, D], and the logarithms of the softmax denominators:
-    [heads, N]."""
-    query, key, value, table = (_with_unit_stride(part) for part in (query, key, value, table))
+    """[1, N, heads, D], and the logarithms of the softmax denominators: [heads, N]."""
+    query, key, value = (_with_unit_stride(part) for part in (query, key, value))
     out, log_sums = _empty_outputs(query)
     steps = [part.stride(dim) for part in (query, key, value) for dim in (2, 1)]
-    _launch(
-        triton_attention.forward, _configs(query).forward,
-        query, key, value, table, tiles, out, log_sums,
-        scale, query.shape[2], *steps, out.stride(1), out.stride(2), table.shape[1],
+    _Launch(query, key, value, table, causal, window, softcap)(
+        triton_attention.forward, "forward", query.shape[1], query_tiles,
+        out, log_sums, scale, query.shape[2], window, softcap,
+        *steps, out.stride(1), out.stride(2),
     )  # fmt: skip
     return out, log_sums
 
@@ -130,113 +174,122 @@ def _attend_backward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    table: Tensor,
-    tiles: Tensor,
+    table: Tensor | None,
+    query_tiles: Tensor,
+    key_tiles: Tensor,
     out: Tensor,
     log_sums: Tensor,
+    causal: bool,
     scale: float,
+    window: int,
+    softcap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """grad_out and out [1, N, heads, D] -> the gradients of query, key and value:
-    [1, heads, N, D] each."""
-    query, key, value, table, grad_out = (
-        _with_unit_stride(part) for part in (query, key, value, table, grad_out)
+    """grad_out and out [1, N, heads, D] -> the gradients of query, key and value, in their
+    shapes."""
+    query, key, value, grad_out = (
+        _with_unit_stride(part) for part in (query, key, value, grad_out)
     )
-    grad_query, grad_key, grad_value = (torch.empty_like(out) for _ in range(3))
-    deltas = torch.empty_like(log_sums)
+    grad_query, deltas = torch.empty_like(out), torch.empty_like(log_sums)
+    grad_key, grad_value = (_empty_outputs(part)[0] for part in (key, value))
     steps = [part.stride(dim) for part in (query, key, value) for dim in (2, 1)]
-    steps += [part.stride(dim) for part in (out, grad_out) for dim in (1, 2)]
-    _launch(
-        triton_attention.query_gradient, _configs(query).query_gradient,
-        query, key, value, table, tiles, out, log_sums, grad_out, deltas, grad_query,
-        scale, query.shape[2], *steps, table.shape[1],
+    grad_steps = [grad_out.stride(1), grad_out.stride(2)]
+    launch = _Launch(query, key, value, table, causal, window, softcap)
+    launch(
+        triton_attention.query_gradient, "query_gradient", query.shape[1], query_tiles,
+        out, log_sums, grad_out, deltas, grad_query, scale, query.shape[2], window, softcap,
+        *steps, out.stride(1), out.stride(2), *grad_steps,
     )  # fmt: skip
-    _launch(
-        triton_attention.key_value_gradient, _configs(query).key_value_gradient,
-        query, key, value, table, tiles, log_sums, grad_out, deltas, grad_key, grad_value,
-        scale, query.shape[2], *steps, table.shape[1],
+    launch(
+        triton_attention.key_value_gradient, "key_value_gradient", key.shape[1], key_tiles,
+        log_sums, grad_out, deltas, grad_key, grad_value,
+        scale, query.shape[2], key.shape[2], window, softcap,
+        *steps, grad_key.stride(1), grad_key.stride(2), *grad_steps,
     )  # fmt: skip
     return grad_query.transpose(1, 2), grad_key.transpose(1, 2), grad_value.transpose(1, 2)
 
 
 def _with_unit_stride(part: Tensor) -> Tensor:
     """Kernels need the last dimension to be contiguous."""
-    return part if part.dim() == 4 and part.stride(3) == 1 else part.contiguous()
+    return part if part.stride(3) == 1 else part.contiguous()
 
 
-def _empty_outputs(query: Tensor) -> tuple[Tensor, Tensor]:
-    _, heads, positions, size = query.shape
-    out = query.new_empty(1, positions, heads, size)
-    return out, query.new_empty(heads, positions, dtype=torch.float32)
+def _empty_outputs(part: Tensor) -> tuple[Tensor, Tensor]:
+    _, heads, positions, size = part.shape
+    out = part.new_empty(1, positions, heads, size)
+    return out, part.new_empty(heads, positions, dtype=torch.float32)
 
 
-def _configs(query: Tensor) -> KernelConfigs:
-    return EXACT_CONFIGS if query.dtype == torch.float32 else CONFIGS[query.shape[3]]
+class _Launch(NamedTuple):
+    """What all kernels of an attention share."""
 
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    table: Tensor | None
+    causal: bool
+    window: int
+    softcap: float
 
-def _launch(
-    kernel: Any,
-    config: KernelConfig,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    table: Tensor,
-    tiles: Tensor,
-    *rest: Any,
-) -> None:
-    """On the query's device: Triton launches on the current one."""
-    parts = TILE // config.outer
-    limit = {} if config.registers is None else {"maxnreg": config.registers}
-    with torch.cuda.device(query.device) if query.is_cuda else nullcontext():
-        kernel[query.shape[1], tiles.shape[0] * parts](
-            query,
-            key,
-            value,
-            table,
-            tiles,
-            *rest,
-            OUTER=config.outer,
-            INNER=config.inner,
-            PARTS=parts,
-            D=query.shape[3],
-            PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-            RAW=not INTERPRETED,
-            num_warps=config.warps,
-            num_stages=config.stages,
-            **limit,
-        )
+    def __call__(self, kernel: Any, name: str, heads: int, tiles: Tensor, *rest: Any) -> None:
+        """On the query's device: Triton launches on the current one."""
+        query, exact = self.query, self.query.dtype == torch.float32
+        size = query.shape[3]
+        width = head_width(size)
+        assert width is not None
+        config: KernelConfig = getattr(EXACT_CONFIGS if exact else CONFIGS[width], name)
+        parts = TILE // config.outer
+        limit = {} if config.registers is None else {"maxnreg": config.registers}
+        table = tiles if self.table is None else self.table.contiguous()
+        with torch.cuda.device(query.device) if query.is_cuda else nullcontext():
+            kernel[heads, tiles.shape[0] * parts](
+                query,
+                self.key,
+                self.value,
+                table,
+                tiles,
+                *rest,
+                table.shape[1],
+                OUTER=config.outer,
+                INNER=config.inner,
+                PARTS=parts,
+                GROUP=query.shape[1] // self.key.shape[1],
+                D=size,
+                WIDTH=width,
+                CAUSAL=self.causal,
+                BIASED=self.table is not None,
+                WINDOWED=self.window >= 0,
+                CAPPED=self.softcap > 0,
+                PRECISION="ieee" if exact else "tf32",
+                RAW=not INTERPRETED,
+                num_warps=config.warps,
+                num_stages=config.stages,
+                **limit,
+            )
 
 
 @_attend.register_fake
-def _(
-    query: Tensor, key: Tensor, value: Tensor, table: Tensor, tiles: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
+def _(query: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return _empty_outputs(query)
 
 
 @_attend_backward.register_fake
 def _(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    table: Tensor,
-    tiles: Tensor,
-    out: Tensor,
-    log_sums: Tensor,
-    scale: float,
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grad_query, grad_key, grad_value = (torch.empty_like(out).transpose(1, 2) for _ in range(3))
-    return grad_query, grad_key, grad_value
+    by_query, by_key, by_value = (
+        _empty_outputs(part)[0].transpose(1, 2) for part in (query, key, value)
+    )
+    return by_query, by_key, by_value
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.scale = inputs
-    ctx.save_for_backward(*tensors, *output)
+    ctx.options = inputs[6:]
+    ctx.save_for_backward(*inputs[:6], *output)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, grad_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    return *_attend_backward(grad_out, *ctx.saved_tensors, ctx.scale), None, None, None
+    return *_attend_backward(grad_out, *ctx.saved_tensors, *ctx.options), *[None] * 7
 
 
 _attend.register_autograd(_backward, setup_context=_save_inputs)

@@ -98,7 +98,7 @@ def grouped_layout(text: Text, length: int) -> Layout:
         to_device(torch.from_numpy(array), device)
         for array in (source, prompt_positions, prompt_mask, rows, padded, inverse, *masks)
     ]
-    no_tiles = torch.zeros(0, 3, dtype=torch.int32, device=device)
+    no_tiles = torch.zeros(0, 5, dtype=torch.int32, device=device)
     return Layout._make([*tensors[:6], groups, tensors[6:], no_tiles])
 
 
@@ -206,9 +206,19 @@ class _ToPositions(torch.autograd.Function):
         return by_column.index_copy_(0, inverse, gradient[0]), None
 
 
+def to_columns(states: Tensor, padded: Tensor, inverse: Tensor) -> Tensor:
+    """The state of each column's position: [N, ...] -> [columns, ...]."""
+    return cast(Tensor, _ToColumns.apply(states, padded, inverse))  # type: ignore[no-untyped-call]
+
+
+def to_positions(states: Tensor, inverse: Tensor) -> Tensor:
+    """The reverse: [columns, ...] -> [N, ...]."""
+    return cast(Tensor, _ToPositions.apply(states, inverse))  # type: ignore[no-untyped-call]
+
+
 def unpack(states: Tensor, layout: Layout) -> list[Tensor]:
     """Packed rows as padded ones, by group: [N, ...] -> [G, L, ...] each."""
-    columns: Tensor = _ToColumns.apply(states, layout.padded, layout.inverse)  # type: ignore[no-untyped-call]
+    columns = to_columns(states, layout.padded, layout.inverse)
     parts = torch.split(columns, [rows * width for rows, width in layout.groups])
     return [
         part.view(*shape, *part.shape[1:]) for part, shape in zip(parts, layout.groups, strict=True)
@@ -218,5 +228,4 @@ def unpack(states: Tensor, layout: Layout) -> list[Tensor]:
 def pack(groups: Sequence[Tensor], layout: Layout) -> Tensor:
     """The reverse: [G, L, ...] each -> [N, ...]."""
     flat = [part.flatten(0, 1) for part in groups]
-    columns = torch.cat(flat) if len(flat) > 1 else flat[0]
-    return cast(Tensor, _ToPositions.apply(columns, layout.inverse))  # type: ignore[no-untyped-call]
+    return to_positions(torch.cat(flat) if len(flat) > 1 else flat[0], layout.inverse)

@@ -20,16 +20,14 @@ from transformers import AttentionInterface
 
 from ..batch import Losses, Text
 from . import kernels
-from .graphs import TrainingGraphs
 from .layout import FEW_BUCKETS, Layout, bucketed_layout, grouped_layout, pack, round_up, unpack
+from .step import DIVERGED, Packed
 
 ATTENTION = "softprompts_packed"
 MODEL_TYPES = frozenset({"t5", "mt5"})  # whose layers are known to fit
-MASKED = -1e30  # added to the scores of masked columns; finite, so that no difference is NaN
 MAX_RECORDED = 2**27
 """Tokens times width of a step, up to which launching its kernels can take longer than they run."""
-DIVERGED = 1e15
-"""A prompt with larger numbers has diverged; computing with it would harm other runs."""
+MASKED = -1e30  # added to the scores of masked columns; finite, so that no difference is NaN
 
 
 class PackedBias(NamedTuple):
@@ -41,15 +39,13 @@ class PackedBias(NamedTuple):
     tiles: Tensor | None = None  # for our kernels
 
 
-class PackedT5:
+class PackedT5(Packed):
     """A backbone's frozen T5, and the gradient of its losses with respect to prompts."""
 
     def __init__(self, model: Any, shifted: Callable[[Tensor], Tensor]) -> None:
         self.model, self.shifted = model, shifted
         self.encoder, self.decoder = model.get_encoder(), model.get_decoder()
-        self.graphs = TrainingGraphs()
-        self.compiled = False
-        """Whether layers are compiled and steps recorded: on a GPU, when many steps follow."""
+        super().__init__()
         self.max_columns = 0  # of recorded steps
 
     @cached_property
@@ -74,7 +70,7 @@ class PackedT5:
         """Each row's summed negative log-likelihood [B], and the gradient of
         sum(weight * nll + z * squares) with respect to the vectors [B, P, H]."""
         length = vectors.shape[1]
-        if self.compiled:
+        if self.recorded:
             self.reserve(text.mask.shape[1] + length)
             targets, target_mask, weight, z = self._bucketed(targets, target_mask, weight, z)
             layout = bucketed_layout(text, length, self.max_columns, len(targets))
@@ -91,7 +87,7 @@ class PackedT5:
             weight[rows],
             z[rows],
         ]
-        recorded = self.compiled and inputs[0].numel() <= MAX_RECORDED
+        recorded = self.recorded and inputs[0].numel() <= MAX_RECORDED
         nll, gradient = (self._replay if recorded else self._run)(layout, *inputs)
         by_row = torch.empty_like(nll).index_copy_(0, rows, nll)[: len(vectors)]
         by_vector = gradient[0][layout.prompt_positions] * layout.prompt_mask.unsqueeze(-1)
@@ -174,7 +170,7 @@ class PackedT5:
     """The largest distance so far, and the bias of every distance up to it."""
 
     def _bias(self, layout: Layout, embeds: Tensor) -> PackedBias:
-        if self.compiled:
+        if self.recorded:
             torch._dynamo.maybe_mark_dynamic(layout.tiles, 0)
             if self._extended is None or self._extended[0] != self.max_columns:
                 table = kernels.extend_table(self.table, self.max_columns)
@@ -227,9 +223,10 @@ class PackedT5:
             static = layout._replace(padded=padded, inverse=inverse, masks=[mask], tiles=tiles)
             return self._run(static, *tensors[: len(inputs)])
 
-        return self.graphs(
+        nll, gradient = self.graphs(
             step, [*inputs, layout.padded, layout.inverse, *layout.masks, layout.tiles]
         )
+        return nll, gradient
 
 
 def _hidden_columns(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -277,7 +274,8 @@ def packed_attention(
     [1, heads, N, D] -> [1, N, heads, D]."""
     tiles, table = packed_bias.tiles, packed_bias.table
     if tiles is not None:
-        return kernels.ragged_attention(query, key, value, table, tiles, scaling), None
+        sides = kernels.Sides(tiles, tiles)
+        return kernels.ragged_attention(query, key, value, sides, scaling, table), None
     assert packed_bias.layout is not None
     layout = packed_bias.layout
     unpacked = [unpack(part[0].transpose(0, 1), layout) for part in (query, key, value)]

@@ -1,0 +1,262 @@
+"""Where everything is when the rows of a batch are packed end to end, for models with one stack of
+layers.
+
+In a decoder-only model, a prompt that comes first cannot see the text, so its states are the same
+for all its rows: prompts are packed once, before all rows, and each row's keys are its prompt's
+followed by its own. Elsewhere (another place, or a model that looks both ways) each row has its own
+copy of its prompt inside it.
+
+Shape letters: U prompts, N packed positions, K packed keys, G rows of a group, L the longest of
+them, n target tokens; the others as in `backbone.py`.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..batch import Text, to_device
+from . import kernels
+from .layout import FEW_BUCKETS, MANY_BUCKETS, SMALL_STEP, bucket, group_by_length
+
+Array = npt.NDArray[np.int64]
+
+
+class SharedKeys(NamedTuple):
+    """For a GPU: the keys of all prompts and rows, those of a prompt repeated for each of its rows.
+
+    source: the position of each key [K]
+    inverse: the key of each position itself [N]
+    users: the keys that repeat each prompt vector [U * P, rows]; where there are none, the last
+        key, to which nothing attends
+    """
+
+    source: Tensor
+    inverse: Tensor
+    users: Tensor
+
+
+class Group(NamedTuple):
+    """For a CPU: rows of similar length, padded.
+
+    prompts: the prompt of each [G]; None: nothing comes before them
+    query_positions: in the row [G, L]
+    key_positions: of the prompt's keys, then the row's own: [G, P + L]; -1: not a key
+    """
+
+    rows: int
+    width: int
+    prompts: Tensor | None
+    query_positions: Tensor
+    key_positions: Tensor
+
+
+class Rows(NamedTuple):
+    """What attention needs to keep packed rows apart: `tiles` on a GPU, the rest on a CPU."""
+
+    causal: bool
+    shared: SharedKeys | None = None
+    tiles: tuple[Tensor, Tensor] | None = None
+    """Of the queries and of the keys, for our kernels."""
+    groups: tuple[Group, ...] = ()
+    padded: Tensor | None = None
+    """The position of each column of all groups."""
+    inverse: Tensor | None = None
+    """The column of each position [N]."""
+    prompts: tuple[int, int] = (0, 0)
+    """How many prompts come before all rows, and their length."""
+
+
+class RowLayout(NamedTuple):
+    """A packed batch.
+
+    source: what is at each position, as an index into all prompt vectors, then all text tokens,
+        then all target tokens [N]
+    positions: the position of each token in its row [N]
+    row_of: the row that each token belongs to; -1: none [N]
+    starts: where each row starts [B]
+    prompt_positions: of each prompt vector [U, P]
+    prompt_mask: which of them exist [U, P]
+    target_positions: of the token that predicts each target token [B, n]
+    """
+
+    source: Tensor
+    positions: Tensor
+    row_of: Tensor
+    starts: Tensor
+    prompt_positions: Tensor
+    prompt_mask: Tensor
+    target_positions: Tensor
+    rows: Rows
+
+
+def row_layout(
+    text: Text,
+    prompts: tuple[int, int],
+    causal: bool,
+    target_lengths: Sequence[int] | None = None,
+    columns: int = 1,
+    tiled: bool = False,
+    buckets: bool = False,
+) -> RowLayout:
+    """The layout of a batch with `prompts` (U, P) vectors and `columns` target tokens at most.
+
+    Prompts are read once if the text says which one each row uses. `tiled` is for our kernels;
+    `buckets` adds positions up to one of a few sizes, for recorded steps.
+    """
+    assert text.lengths is not None
+    (count, length), (batch, width) = prompts, text.mask.shape
+    lengths = text.lengths.numpy()
+    used = np.full(batch, length) if text.prompt_lengths is None else text.prompt_lengths.numpy()
+    insert_at = np.zeros(batch, np.int64)
+    if text.insert_at is not None:
+        insert_at = text.insert_at.cpu().numpy()
+    own = lengths.copy()
+    if target_lengths is not None:  # the last target token is predicted, not read
+        own += np.asarray(target_lengths) - 1
+    first = count if text.prompt_of is not None else 0  # prompts that are read once
+    inside = used if first == 0 else np.zeros(batch, np.int64)  # prompt vectors inside a row
+    sizes = own + inside
+    order = np.arange(batch) if tiled else np.argsort(-sizes, kind="stable")
+
+    queries = np.concatenate([np.full(first, length), sizes[order]])
+    prefix = np.concatenate([np.zeros(first, np.int64), (used - inside)[order]])
+    starts, total = queries.cumsum() - queries, int(queries.sum())
+    small = total * text.embeds.shape[2] <= SMALL_STEP
+    positions = bucket(total, FEW_BUCKETS if small else MANY_BUCKETS) if buckets else total
+    segment = np.repeat(np.arange(len(queries)), queries)
+    offset = np.arange(total) - starts[segment]
+    row = np.where(segment < first, -1, np.concatenate([np.zeros(first, np.int64), order])[segment])
+    in_prompt = np.where(row < 0, offset, offset - insert_at[row])
+    in_text = np.where(in_prompt < 0, offset, offset - inside[row])
+    beyond = in_text - lengths[row]  # the text: in the target
+    source = np.where(
+        (row < 0) | ((in_prompt >= 0) & (in_prompt < inside[row])),
+        np.where(row < 0, segment, row) * length + in_prompt,
+        count * length
+        + np.where(beyond < 0, row * width + in_text, batch * width + row * columns + beyond),
+    )
+
+    row_starts = np.empty(batch, np.int64)
+    row_starts[order] = starts[first:]
+    vector = np.arange(length)
+    prompt_mask = np.ones((count, length), bool) if first else vector < used[:, None]
+    begins = starts[:first] if first else row_starts + insert_at
+    prompt_positions = np.where(prompt_mask, begins[:, None] + vector, 0)
+    last = row_starts + lengths + inside - 1
+    target_positions = np.minimum(
+        last[:, None] + np.arange(columns), (row_starts + sizes - 1)[:, None]
+    )
+
+    device = text.mask.device
+    if tiled:
+        rows = Rows(causal, tiles=_tiles(queries, queries + prefix, positions, device))
+    else:
+        rows = _grouped(queries, prefix, first, length, order, text, causal)
+    if tiled and text.prompt_of is not None:
+        owner = text.prompt_of.numpy()[order]
+        rows = rows._replace(
+            shared=_shared(queries, prefix, owner, prompts, segment, offset, positions, device)
+        )
+    arrays = (
+        _padded(source, positions),
+        _padded(offset + prefix[segment], positions),
+        _padded(row, positions, -1),
+        row_starts,
+        prompt_positions,
+        prompt_mask,
+        target_positions,
+    )
+    tensors = [to_device(torch.from_numpy(array), device) for array in arrays]
+    return RowLayout._make([*tensors, rows])
+
+
+def _padded(array: Array, size: int, value: int = 0) -> Array:
+    return np.concatenate([array, np.full(size - len(array), value)])
+
+
+def _tiles(
+    queries: Array, keys: Array, positions: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    key_positions = positions + int((keys - queries).sum())
+    by_query, by_key = (
+        kernels.tiles(own, kernels.TILE, kernels.max_tiles(size, len(own)), other)
+        for own, other, size in ((queries, keys, positions), (keys, queries, key_positions))
+    )
+    return tuple(to_device(torch.from_numpy(tiles), device) for tiles in (by_query, by_key))  # type: ignore[return-value]
+
+
+def _shared(
+    queries: Array,
+    prefix: Array,
+    owner: Array,
+    prompts: tuple[int, int],
+    segment: Array,
+    offset: Array,
+    positions: int,
+    device: torch.device,
+) -> SharedKeys:
+    (count, length), keys = prompts, queries + prefix
+    starts, key_starts = queries.cumsum() - queries, keys.cumsum() - keys
+    # a multiple of a tile, with one key at least to which nothing attends
+    size = positions + (int(prefix.sum()) // kernels.TILE + 1) * kernels.TILE
+    key_segment = np.repeat(np.arange(len(keys)), keys)
+    key_offset = np.arange(len(key_segment)) - key_starts[key_segment]
+    in_own = key_offset - prefix[key_segment]
+    prompt_starts = starts[np.concatenate([np.zeros(count, np.int64), owner])]
+    source = np.where(
+        in_own < 0, prompt_starts[key_segment] + key_offset, starts[key_segment] + in_own
+    )
+
+    by_owner = np.argsort(owner, kind="stable")
+    rows = np.bincount(owner, minlength=count)
+    rank = np.arange(len(owner)) - np.repeat(rows.cumsum() - rows, rows)
+    users = np.full((count, length, max(1, int(rows.max()))), size - 1)
+    vector, of_row = np.arange(length), by_owner + count
+    users[owner[by_owner], :, rank] = np.where(
+        vector < prefix[of_row, None], key_starts[of_row, None] + vector, size - 1
+    )
+    arrays = (
+        _padded(source, size),
+        _padded(key_starts[segment] + prefix[segment] + offset, positions, size - 1),
+        users.reshape(count * length, -1),
+    )
+    return SharedKeys._make(to_device(torch.from_numpy(array), device) for array in arrays)
+
+
+def _grouped(
+    queries: Array, prefix: Array, first: int, length: int, order: Array, text: Text, causal: bool
+) -> Rows:
+    """Groups of rows, which come longest first; prompts before them are a group of their own."""
+    starts = queries.cumsum() - queries
+    sizes = [(first, length)] if first else []
+    sizes += group_by_length(queries[first:].tolist())
+    groups, padded, begin = [], [], 0
+    for size, width in sizes:
+        members = slice(begin, begin + size)
+        begin += size
+        column, own = np.arange(width), queries[members, None]
+        padded.append((starts[members, None] + np.minimum(column, own - 1)).ravel())
+        positions = prefix[members, None] + column
+        keys, owner = np.where(column < own, positions, -1), None
+        if text.prompt_of is not None and members.start >= first:
+            owner = text.prompt_of[torch.from_numpy(order[members.start - first : begin - first])]
+            vector = np.arange(length)
+            keys = np.concatenate([np.where(vector < prefix[members, None], vector, -1), keys], 1)
+        groups.append(
+            Group(size, width, owner, torch.from_numpy(positions), torch.from_numpy(keys))
+        )
+    widths = np.repeat([width for _, width in sizes], [size for size, _ in sizes])
+    column_starts = widths.cumsum() - widths
+    segment = np.repeat(np.arange(len(queries)), queries)
+    inverse = column_starts[segment] + np.arange(len(segment)) - starts[segment]
+    return Rows(
+        causal,
+        groups=tuple(groups),
+        padded=torch.from_numpy(np.concatenate(padded)),
+        inverse=torch.from_numpy(inverse),
+        prompts=(first, length),
+    )
