@@ -56,8 +56,7 @@ def tiny() -> Backbone:
 def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of many short runs, which take less time than their pictures; test_cli.py looks at
     the picture."""
-    monkeypatch.setattr("softprompts.tuning.finish.learning_curve", lambda *_: False)
-    monkeypatch.setattr("softprompts.tuning.finish.draw_confusion", lambda *_: False)
+    monkeypatch.setattr("softprompts.tuning.finish.draw_pictures", lambda *_: None)
 
 
 def write_toy(folder: Path) -> Path:

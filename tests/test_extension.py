@@ -28,6 +28,11 @@ from .models import KINDS, random_causal, random_model, random_t5
 from .prompt.test_matrix import ROUTES, SHAPES, STARTS, check
 
 START, SHAPE, ROUTE = {"kind": "noisy-zeros"}, {"kind": "scaled"}, {"kind": "mlp", "width": 6}
+MATRIX = [
+    *itertools.product([START], SHAPES, [ROUTE]),
+    *itertools.product(STARTS, [SHAPE], [ROUTE]),
+    *itertools.product([START], [SHAPE], [*ROUTES, ROUTE]),
+]
 PLUGIN = str(Path(__file__).with_name("plugin.py"))
 
 
@@ -63,12 +68,38 @@ def run(*argv: str, folder: Path, **variables: str) -> subprocess.CompletedProce
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_matrix_holds_for_registered_kinds(kind: str, tmp_path: Path) -> None:
     """Each registered kind with every kind of the other two choices."""
-    matrix = [
-        *itertools.product([START], SHAPES, [ROUTE]),
-        *itertools.product(STARTS, [SHAPE], [ROUTE]),
-        *itertools.product([START], [SHAPE], [*ROUTES, ROUTE]),
-    ]
-    check(random_model(kind), matrix, tmp_path)
+    check(random_model(kind), MATRIX, tmp_path)
+
+
+def test_the_matrix_holds_for_a_registered_family(toy_model: Path, tmp_path: Path) -> None:
+    """With the kinds of the package, and with registered ones."""
+    toy = softprompts.load_backbone(str(toy_model), device="cpu")
+    assert (toy.family, type(toy).__module__) == ("toy", "plugin_under_test")
+    starts = itertools.cycle(STARTS)
+    core = [(next(starts), shape, route) for shape in SHAPES for route in ROUTES]
+    check(toy, [*core, *MATRIX], tmp_path)
+
+
+def test_registered_kinds_in_python(toy_model: Path, tmp_path: Path) -> None:
+    """A cohort of them; its prompts answer alike when they are loaded."""
+    results = softprompts.tune(
+        "plugin/odd-or-even",
+        model=str(toy_model),
+        prompt={"start": START, "shape": SHAPE, "route": ROUTE, "count": 2, "length": 2},
+        seed=[0, 1],
+        steps=2,
+        batch_size=4,
+        device="cpu",
+        verbose=False,
+        output=tmp_path,
+    )
+    texts = [{"number": number} for number in range(6)]
+    for seed, tuned in enumerate(results):
+        assert isinstance(tuned, softprompts.Tuned)
+        assert set(tuned.metrics) == {"first-letter", "accuracy"}
+        assert tuned.prompt.config.route.plain() == ROUTE
+        loaded = softprompts.load(tmp_path / f"seed={seed}", device="cpu")
+        assert loaded.predict(texts) == tuned.predict(texts)
 
 
 def test_a_mixture_with_an_mlp_router_starts_another() -> None:
@@ -138,8 +169,8 @@ def test_without_the_plugin_a_kind_is_unknown(tmp_path: Path) -> None:
     assert "The plugin gone.py cannot be loaded" in refused.stderr
 
 
-def test_an_entry_point_names_a_plugin(tmp_path: Path) -> None:
-    """As an installed package does."""
+def test_an_entry_point_names_a_plugin(toy_model: Path, tmp_path: Path) -> None:
+    """As an installed package does: its kinds need no flag."""
     package = tmp_path / "site" / "extra-1.0.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1.0\n")
@@ -150,6 +181,20 @@ def test_an_entry_point_names_a_plugin(tmp_path: Path) -> None:
     refused = run("tune", *kinds, folder=tmp_path, PYTHONPATH=path)
     assert refused.returncode == 2
     assert "--prompt.route.width is 0; it must be at least 1." in refused.stderr
+    tuned = run(
+        *("tune", "--task", "plugin/odd-or-even", "--model", str(toy_model), *kinds[:4]),
+        *("--prompt.start", "noisy-zeros", "--prompt.shape", "scaled", *SHORT),
+        *("--output", "run"),
+        folder=tmp_path,
+        PYTHONPATH=path,
+    )
+    assert tuned.returncode == 0, tuned.stderr
+    card = json.loads(tuned.stdout)
+    assert set(card["metrics"]) == {"first-letter", "accuracy"}
+    assert card["backbone"]["family"] == "toy"
+    assert card["config"]["prompt"]["start"]["kind"] == "noisy-zeros"
+    answers = run("predict", "run", "--json", "3", folder=tmp_path, PYTHONPATH=path)
+    assert answers.returncode == 0, answers.stderr
 
 
 def test_a_registered_kind_has_checked_options() -> None:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .backbone import Backbone, load_backbone
-    from .backbone.families import register_family
-    from .config.choice import Choice
+    from .backbone import Backbone, load_backbone, register_family
+    from .config import Choice, PromptConfig, RunConfig, TaskConfig, TuningConfig, run_config
     from .config.kinds import (
         register_head,
         register_optimizer,
@@ -26,10 +25,6 @@ if TYPE_CHECKING:
         register_shape,
         register_start,
     )
-    from .config.prompt import PromptConfig
-    from .config.run import RunConfig, run_config
-    from .config.task import TaskConfig
-    from .config.tuning import TuningConfig
     from .errors import UserError
     from .library.library import Library
     from .serving.engine import Engine, ensemble, probabilities
@@ -42,23 +37,23 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Backbone": "backbone",
-    "Choice": "config.choice",
+    "Choice": "config",
     "Engine": "serving.engine",
     "Library": "library.library",
-    "PromptConfig": "config.prompt",
-    "RunConfig": "config.run",
+    "PromptConfig": "config",
+    "RunConfig": "config",
     "RunFailedError": "tuning.run",
     "Study": "study.study",
-    "TaskConfig": "config.task",
+    "TaskConfig": "config",
     "Tuned": "tuning.tuned",
-    "TuningConfig": "config.tuning",
+    "TuningConfig": "config",
     "UserError": "errors",
     "ensemble": "serving.engine",
     "import_peft": "tuning.tuned",
     "load": "tuning.tuned",
     "load_backbone": "backbone",
     "probabilities": "serving.engine",
-    "register_family": "backbone.families",
+    "register_family": "backbone",
     "register_head": "config.kinds",
     "register_metric": "tasks.metrics",
     "register_optimizer": "config.kinds",
@@ -66,7 +61,7 @@ _HOMES = {
     "register_shape": "config.kinds",
     "register_start": "config.kinds",
     "register_task": "tasks.registry",
-    "run_config": "config.run",
+    "run_config": "config",
     "transfer": "transfer.transfer",
     "tune": "tuning.tune",
 }

@@ -6,14 +6,18 @@ a Python argument.
 """
 
 import difflib
+import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 Spelling = Callable[[str, str | None], str]
 """Spells a setting's path, and the value to set it to (or None), as a user writes them."""
 
 _MARK = re.compile("\x02([^\x02\x03]*)\x03(?:([^\x02\x03]*)\x03)?")
-_FLAT = ("tuning.", "task.", "run.")
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]+)?")
+_FLAT = ("config.", "target.", "tuning.", "task.", "run.")
 """Sections whose settings are unique without them."""
 
 
@@ -24,8 +28,10 @@ def setting(path: str, value: object = None) -> str:
 
 
 def as_argument(path: str, value: str | None = None) -> str:
-    """As Python callers write it: `max_length`, `scoring='labels'`."""
-    return _flat(path) + ("" if value is None else f"={value!r}")
+    """As Python callers write it: `max_length`, `scoring='labels'`, `steps=400`."""
+    if value is None:
+        return _flat(path)
+    return f"{_flat(path)}={value if _NUMBER.fullmatch(value) else repr(value)}"
 
 
 def as_flag(path: str, value: str | None = None) -> str:
@@ -39,17 +45,30 @@ def as_key(path: str, value: str | None = None) -> str:
 
 
 def _flat(path: str) -> str:
-    section = next((section for section in _FLAT if path.startswith(section)), "")
-    return path.removeprefix(section)
+    return functools.reduce(str.removeprefix, _FLAT, path)
 
 
-def spelled(message: str, spelling: Spelling = as_argument) -> str:
-    """The message with its settings written out."""
-    return _MARK.sub(lambda mark: spelling(mark[1], mark[2]), message)
+_speaker: ContextVar[Spelling] = ContextVar("speaker", default=as_argument)
+
+
+@contextmanager
+def speaking(spelling: Spelling) -> Iterator[None]:
+    """Inside, messages spell settings in this way unless told otherwise."""
+    token = _speaker.set(spelling)
+    try:
+        yield
+    finally:
+        _speaker.reset(token)
+
+
+def spelled(message: str, spelling: Spelling | None = None) -> str:
+    """The message with its settings written out, by default as whoever speaks writes them."""
+    spell = spelling or _speaker.get()
+    return _MARK.sub(lambda mark: spell(mark[1], mark[2]), message)
 
 
 class UserError(Exception):
-    """An error that the user can fix. Its text spells settings as Python arguments."""
+    """An error that the user can fix. Its text spells settings as whoever speaks writes them."""
 
     spelling: Spelling | None = None
     """How the command line spells the settings of this kind of error; None: as flags."""

@@ -14,6 +14,7 @@ import torch
 from softprompts.analysis import heatmaps
 from softprompts.analysis.report import write_report
 from softprompts.errors import UserError
+from softprompts.library.search import SIMILARITIES
 
 
 def study(
@@ -198,6 +199,33 @@ def test_an_unfinished_study_says_so_and_leaves_cells_empty(
         if row["relative_error_reduction"] is None
     ]
     assert empty == [("source-1", "target-0")]
+
+
+def test_a_report_names_the_study_and_the_rows_of_its_scores_in_every_figure(
+    tmp_path: Path,
+) -> None:
+    records, embeddings, tuned = study()
+    tested = [{**record, "split": "test"} for record in records]
+    write_report(tested, embeddings, tuned, tmp_path, subject="spot, t5-tiny, 2026-11-16")
+    figures = list(tmp_path.glob("*.svg"))
+    assert len(figures) == 5
+    for figure in figures:
+        text = figure.read_text()
+        assert "spot, t5-tiny, 2026-11-16" in text
+        assert ("2026-11-16, test rows" in text) is not figure.name.startswith("clusters")
+    page = (tmp_path / "report.md").read_text()
+    assert "Scores on the test rows." in page
+    assert "| majority class | test rows |" in page
+
+
+def test_a_study_of_targets_alone_has_its_figures(tmp_path: Path) -> None:
+    records, embeddings, _ = study(sources=0, targets=3)
+    summary = write_report(records, embeddings, [], tmp_path)
+    assert [name for name in summary["files"] if name.endswith(".png")] == [
+        f"clusters-{name}.png" for name in SIMILARITIES
+    ]
+    assert "# Scores of the targets" in summary["markdown"]
+    assert "Retrieval" not in summary["markdown"]
 
 
 def test_a_study_can_have_baselines_only(tmp_path: Path) -> None:

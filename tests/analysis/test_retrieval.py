@@ -23,10 +23,48 @@ def test_best_of_top_k_selects_by_similarity_then_by_score() -> None:
     assert best_of_top(gap, similarities, "rte", 2) == ({0: 72.0, 1: 66.0}, 2)
 
 
+def test_sources_are_selected_by_validation_scores_and_scored_on_test_rows() -> None:
+    """By the validation score mnli's second prompt is best, and on the test rows sst2's first."""
+    validation = {None: [60.0, 60.0], "mnli": [70.0, 90.0], "sst2": [80.0, 60.0]}
+    test = {None: [50.0, 52.0], "mnli": [58.0, 62.0], "sst2": [75.0, 57.0]}
+    records = [
+        {**on_test, "split": "test", "selection": on_validation["score"]}
+        for on_test, on_validation in zip(study(test), study(validation), strict=True)
+    ]
+    scores, similarities = Scores(records), Similarities(EMBEDDINGS, "per_token_average_cosine")
+    assert scores.targets["rte"].split == "test"
+    assert best_of_top(scores, similarities, "rte", 4) == ({0: 62.0, 1: 62.0}, 0)
+    assert best_source(scores, ["rte"]) == "mnli", "by +20 on the validation rows"
+    table = retrieval_table(scores, [similarities], [], ["rte"], ks=(1, 4))
+    means = {(row.method, row.k): row.score.mean for row in table if row.score is not None}
+    assert means["best of k at random", 1] == pytest.approx(fmean([58, 62, 75, 57]))
+    assert means["best of k at random", 4] == means["oracle", None] == 62.0
+    assert means["baseline", None] == 51.0
+
+
+def test_a_change_is_tested_over_targets_or_over_the_seeds_of_one() -> None:
+    one = study(RTE)
+    more = [
+        record
+        for number in range(8)
+        for record in study({None: [50.0, 50.0], "mnli": [60.0 + number, 61.0]}, f"t{number}")
+    ]
+    (single,) = (r for r in retrieval_table(Scores(one), [], [], ["rte"], ()) if r.source)
+    assert single.paired is not None
+    assert (single.paired.over, single.paired.pairs) == ("seeds", 2)
+    scores = Scores(more)
+    baseline, best, oracle = retrieval_table(scores, [], [], list(scores.targets), ())
+    assert baseline.paired is None
+    for row in (best, oracle):
+        assert row.paired is not None
+        assert (row.paired.over, row.paired.pairs) == ("targets", 8)
+        assert row.paired.p < 0.02, "all eight rise"
+
+
 def test_expected_best_is_the_mean_over_all_draws() -> None:
     scores = [random.Random(1).uniform(0, 100) for _ in range(7)]
     for k in range(1, 8):
-        assert expected_best(scores, k) == pytest.approx(
+        assert expected_best(sorted(scores), k) == pytest.approx(
             fmean(max(drawn) for drawn in itertools.combinations(scores, k))
         )
 

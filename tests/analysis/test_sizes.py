@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from matplotlib.axes import Axes
 
-from softprompts.analysis.sizes import by_size, score_by_size
+from softprompts.analysis.sizes import by_size, score_by_size, score_by_target
 
 from .test_heatmaps import assert_legible, ticks
 
@@ -92,3 +92,32 @@ def test_rows_are_sorted_by_size() -> None:
     baselines = [row for row in rows if (row["variant"], row["source"]) == ("prompt", None)]
     scores = [(row["score"], row["score_std"]) for row in baselines]
     assert scores == [(60.0, 1.5), (70.0, 1.5), (80.0, 1.5)]
+
+
+def test_scores_by_target_stand_beside_the_majority_class() -> None:
+    names = {"glue/rte": "RTE", "spot_sources/squad": "SQuAD"}
+    rows = [
+        {
+            "backbone": "google/t5-base",
+            "variant": variant,
+            "targets": {"glue/rte": {"mean": mean, "std": None}, "spot_sources/squad": None},
+            "splits": dict.fromkeys(names, "test"),
+        }
+        for variant, mean in (("base", 60.0), ("slow", 70.0))
+    ]
+    figure = score_by_target(rows, {"glue/rte": 50.0}, names, "trial, t5-base, 2026-11-16")
+    assert_legible(figure)
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["RTE", "SQuAD"]
+    assert [x for x, _ in drawn_lines(axes)] == [[60.0], [70.0]]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert sorted(labels) == ["base", "majority class", "slow"]
+    assert axes.get_xlabel() == "score on the test rows"
+    assert "trial, t5-base, 2026-11-16" in figure.get_suptitle()
+
+
+def test_sizes_name_tasks_plainly_and_say_what_they_are_of() -> None:
+    table = [line(next(iter(SIZES)), "prompt", "spot_sources/squad", 60.0)]
+    figure = score_by_size(by_size(table, SIZES), {"spot_sources/squad": "SQuAD"}, "trial, 2026")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["prompt, from SQuAD"]
+    assert figure.get_suptitle().endswith("trial, 2026")

@@ -98,6 +98,24 @@ def test_few_seeds_are_uncertain() -> None:
     assert (constant.p, constant.significant) == (None, False), "without variance, no p value"
 
 
+def test_a_difference_is_paired_over_rows_if_their_scores_are_known_and_else_over_seeds() -> None:
+    right, wrong = [100.0] * 20, [100.0] * 10 + [0.0] * 10
+    records = study({None: [50.0], "mnli": [100.0]})
+    rows = [{**record, "row_scores": right if record["source"] else wrong} for record in records]
+    (cell,) = Scores(rows).cells
+    assert cell.paired is not None
+    assert (cell.paired.over, cell.paired.pairs) == ("rows", 20)
+    assert cell.paired.p == pytest.approx(2 / 2**10), "the exact McNemar test: 10 of 10 rows better"
+    assert cell.p is None
+    assert cell.significant, "with one seed, by the rows"
+    (unknown,) = Scores(records).cells
+    assert unknown.paired is None, "one seed says nothing"
+    (seeds,) = Scores(study({None: [50.0, 52.0, 54.0], "mnli": [60.0, 60.0, 70.0]})).cells
+    assert seeds.paired is not None
+    assert (seeds.paired.over, seeds.paired.pairs) == ("seeds", 3)
+    assert str(cell.paired) == "p = 0.002, 20 rows"
+
+
 def test_a_perfect_baseline_has_no_error_to_reduce() -> None:
     (cell,) = Scores(study({None: [100.0, 100.0], "mnli": [99.0, 100.0]})).cells
     assert cell.reduction is None

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from softprompts import UserError, run_config
+from softprompts import UserError, load, run_config
 from softprompts.cli import load_command, main
 from softprompts.cli.command import Parser
 from softprompts.cli.flags import parse_run
@@ -209,12 +209,13 @@ def test_evaluate_uses_the_given_split(
         (
             "evaluate",
             {"message": "hiya", "register": "casual"},
-            "has no column 'text'; its columns are message, register: rename one",
+            "has no column 'text'; its columns are message, register: rename the one",
         ),
         (
             "evaluate",
             {"text": "hiya"},
-            "rows.jsonl has no column 'register'; its columns are text: rename one to 'register'",
+            "rows.jsonl has no column 'register'; its columns are text: rename the one that holds "
+            "the labels to 'register'",
         ),
         (
             "evaluate",
@@ -224,7 +225,8 @@ def test_evaluate_uses_the_given_split(
         (
             "predict",
             {"message": "hiya"},
-            "rows.jsonl has no column 'text'; its columns are message: rename one to 'text'",
+            "rows.jsonl has no column 'text'; its columns are message: rename the one that "
+            "the prompt reads to 'text'",
         ),
     ],
 )
@@ -388,6 +390,25 @@ def test_transfer_from_a_saved_prompt(
     assert "There is no prompt at" in capsys.readouterr().err
 
 
+def test_a_card_without_metrics_is_evaluated_with_the_usual_ones(
+    tuned: Path, toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cards made in Python may lack them."""
+    shutil.copytree(tuned, tmp_path / "run")
+    card = json.loads((tuned / "prompt.json").read_text())
+    del card["task"]["metrics"]
+    (tmp_path / "run" / "prompt.json").write_text(json.dumps(card))
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text,register\nhi there mate,casual\nDear Sir or Madam,formal\n")
+    for flags in ([], ["--file", str(rows)]):
+        assert main(["evaluate", str(tmp_path / "run"), *flags, "--json", "--quiet"]) == 0
+        assert set(json.loads(capsys.readouterr().out)["metrics"]) == {"accuracy", "macro_f1"}
+    scores = load(tmp_path / "run", device="cpu").evaluate(rows)
+    assert set(scores) == {"accuracy", "macro_f1"}
+    assert main(["prompts", "export", str(tmp_path / "run"), "--output", str(tmp_path / "a")]) == 0
+    assert "where the mixture has" in capsys.readouterr().out
+
+
 def test_a_card_cannot_enable_remote_code(
     tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -513,6 +534,11 @@ BAD = [
     ),
     (["tune", "--config", "nowhere.yaml"], "The config file nowhere.yaml does not exist"),
     (["predict", "nowhere", "text"], "There is no prompt at nowhere"),
+    (
+        [*INTENT, "--preset", "residual-bert"],
+        "The preset residual-bert is for encoder-only models such as BERT, and t5-tiny is not one; "
+        "choose another --model, or leave out --preset.",
+    ),
 ]
 
 
@@ -558,7 +584,8 @@ def test_bad_input_is_one_line_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([*argv, "--quiet"]) == 2
+    monkeypatch.setattr("softprompts.tuning.progress.HOLD_SECONDS", 60)  # on a busy machine too
+    assert main(argv) == 2
     output = capsys.readouterr()
     assert message in output.err
     assert output.err.count("\n") == 1
@@ -585,7 +612,9 @@ def test_a_run_that_diverges_exits_with_1_and_says_why(
         flags = [*hot, "--evaluate-every", every, "--output", str(tmp_path / name)]
         assert main([*own_data(toy_csv), *flags]) == 1
         output = capsys.readouterr()
-        assert "lower lr" in output.err + output.out
+        shown = output.err + output.out
+        assert "lower --lr (now 1e+30) or set --clip to 1" in shown
+        assert "lower lr" not in shown
 
 
 @pytest.mark.parametrize(

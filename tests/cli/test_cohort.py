@@ -448,7 +448,7 @@ def test_a_run_that_fails_does_not_affect_others(
     ]
     rows = list(csv.DictReader((tmp_path / "cohort.csv").read_text().splitlines()))
     assert [row["accuracy"] != "" for row in rows[:4]] == [False, False, True, True]
-    assert "lower lr" in rows[0]["stopped"]
+    assert "lower --lr" in rows[0]["stopped"]
     assert main(command) == 1
     shown = capsys.readouterr().out
     assert "lr=1e30_seed=0 failed: The run left no prompt" in shown

@@ -119,7 +119,7 @@ def test_rows_come_from_standard_input(
 def test_a_wrong_output_is_refused_at_once(
     output: str, message: str, rows: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["predict", "nowhere", "--file", str(rows), "--output", str(rows.parent / output)]
+    command = ["predict", ".", "--file", str(rows), "--output", str(rows.parent / output)]
     assert main(command) == 2
     assert message in capsys.readouterr().err
 

@@ -74,8 +74,9 @@ WRONG = [
     ),
     (["study", "run", "x.yaml", "--workers", "0"], "--workers is 0; it must be at least 1."),
     (["evaluate", "x", "--scoring", "x"], "--scoring is 'x'; choose one of generate, labels."),
-    (["predict", "x"], "There is nothing to answer"),
+    (["predict", "."], "There is nothing to answer"),
     (["tasks", "show", "../secret"], "There is no task '../secret'"),
+    (["tasks", "show", "intnet"], "no task 'intnet'; did you mean helpdesk/intent?"),
     (["schema", "x"], "FILE is 'x'; choose one of run, study."),
     (["completion", "x"], "SHELL is 'x'; choose one of bash, zsh, fish."),
 ]
@@ -194,11 +195,61 @@ def test_wrong_rows_of_a_small_file_are_refused_without_torch(tmp_path: Path) ->
         assert message in process.stderr
         assert " line " not in process.stderr, "one line number is enough"
         assert process.stderr.splitlines()[-1] == "imported:"
+    argv = ["tune", "--train", str(tmp_path / "row.csv"), "--text", "review", "--label", "mood"]
+    assert f"does not exist. Did you mean {rows}?" in start(argv)[0].stderr
     argv = ["tune", "--train", str(rows), "--template", "{review} {mood}", "--label", "mood"]
     assert "is also in --template" in start(argv)[0].stderr
     argv = ["tune", "--train", str(rows), "--text", "review", "--label", "mood"]
     process, _ = start([*argv, "--labels", "a=good,c=bad"])
     assert "the label 'b' is not one of a, c." in process.stderr
+    rows.write_text("review,mood\ngood,happy\nbad,sad\nfine,hapy\n")
+    process, _ = start([*argv, "--labels", "happy=good,sad=bad"])
+    assert (
+        "rows.csv:4: the label 'hapy' is not one of happy, sad. Did you mean 'happy'? Correct it, "
+        "give it a label word with --labels, or leave such rows out with --skip-bad-rows."
+    ) in process.stderr
+    process, _ = start([*argv, "--labels", "hapy=good,sdd=bad"])
+    assert "the label 'happy' is not one of hapy, sdd. Did you mean 'hapy'?" in process.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["predict", "runs/intnet", "x"], "no prompt at runs/intnet; did you mean runs/intent?"),
+        (["predict", "runs/intent,runs/urgent", "x"], "did you mean runs/urgency?"),
+        (["predict", "urgent", "x"], "no prompt at urgent; did you mean library/urgency?"),
+        (["evaluate", "runs/nowhere"], "There is no prompt at runs/nowhere; name a folder that"),
+        (["evaluate", "runs/intent", "--file", "no.csv"], "The file no.csv does not exist."),
+        (["evaluate", "runs/intent", "--task", "boolqq"], "did you mean boolq?"),
+        (["prompts", "show", "urgensy"], "no prompt urgensy in the library library; did you mean"),
+        (["prompts", "search", "urgensy"], "did you mean urgency?"),
+        (["prompts", "export", "urgensy", "--output", "x"], "did you mean urgency?"),
+        (["prompts", "remove", "urgency", "intent"], "There is no prompt intent in the library"),
+        (["prompts", "rename", "urgensy", "x"], "did you mean urgency?"),
+        (["prompts", "show", "urgency=0"], "no prompt at urgency=0; did you mean library/urgency?"),
+        (["prompts", "show", "no/where"], "There is no prompt at no/where; name a folder that"),
+        (["study", "run", "nope.yaml"], "The config file nope.yaml does not exist."),
+        (["prompts", "list", "--library", "shelf"], "There is no library at shelf; name one"),
+        (["prompts", "show", "x", "--library", "shelf"], "There is no library at shelf; name one"),
+        (
+            ["prompts", "recycle", "urgensy", "--model", "m", "--output", "x"],
+            "did you mean urgency?",
+        ),
+    ],
+    ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else None,
+)
+def test_a_mistyped_prompt_is_refused_without_torch(
+    argv: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("runs/intent", "runs/urgency", "library/urgency"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SOFTPROMPTS_LIBRARY", raising=False)
+    process, _ = start(argv)
+    assert process.returncode == 2
+    error, imported = process.stderr.splitlines()
+    assert message in error
+    assert imported == "imported:"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from softprompts.config import coerce, difference
 from softprompts.config.schema import schema_of_hint
-from softprompts.errors import UserError
+from softprompts.errors import UserError, spelled
 
 DEFAULTS: dict[str, Any] = {"tuning": {"lr": 0.3, "sentinel": False}, "seed": 0}
 
@@ -22,12 +22,12 @@ DEFAULTS: dict[str, Any] = {"tuning": {"lr": 0.3, "sentinel": False}, "seed": 0}
         (
             {"tuning": {"lr": 0.3}},
             {"tuning": {"lr": 0.3, "sentinel": True}},
-            "tuning.sentinel was False and is now True",
+            "sentinel was False and is now True",
         ),
         (
             {"seed": 1, "tuning": {"lr": 0.1}},
             {"seed": 1, "tuning": {"lr": 0.3}},
-            "tuning.lr was 0.1 and is now 0.3",
+            "lr was 0.1 and is now 0.3",
         ),
         ({"seed": 1, "gone": 5}, {"seed": 1}, "gone was 5 and is now None"),
         (None, {"seed": 1}, "its settings are unreadable"),
@@ -36,7 +36,8 @@ DEFAULTS: dict[str, Any] = {"tuning": {"lr": 0.3, "sentinel": False}, "seed": 0}
 def test_the_first_difference_is_named_and_new_settings_had_their_defaults(
     old: Any, new: Any, message: str | None
 ) -> None:
-    assert difference(old, new, DEFAULTS) == message
+    change = difference(old, new, DEFAULTS)
+    assert (change and spelled(change)) == message
 
 
 @pytest.mark.parametrize(

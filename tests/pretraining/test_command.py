@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from softprompts.cli import main as softprompts
 from softprompts.cli.pretrain import main
 from softprompts.errors import UserError
 from softprompts.pretraining.config import PretrainConfig
@@ -28,7 +29,7 @@ def test_a_diverged_run_fails(
     monkeypatch.setattr(torch.Tensor, "backward", lambda *_: None)
     files = ["--text", config.text[0], "--tokenizer", str(config.tokenizer)]
     output = ["--log-every", "1", "--output", str(tmp_path / "run")]
-    assert main([*files, *SMALL_FLAGS.split(), *output]) == 1
+    assert softprompts(["pretrain", *files, *SMALL_FLAGS.split(), *output]) == 1
     assert "lower --lr" in capsys.readouterr().err
 
 

@@ -20,10 +20,10 @@ from softprompts.study.checks import check_unchanged
 from softprompts.study.config import read_study
 from softprompts.study.leases import Leases
 from softprompts.study.plan import plan
-from softprompts.study.state import StudyState, pace
+from softprompts.study.state import StudyLines, StudyState, pace
 from softprompts.study.study import Study
 
-from .conftest import FEW, QUICK, Write, cell_path, results, scores
+from .conftest import FEW, QUICK, Write, cell_path, planned, results, scores
 from .test_plan import ALL
 
 
@@ -117,6 +117,9 @@ def test_a_cohort_rerun_gives_the_recorded_scores(
     )
     cells = json.loads(capsys.readouterr().out)["cells"]
     assert {result["cell"] for result in cells} == set(results(finished_study)[name]["beside"])
+    with (tmp_path / "again" / "cohort.csv").open() as file:
+        table = {row["cell"]: float(row["accuracy"]) for row in csv.DictReader(file)}
+    assert table == {result["cell"]: result["again"] for result in cells}
     assert len(cells) > 1
     assert all(
         result["same"]
@@ -304,13 +307,13 @@ def test_a_cell_without_a_checkpoint_may_change(write: Write, tmp_path: Path) ->
     changed = plan(read_study(write(**few, target={"steps": 3})), "cpu")
     with Leases(StudyFolder(folder)) as leases:
         assert leases.acquire(cell.name)
-        with pytest.raises(UserError, match=r"was started: tuning.steps was 2 and is now 3"):
+        with pytest.raises(UserError, match=r"was started: steps was 2 and is now 3"):
             check_unchanged(changed, StudyFolder(folder))
     check_unchanged(changed, StudyFolder(folder))
     open_cell(changed[0], changed[0].config, StudyFolder(folder))
     assert not (cell_path(folder, cell.name) / "config.yaml").exists()
     (cell_path(folder, cell.name) / "checkpoint.safetensors").touch()
-    with pytest.raises(UserError, match=r"was started: tuning.steps was 3 and is now 2"):
+    with pytest.raises(UserError, match=r"was started: steps was 3 and is now 2"):
         check_unchanged([cell], StudyFolder(folder))
 
 
@@ -374,6 +377,57 @@ def test_a_study_runs_from_python_and_in_another_folder(write: Write, tmp_path: 
     assert {result["stage"] for result in results(tmp_path / "other").values()} == {"baseline"}
     assert Study.open(tmp_path / "other").status()["stages"]["baseline"]["done"] == 4
     assert not results(folder)
+
+
+def test_in_a_log_a_line_says_how_many_cells_are_done(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = planned(**FEW)
+    names, lines = [cell.name for cell in cells], StudyLines(cells)
+    one = CellResult(names[0], score=50.0)
+    for state in (
+        StudyState(),
+        StudyState({names[0]: one, "of-another-file": one}),
+        StudyState({names[0]: one}),  # nothing new
+        StudyState({names[0]: one, names[1]: CellResult(names[1])}, failed={names[1]}),
+    ):
+        lines.on_update(state)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        f"softprompts: 0 of {len(cells)} cells are done",
+        f"softprompts: 1 of {len(cells)} cells are done",
+        f"softprompts: 2 of {len(cells)} cells are done, 1 failed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variants", "quiet", "warned"),
+    [
+        ({"slow": {"settings": {"lr": 0.1}}}, False, True),
+        ({"slow": {"settings": {"lr": 0.1}}}, True, False),
+        ({"base": {}, "slow": {"settings": {"lr": 0.1}}}, False, False),
+        ({}, False, False),
+    ],
+)
+def test_variants_without_the_study_s_own_settings_are_pointed_out(
+    variants: dict[str, Any],
+    quiet: bool,
+    warned: bool,
+    write: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On standard error, before anything runs; `--quiet` leaves it out."""
+
+    def stop(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Study, "run", stop)
+    with pytest.raises(KeyboardInterrupt):
+        main(["run", str(write(variants=variants)), *(["--quiet"] if quiet else [])])
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert ("only the variants in" in captured.err) is warned
+    assert ("add a variant without changes (base: {})" in captured.err) is warned
 
 
 def test_the_time_left_counts_busy_time_and_epochs_by_cells() -> None:
@@ -531,7 +585,7 @@ def test_a_changed_study_file_is_refused(write: Write, tmp_path: Path) -> None:
     before = results(folder)
     with pytest.raises(
         UserError,
-        match=r"was started: tuning.steps was 4 and is now 6 \(and 1 more cells\); undo",
+        match=r"was started: steps was 4 and is now 6 \(and 1 more cells\); undo",
     ):
         main(["run", str(write(**small, source={"steps": 6})), "--output", str(folder)])
     assert results(folder) == before

@@ -428,9 +428,9 @@ def test_unavailable_rows_are_an_error_that_says_where_to_put_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("SOFTPROMPTS_DATA", raising=False)
+    monkeypatch.setattr("softprompts.tuning.progress.HOLD_SECONDS", 60)  # on a busy machine too
     assert main(["tune", "--task", "superglue/rte", "--output", str(tmp_path / "r")]) == 2
-    *progress, error = capsys.readouterr().err.splitlines()
-    assert progress == ["softprompts: reading the data"]
+    (error,) = capsys.readouterr().err.splitlines()
     assert error.startswith("softprompts: The rows of superglue/rte are not available: ")
     assert error.endswith(
         "; put them in DIR/superglue/rte and give --data-dir DIR (or set SOFTPROMPTS_DATA)."

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from softprompts.artifacts.card import Card, TaskCard
-from softprompts.artifacts.study_folder import CellResult
 from softprompts.backbone import Backbone
 from softprompts.cli.tune_summary import cohort_table, describe
 from softprompts.config import TaskConfig, expand_lists
-from softprompts.study.cells import _score_fields
-from softprompts.study.tables import RECORD, markdown, score_table
+from softprompts.study.cells import score_fields
+from softprompts.study.tables import RECORD
 from softprompts.tasks import Task, TextFormat, load_task
 from softprompts.tuning import finish
 from softprompts.tuning.advice import advice
@@ -83,24 +82,23 @@ def test_a_study_s_result_and_tables_have_the_test_score() -> None:
         "rows": 4,
         "metrics": {"accuracy": 75.0},
         "intervals": {"accuracy": [30.1, 95.4]},
-        "baselines": {"bag_of_words": {"metrics": {"accuracy": 50.0}, "p": 1.0}},
+        "baselines": {
+            "bag_of_words": {"metrics": {"accuracy": 50.0}, "p": 1.0},
+            "majority": {"metrics": {"accuracy": 40.0}, "p": 1.0},
+        },
     }
     tested = card(test={"accuracy": 75.0}, scores={"validation": report, "test": report})
-    fields = _score_fields(tested)
+    fields = score_fields(tested)
     assert fields == {
         "interval": [30.1, 95.4],
         "bag_of_words": 50.0,
         "test": 75.0,
         "test_rows": 4,
+        "test_majority": 40.0,
         "test_interval": [30.1, 95.4],
     }
     assert set(fields) <= set(RECORD)
-    assert set(_score_fields(card()).values()) == {None}, "a card of an older version"
-    result = CellResult(
-        "x", stage="baseline", backbone="b", target="rte", seed=0, score=80.0, **fields
-    )
-    assert "80.0" in markdown(score_table([result]))
-    assert "75.0" in markdown(score_table([result], field="test"))
+    assert set(score_fields(card()).values()) == {None}, "a card of an older version"
 
 
 def scored(accuracy: float, **parts: Any) -> Card:
@@ -133,7 +131,7 @@ def test_advice_comes_in_the_order_that_helps() -> None:
     assert text == (
         "accuracy 60.0 is no better than the bag of words (80.0); "
         "try a larger backbone (model='google/flan-t5-small'), then label scoring "
-        "(scoring='labels'), then more steps (steps='400')"
+        "(scoring='labels'), then more steps (steps=400)"
     )
 
 

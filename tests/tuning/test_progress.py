@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,11 @@ import pytest
 import softprompts
 from softprompts.artifacts.run_folder import RunFolder
 from softprompts.cli import main
-from softprompts.tuning import progress
+from softprompts.tuning import evaluate, progress
 from softprompts.tuning.tune import tune_config
+
+from ..conftest import write_toy
+from .test_finish import with_test_rows
 
 QUICK: dict[str, Any] = {
     "text": "review",
@@ -26,6 +31,15 @@ QUICK: dict[str, Any] = {
     "device": "cpu",
     "baselines": False,
 }
+
+
+LINE = r"softprompts: \d+ of 80 rows answered, \d+ s, about \d+ s left"
+
+
+def in_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = type("ZMQInteractiveShell", (), {})()
+    ipython = types.SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)  # type: ignore[arg-type]
 
 
 def test_python_prints_stages_and_evaluations(
@@ -55,12 +69,60 @@ def test_the_runs_of_a_cohort_are_named_by_what_differs(
     assert "softprompts: seed 1: step 4 of 4" in shown
 
 
+def test_an_error_at_once_stands_alone(
+    toy_csv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    too_long = QUICK | {"max_length": 8, "prompt": {"length": 7}}
+    monkeypatch.setattr(progress, "HOLD_SECONDS", 60)
+    with pytest.raises(softprompts.UserError):
+        softprompts.tune(train=str(toy_csv), **too_long)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "HOLD_SECONDS", 0)
+    with pytest.raises(softprompts.UserError):
+        softprompts.tune(train=str(toy_csv), **too_long)
+    assert capsys.readouterr().err.startswith("softprompts: reading the data\n"), "it took long"
+
+
+@pytest.mark.parametrize("reader", ["script", "notebook", "log"])
+def test_stages_that_take_time_are_announced(
+    reader: str,
+    toy_csv: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("softprompts.tuning.cohort.COMPILE_FROM", 4)
+    monkeypatch.setattr("softprompts.backbone.Backbone.compile", lambda *_: None, raising=False)
+    monkeypatch.setattr("softprompts.tuning.tune.load_task", with_test_rows)
+    if reader == "notebook":
+        in_notebook(monkeypatch)
+
+    def tune(steps: int) -> str:
+        if reader == "log":
+            command = [
+                *("tune", "--train", str(toy_csv), "--text", "review", "--label", "mood"),
+                *("--steps", str(steps), "--prompt.length", "3", "--device", "cpu"),
+                *("--preset", "prompt-tuning", "--max-length", "40", "--no-baselines"),
+            ]
+            assert main([*command, "--output", str(tmp_path)]) == 0
+        else:
+            settings = QUICK | {"train": str(toy_csv), "output": tmp_path, "steps": steps}
+            softprompts.tune(**settings)
+        return capsys.readouterr().err
+
+    shown = tune(4)
+    for stage in (
+        *("reading the data", "loading t5-tiny", "tokenising 24 rows", "answering 5 test rows"),
+        "compiling the model, which makes the first steps slow",
+    ):
+        assert stage in shown
+    assert f"resuming {tmp_path} at step 4 of 6" in tune(6)
+
+
 def test_a_notebook_has_a_bar(
     toy_csv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shell = type("ZMQInteractiveShell", (), {})()
-    ipython = types.SimpleNamespace(get_ipython=lambda: shell)
-    monkeypatch.setitem(progress.sys.modules, "IPython", ipython)  # type: ignore[attr-defined]
+    in_notebook(monkeypatch)
     softprompts.tune(train=str(toy_csv), **QUICK)
     shown = capsys.readouterr().err
     assert "reviews.csv:mood: 100%" in shown
@@ -90,6 +152,10 @@ def test_a_class_with_one_row_is_warned_of(
     path.write_text("\n".join(["review,mood", *rows, "odd,c"]) + "\n")
     softprompts.tune(train=str(path), **QUICK)
     assert "warning: c has a single training row; add rows" in capsys.readouterr().err
+    rows = [f"text {number},{'happy' if number % 2 else 'sad'}" for number in range(40)]
+    path.write_text("\n".join(["review,mood", *rows, "odd,hapy"]) + "\n")
+    softprompts.tune(train=str(path), **QUICK)
+    assert "add rows, or correct hapy if it should be happy" in capsys.readouterr().err
 
 
 def test_an_interrupted_run_keeps_its_scoring(toy_csv: Path, tmp_path: Path) -> None:
@@ -111,3 +177,57 @@ def test_an_interrupted_run_keeps_its_scoring(toy_csv: Path, tmp_path: Path) -> 
     assert RunFolder(folder).config().tuning.scoring == "generate"
     assert tune_config(auto, tmp_path / "new").card.scoring == "labels"
     assert json.loads((tmp_path / "new" / "prompt.json").read_text())["invalid"] == 0
+
+
+CALLS: dict[str, Any] = {
+    "predict": lambda tuned, rows, **verbose: tuned.predict(rows, **verbose),
+    "probabilities": lambda tuned, rows, **verbose: tuned.probabilities(rows, **verbose),
+    "evaluate": lambda tuned, rows, **verbose: tuned.evaluate(rows, **verbose),
+    "answer": lambda tuned, rows, **verbose: softprompts.Engine(
+        tuned.backbone, {"mood": tuned}, batch_size=8, **verbose
+    ).answer([("mood", row) for row in rows]),
+    "engine's probabilities": lambda tuned, rows, **verbose: softprompts.Engine(
+        tuned.backbone, {"mood": tuned}, **verbose
+    ).probabilities([("mood", row) for row in rows]),
+    "ensemble": lambda tuned, rows, **verbose: softprompts.ensemble(
+        [tuned], rows, "mean", **verbose
+    ),
+    "mean": lambda tuned, rows, **verbose: softprompts.probabilities(tuned, rows, **verbose),
+}
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> softprompts.Tuned:
+    csv = write_toy(tmp_path_factory.mktemp("toy"))
+    return softprompts.tune(train=str(csv), verbose=False, **QUICK)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_long_answers_show_their_progress(
+    call: str,
+    tuned: softprompts.Tuned,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [{"review": f"a fine place, visit {n}", "mood": "positive"} for n in range(80)]
+    CALLS[call](tuned, rows)
+    assert capsys.readouterr().err == "", "it took a moment only"
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(evaluate, "PART", 16)
+    CALLS[call](tuned, rows)
+    lines = capsys.readouterr().err.splitlines()
+    assert all(re.fullmatch(LINE, line) for line in lines)
+    assert lines, "the first batch was reported"
+    CALLS[call](tuned, rows, verbose=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_notebook_has_a_bar_over_the_rows(
+    tuned: softprompts.Tuned, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_notebook(monkeypatch)
+    tuned.predict(["a fine place"] * 3)
+    assert "answering" not in capsys.readouterr().err, "it took a moment only"
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    tuned.predict(["a fine place"] * 3)
+    assert "answering: 100%" in capsys.readouterr().err

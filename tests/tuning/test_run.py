@@ -258,7 +258,7 @@ def test_other_settings_in_the_same_folder_are_refused(
     t5: Backbone, toy_csv: Path, tmp_path: Path
 ) -> None:
     tune_config(config(toy_csv), tmp_path, backbone=t5)
-    with pytest.raises(UserError, match=r"other settings \(tuning.lr was 0.1 and is now 0.2\)"):
+    with pytest.raises(UserError, match=r"other settings \(lr was 0.1 and is now 0.2\)"):
         tune_config(config(toy_csv, lr=0.2), tmp_path, backbone=t5)
     replaced = tune_config(config(toy_csv, lr=0.2), tmp_path, overwrite=True, backbone=t5)
     assert replaced.card.config["tuning"]["lr"] == 0.2

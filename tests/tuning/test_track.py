@@ -8,6 +8,7 @@ from softprompts.backbone import Backbone
 from softprompts.cli import main
 from softprompts.config import run_config
 from softprompts.errors import UserError
+from softprompts.tuning import track
 from softprompts.tuning.track import TRACKERS, check_trackers
 from softprompts.tuning.tune import tune_config
 
@@ -64,9 +65,7 @@ def test_unknown_and_missing_trackers_are_clear_errors(
         "There is no tracker 'abacus'; choose one of tensorboard, wandb, mlflow, trackio"
         in capsys.readouterr().err
     )
-    import accelerate.tracking
-
-    monkeypatch.setattr(accelerate.tracking, "get_available_trackers", list)
+    monkeypatch.setattr(track, "get_available_trackers", list)
     for name in TRACKERS:
         with pytest.raises(UserError, match=f"pip install {name}"):
             check_trackers([name])

@@ -4,7 +4,7 @@ They need matplotlib and scipy (`pip install 'softprompts[plots]'`).
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,36 +57,40 @@ def error_reductions(
     targets: Sequence[str],
     weak: Collection[str] = (),
     title: str = "Relative error reduction (%) against the target's baseline",
+    names: Mapping[str, str] | None = None,
 ) -> "Figure":
     """Relative error reduction in percent, sources x targets.
 
     Blue is better than the baseline, red is worse, empty is not finished. Columns of weak targets
-    are faded, because no verdict is based on them.
+    are faded, because no verdict is based on them. `names` are those of tasks in the figure.
     """
     from matplotlib.figure import Figure
 
     known = np.array([abs(value) for row in values for value in row if value is not None])
     # A percentile, so that one outlier does not take the colour from all other cells.
     limit = max(float(np.percentile(known, 90)), 1.0) if known.size else 1.0
-    width, height = _inches(sources, targets)
+    rows, columns = (
+        {task: (names or {}).get(task, task) for task in x} for x in (sources, targets)
+    )
+    width, height = _inches(list(rows.values()), list(columns.values()))
     figure = Figure(
         figsize=(max(width + 1.2, 5.5), height + (0.7 if weak else 0.4)), layout="constrained"
     )
     axes = figure.add_subplot()
-    labels = [name + WEAK if name in weak else name for name in targets]
+    labels = [f"{name}{WEAK if target in weak else ''}" for target, name in columns.items()]
     faded = [column for column, name in enumerate(targets) if name in weak]
-    number_format = "{:z.0f}" if limit >= 10 else "{:z.1f}"
     _cells(
         axes,
         values,
-        sources,
+        list(rows.values()),
         labels,
         ("RdBu", -limit, limit),
-        number_format,
+        "{:z.0f}" if limit >= 10 else "{:z.1f}",
         "relative error reduction (%)",
         faded,
     )
-    axes.set(xlabel="target", ylabel="source")
+    axes.set_xlabel("target", fontsize=9)
+    axes.set_ylabel("source", fontsize=9)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     if weak:
         figure.supxlabel(
@@ -99,9 +103,11 @@ def error_reductions(
     return figure
 
 
-def clusters(values: Values, tasks: Sequence[str], title: str) -> "tuple[Figure, list[str]]":
+def clusters(
+    values: Values, tasks: Sequence[str], title: str, names: Mapping[str, str] | None = None
+) -> "tuple[Figure, list[str]]":
     """Similarities of task embeddings with their tree (average linkage of 1 - similarity); and the
-    tasks in the tree's order."""
+    tasks in the tree's order. `names` are those of tasks in the figure."""
     from matplotlib.figure import Figure
     from scipy.cluster.hierarchy import dendrogram, linkage
     from scipy.spatial.distance import squareform
@@ -117,7 +123,8 @@ def clusters(values: Values, tasks: Sequence[str], title: str) -> "tuple[Figure,
     )
     leaves = dendrogram(tree, no_plot=True)
     order = leaves["leaves"]
-    width, height = _inches(tasks, tasks)
+    labels = [(names or {}).get(tasks[i], tasks[i]) for i in order]
+    width, height = _inches(labels, labels)
     figure = Figure(figsize=(max(width + 2.2, 5.5), height + 0.4), layout="constrained")
     branches, axes = figure.subplots(1, 2, width_ratios=[1.3, width], sharey=True)
     _tree(branches, leaves["dcoord"], leaves["icoord"], tree[:, 2])
@@ -127,20 +134,20 @@ def clusters(values: Values, tasks: Sequence[str], title: str) -> "tuple[Figure,
         for j, value in enumerate(row)
         if value is not None and i != j
     ]
-    names = [tasks[i] for i in order]
+    low, high = min(off_diagonal), max(off_diagonal)
     _cells(
         axes,
         [[values[i][j] for j in order] for i in order],
-        names,
-        names,
-        ("cividis", min(off_diagonal), max(off_diagonal)),
-        "{:z.2f}",
+        labels,
+        labels,
+        ("cividis", low, max(high, low + 0.01)),  # two tasks have one similarity
+        "{:z.2f}" if high - low >= 0.05 else "{:z.3f}",
         "similarity",
     )
     axes.yaxis.set_label_position("right")
     axes.tick_params(axis="y", labelleft=False, labelright=True)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    return figure, names
+    return figure, [tasks[i] for i in order]
 
 
 def _tree(
@@ -159,7 +166,7 @@ def _tree(
     for depth, row in zip(depths, rows, strict=True):
         axes.plot(np.maximum(depth, leaf), np.array(row) / 10, color="0.3", linewidth=1)
     axes.set_xlim(high + 0.3 * margin, leaf)
-    axes.locator_params(axis="x", nbins=3)
+    axes.locator_params(axis="x", nbins=2)
     axes.spines[["top", "left", "right"]].set_visible(False)
     axes.tick_params(axis="y", length=0, labelleft=False)
     axes.tick_params(axis="x", labelsize=7)
@@ -167,11 +174,14 @@ def _tree(
 
 
 def scatters(
-    correlations: Sequence[Correlation], title: str, weak: Collection[str] = ()
+    correlations: Sequence[Correlation],
+    title: str,
+    weak: Collection[str] = (),
+    names: Mapping[str, str] | None = None,
 ) -> "Figure":
     """A plot per target: each source prompt's similarity against its error reduction, r and p.
 
-    The best, the worst and the most similar prompt are named.
+    The best, the worst and the most similar prompt are named. `names` are those of tasks.
     """
     from matplotlib.figure import Figure
 
@@ -179,19 +189,23 @@ def scatters(
         6, max(1, math.ceil(math.sqrt(len(correlations) * 2.5))), max(1, len(correlations))
     )
     rows = max(1, math.ceil(len(correlations) / columns))
-    figure = Figure(figsize=(2.7 * columns + 0.4, 2.5 * rows + 0.6), layout="constrained")
+    columns = max(1, math.ceil(len(correlations) / rows))  # as full as the others
+    width = max(2.7 * columns + 0.4, 5.5)  # of the title
+    figure = Figure(figsize=(width, 2.5 * rows + 0.6), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, result in zip(grid, correlations, strict=False):
-        _scatter(axes, result, result.target in weak)
+        _scatter(axes, result, result.target in weak, names or {})
     for axes in grid[len(correlations) :]:
-        axes.set_visible(False)
-    figure.suptitle(title, fontsize=10)
+        axes.remove()
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     figure.supxlabel("similarity of source prompt and target", fontsize=9)
     figure.supylabel("relative error reduction (%)", fontsize=9)
     return figure
 
 
-def _scatter(axes: "Axes", result: Correlation, weak: bool) -> None:
+def _scatter(axes: "Axes", result: Correlation, weak: bool, names: Mapping[str, str]) -> None:
+    from matplotlib.patheffects import withStroke
+
     x = np.array([point.similarity for point in result.points])
     y = np.array([point.reduction for point in result.points])
     colour = "0.55" if weak else "#0072B2"
@@ -204,23 +218,25 @@ def _scatter(axes: "Axes", result: Correlation, weak: bool) -> None:
         axes.plot(ends, slope * ends + offset, color="#D55E00", linewidth=1.2)
         p = f"p = {result.pearson_p:.3f}" if result.pearson_p >= 0.001 else "p < 0.001"
         statistics = f"r = {result.pearson:.2f}, {p}"
-    mark = f"{WEAK} (too weak)" if weak else ""
-    axes.set_title(f"{result.target}{mark}\n{statistics}", fontsize=8)
-    for index in dict.fromkeys(
-        (int(y.argmax()), int(x.argmax()), int(y.argmin())) if len(y) else ()
-    ):
+    target = names.get(result.target, result.target) + (f"{WEAK} (too weak)" if weak else "")
+    axes.set_title(f"{target}\n{statistics}", fontsize=8)
+    named = dict.fromkeys((int(y.argmax()), int(x.argmax()), int(y.argmin())) if len(y) else ())
+    axes.scatter(x[[*named]], y[[*named]], s=22, facecolors="none", edgecolors="0.25", linewidths=1)
+    for index in named:
         side = "right" if x[index] > (x.min() + x.max()) / 2 else "left"
         axes.annotate(
-            result.points[index].source,
+            names.get(source := result.points[index].source, source),
             (x[index], y[index]),
-            (0, -9 if index == int(y.argmin()) else 4),
+            (0, -11 if index == int(y.argmin()) else 5),
             textcoords="offset points",
-            fontsize=6,
+            fontsize=7,
             ha=side,
-            color="0.25",
+            color="0.2",
+            path_effects=[withStroke(linewidth=2, foreground="white")],
         )
     axes.tick_params(labelsize=7)
-    axes.margins(0.08, 0.16)
+    axes.locator_params(nbins=4)
+    axes.margins(0.1, 0.2)
     axes.spines[["top", "right"]].set_visible(False)
 
 

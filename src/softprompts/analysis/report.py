@@ -1,19 +1,28 @@
 """The report of a transfer study: tables as CSV and JSON, figures as PNG and SVG, a page."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..files import write_json, write_text
 from ..library.search import SIMILARITIES
-from ..study.tables import as_csv
+from ..study.tables import as_csv, rows_of
 from . import heatmaps
 from .report_page import Summary, TableRow, page, verdicts
 from .retrieval import KS, MethodResult, retrieval_table
 from .task_names import plain_names
-from .transfer import Correlation, Scores, Similarities, Spread, StudyRecord, TaskScore, correlation
+from .transfer import (
+    Correlation,
+    PairedTest,
+    Scores,
+    Similarities,
+    Spread,
+    StudyRecord,
+    TaskScore,
+    correlation,
+)
 
 METHOD_NAMES = {"average": "weighted average of top-k", "mixture": "multi-task mixture of top-k"}
 
@@ -42,6 +51,7 @@ def write_report(
     correlations = {
         similarity.name: [correlation(scores, similarity, target) for target in scores.targets]
         for similarity in similarities
+        if scores.sources
     }
     summary: Summary = {
         "seeds": scores.seeds,
@@ -49,13 +59,34 @@ def write_report(
         "expected": scores.expected,
         "missing": scores.missing,
         "targets": [_task_row("target", "baseline", task) for task in scores.targets.values()],
-        "transfer": _transfer_rows(scores),
+        "transfer": [
+            {
+                "source": cell.source,
+                "target": cell.target,
+                "weak": scores.targets[cell.target].weak,
+                **_spread_columns("score", cell.score),
+                "change": _rounded(cell.change),
+                "relative_error_reduction": _rounded(cell.reduction and cell.reduction.mean),
+                "relative_error_reduction_standard_error": _rounded(
+                    cell.reduction and cell.reduction.standard_error
+                ),
+                "p": _rounded(cell.p),
+                "clear": cell.significant,
+                **_paired_columns(cell.paired),
+            }
+            for cell in scores.cells
+        ],
         "similarities": {
             similarity.name: {"tasks": similarity.tasks, "matrix": _rounded(similarity.matrix())}
             for similarity in similarities
         },
         "correlations": {
-            name: [_correlation_row(scores, result) for result in results]
+            name: [
+                {"target": result.target, "weak": scores.targets[result.target].weak}
+                | _rounded(asdict(result))
+                | {"points": len(result.points)}
+                for result in results
+            ]
             for name, results in correlations.items()
         },
         **_retrieval_tables(scores, similarities, list(retrieval), ks),
@@ -63,9 +94,7 @@ def write_report(
     if machines:
         summary["machines"] = [dict(machine) for machine in machines]
     summary["verdicts"] = verdicts(summary)
-    summary["files"] = _write_files(
-        scores, similarities, correlations, summary, folder, subject and f"\n{subject}"
-    )
+    summary["files"] = _write_files(scores, similarities, correlations, summary, folder, subject)
     markdown = page(summary)
     write_text(folder / "report.md", markdown)
     write_json(folder / "report.json", summary)
@@ -79,7 +108,7 @@ def _retrieval_tables(
     ks: Sequence[int],
 ) -> dict[str, list[TableRow]]:
     """Over the targets that are not too weak, over all, and by target."""
-    everything = list(scores.targets)
+    everything = list(scores.targets) if scores.sources else []
     strong = [name for name, target in scores.targets.items() if not target.weak]
 
     def table(targets: Sequence[str], chosen_by: Sequence[str] = ()) -> list[TableRow]:
@@ -104,33 +133,18 @@ def _task_row(kind: str, score: str, task: TaskScore) -> TableRow:
         "metric": task.metric,
         "majority": _rounded(task.majority),
         "rows": task.rows,
+        "split": task.split,
         "standard_error": _rounded(task.standard_error),
         "weak": task.weak,
     }
 
 
-def _transfer_rows(scores: Scores) -> list[TableRow]:
-    return [
-        {
-            "source": cell.source,
-            "target": cell.target,
-            "weak": scores.targets[cell.target].weak,
-            **_spread_columns("score", cell.score),
-            "relative_error_reduction": _rounded(cell.reduction and cell.reduction.mean),
-            "relative_error_reduction_standard_error": _rounded(
-                cell.reduction and cell.reduction.standard_error
-            ),
-            "p": _rounded(cell.p),
-            "clear": cell.significant,
-        }
-        for cell in scores.cells
-    ]
-
-
-def _correlation_row(scores: Scores, result: Correlation) -> TableRow:
-    weak = scores.targets[result.target].weak
-    numbers = {**_rounded(asdict(result)), "points": len(result.points)}
-    return {"target": result.target, "weak": weak} | numbers
+def _paired_columns(test: PairedTest | None) -> TableRow:
+    return {
+        "p_paired": test and _rounded(test.p),
+        "paired_over": test and test.over,
+        "pairs": test and test.pairs,
+    }
 
 
 def _method_row(result: MethodResult) -> TableRow:
@@ -144,6 +158,7 @@ def _method_row(result: MethodResult) -> TableRow:
         **_mean_and_std("change", result.change),
         **_mean_and_std("relative_error_reduction", result.reduction),
         "missing": result.missing,
+        **_paired_columns(result.paired),
     }
 
 
@@ -174,82 +189,45 @@ def _write_files(
     correlations: Mapping[str, Sequence[Correlation]],
     summary: Summary,
     folder: Path,
-    subtitle: str,
+    subject: str,
 ) -> list[str]:
+    split = rows_of([target.split for target in scores.targets.values()])
+    subtitle = "\n" + ", ".join(filter(None, (subject, split)))
+    names = plain_names(dict.fromkeys([*scores.sources, *scores.targets]))
     weak = [name for name, target in scores.targets.items() if target.weak]
-    files = _write_table(folder, "targets", summary["targets"])
+    tables = {"targets": summary["targets"]}
+    figures = {}
     if scores.sources:
-        files += _write_table(folder, "sources", summary["sources"])
-        reductions = {(cell.source, cell.target): cell.reduction for cell in scores.cells}
-        values = [
-            [spread.mean if (spread := reductions[s, t]) else None for t in scores.targets]
-            for s in scores.sources
-        ]
-        names = plain_names([*scores.sources, *scores.targets])
-        figure = heatmaps.error_reductions(
-            values,
-            [names[source] for source in scores.sources],
-            [names[target] for target in scores.targets],
-            [names[target] for target in weak],
-            f"Relative error reduction (%) against the target's baseline{subtitle}",
+        retrieval = ("retrieval", "retrieval_of_all_targets", "retrieval_by_target")
+        tables |= {name: summary[name] for name in ("sources", "transfer")}
+        tables |= {name.replace("_", "-"): summary[name] for name in retrieval}
+        title = f"Relative error reduction (%) against the target's baseline{subtitle}"
+        figures["transfer"] = heatmaps.error_reductions(
+            scores.reductions(), scores.sources, list(scores.targets), weak, title, names
         )
-        files += heatmaps.save(figure, folder, "transfer")
-        files += _write_table(folder, "transfer", summary["transfer"])
     for similarity in similarities:
-        name = similarity.name
-        files += _write_clusters(similarity, folder, subtitle)
-        files += _write_scatters(name, correlations[name], weak, folder, subtitle)
-        files += _write_table(folder, f"correlation-{name}", summary["correlations"][name])
-    for name in ("retrieval", "retrieval_of_all_targets", "retrieval_by_target"):
-        files += _write_table(folder, name.replace("_", "-"), summary[name])
-    return files
-
-
-def _write_clusters(similarities: Similarities, folder: Path, subtitle: str) -> list[str]:
-    tasks, matrix, files = similarities.tasks, similarities.matrix(), []
-    name, names = f"clusters-{similarities.name}", list(plain_names(tasks).values())
-    order = names
-    if len(tasks) > 1:
-        title = f"Similarity of task embeddings ({similarities.name.replace('_', ' ')}){subtitle}"
-        figure, order = heatmaps.clusters(matrix, names, title)
-        files = heatmaps.save(figure, folder, name)
-    indices = [names.index(task) for task in order]
-    rows = [
-        {"task": tasks[i], **{tasks[j]: _rounded(matrix[i][j]) for j in indices}} for i in indices
-    ]
-    return files + _write_table(folder, name, rows)
-
-
-def _write_scatters(
-    similarity: str,
-    correlations: Sequence[Correlation],
-    weak: Sequence[str],
-    folder: Path,
-    subtitle: str,
-) -> list[str]:
-    title = f"Similarity ({similarity.replace('_', ' ')}) against transfer{subtitle}"
-    name = f"correlation-{similarity}"
-    sources = {point.source for result in correlations for point in result.points}
-    names = plain_names(sorted({result.target for result in correlations} | sources))
-    renamed = [
-        replace(
-            result,
-            target=names[result.target],
-            points=tuple(replace(p, source=names[p.source]) for p in result.points),
-        )
-        for result in correlations
-    ]
-    figure = heatmaps.scatters(renamed, title, [names[target] for target in weak])
-    files = heatmaps.save(figure, folder, name)
-    points = [
-        {"target": result.target, **_rounded(asdict(point))}
-        for result in correlations
-        for point in result.points
-    ]
-    return files + _write_table(folder, f"{name}-points", points)
-
-
-def _write_table(folder: Path, name: str, rows: Sequence[TableRow]) -> list[str]:
-    write_text(folder / f"{name}.csv", as_csv(rows, list(rows[0]) if rows else []))
-    write_json(folder / f"{name}.json", list(rows))
-    return [f"{name}.csv", f"{name}.json"]
+        name, tasks, matrix = similarity.name, similarity.tasks, similarity.matrix()
+        if len(tasks) > 1:
+            title = f"Similarity of task embeddings ({name.replace('_', ' ')})\n{subject}".rstrip()
+            figures[f"clusters-{name}"], tasks = heatmaps.clusters(
+                matrix, tasks, title, plain_names(tasks)
+            )
+        order = {task: similarity.tasks.index(task) for task in tasks}
+        tables[f"clusters-{name}"] = [
+            {"task": task, **{other: _rounded(matrix[i][j]) for other, j in order.items()}}
+            for task, i in order.items()
+        ]
+    for name, results in correlations.items():
+        title = f"Similarity ({name.replace('_', ' ')}) against transfer{subtitle}"
+        figures[f"correlation-{name}"] = heatmaps.scatters(results, title, weak, names)
+        tables[f"correlation-{name}"] = summary["correlations"][name]
+        tables[f"correlation-{name}-points"] = [
+            {"target": result.target, **_rounded(asdict(point))}
+            for result in results
+            for point in result.points
+        ]
+    for name, rows in tables.items():
+        write_text(folder / f"{name}.csv", as_csv(rows, list(rows[0]) if rows else []))
+        write_json(folder / f"{name}.json", list(rows))
+    files = [name for key, figure in figures.items() for name in heatmaps.save(figure, folder, key)]
+    return [*files, *(f"{name}.{form}" for name in tables for form in ("csv", "json"))]

@@ -1,12 +1,12 @@
 """The page of a transfer study's report: what it found, and its tables as Markdown."""
 
-import math
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from ..study.tables import scored_on
 from .heatmaps import WEAK
-from .transfer import SIGNIFICANCE, significant
+from .transfer import SIGNIFICANCE, PairedTest, significant
 
 Summary = dict[str, Any]
 TableRow = dict[str, Any]
@@ -45,18 +45,19 @@ def verdicts(summary: Summary) -> list[str]:
 def _transfer_verdict(cells: Sequence[TableRow]) -> str:
     better = [row for row in cells if row["relative_error_reduction"] > 0]
     worse = [row for row in cells if row["relative_error_reduction"] < 0]
-    by_chance = SIGNIFICANCE / 2 * sum(row["p"] is not None for row in cells)
-    best: dict[str, float] = {}
-    for row in cells:
-        reduction = row["relative_error_reduction"]
-        best[row["target"]] = max(reduction, best.get(row["target"], -math.inf))
+    tested = [row for row in cells if row["p"] is not None or row["p_paired"] is not None]
+    best = [
+        max(row["relative_error_reduction"] for row in cells if row["target"] == target)
+        for target in {row["target"] for row in cells}
+    ]
+    test = "Welch's t" if any(row["p"] is not None for row in cells) else "paired tests"
     return (
         f"Starting from another task's prompt raised the mean score in {len(better)} of "
         f"{len(cells)} cells, in {sum(row['clear'] for row in better)} of them at "
-        f"p < {SIGNIFICANCE} (Welch's t), and lowered it at this level in "
-        f"{sum(row['clear'] for row in worse)}; chance alone gives at most about {by_chance:.1f} "
-        "each way. Each target's best source, chosen by these scores, cut its errors by "
-        f"{fmean(best.values()):.1f} % on average."
+        f"p < {SIGNIFICANCE} ({test}), and lowered it at this level in "
+        f"{sum(row['clear'] for row in worse)}; chance alone gives at most about "
+        f"{SIGNIFICANCE / 2 * len(tested):.1f} each way. Each target's best source, chosen by "
+        f"these scores, cut its errors by {fmean(best):.1f} % on average."
     )
 
 
@@ -75,27 +76,29 @@ def _correlation_verdict(name: str, rows: Sequence[TableRow]) -> str:
 
 
 def _retrieval_verdicts(summary: Summary) -> list[str]:
+    rows = {(row["method"], row["similarity"], row["k"]): row for row in summary["retrieval"]}
     changes = {
-        (row["method"], row["similarity"], row["k"]): row["change"] for row in summary["retrieval"]
+        method: f"{row['change']:+z.1f}{_paired(row, ' ({})')}"
+        for method, row in rows.items()
+        if row["change"] is not None
     }
-    by_chance = changes.get(("best of k at random", None, 1))
-    oracle = changes["oracle", None, None]
-    nearest = {name: changes.get(("best of top-k", name, 1)) for name in summary["similarities"]}
+    random, oracle = ("best of k at random", None, 1), ("oracle", None, None)
+    nearest = {name: ("best of top-k", name, 1) for name in summary["similarities"]}
     return [
-        f"{name}: the most similar source prompt changes the mean score by {change:+z.1f}, a "
-        f"random one by {by_chance:+z.1f}, the best one by {oracle:+z.1f}."
-        for name, change in nearest.items()
-        if None not in (change, by_chance, oracle)
+        f"{name}: the most similar source prompt changes the mean score by {changes[method]}, a "
+        f"random one by {changes[random]}, the best one by {changes[oracle]}."
+        for name, method in nearest.items()
+        if {method, random, oracle} <= changes.keys()
     ]
 
 
 def page(summary: Summary) -> str:
-    """The report as Markdown."""
     missing, expected = sum(summary["missing"].values()), summary["expected"]
     progress = f"{expected - missing} of {expected} baselines and cells are finished"
     parts = [
-        "# Transfer between tasks",
+        "# Transfer between tasks" if summary["sources"] else "# Scores of the targets",
         progress + (f"; {missing} are missing and left empty." if missing else "."),
+        scored_on({row["target"]: row["split"] for row in summary["targets"]}) + ".",
         *summary["verdicts"],
     ]
     if any(row["score"] is not None for row in summary["sources"]):
@@ -103,14 +106,17 @@ def page(summary: Summary) -> str:
     parts += [
         "## Targets",
         _tasks_table(summary["targets"], "target", "baseline"),
-        "Too weak: not above the majority class by two standard errors, over seeds and over "
-        "validation rows.",
+        "Too weak: not above the majority class by two standard errors, over seeds and over rows.",
     ]
     if summary["transfer"]:
         parts += [
             "## Relative error reduction (%)",
             "![sources x targets](transfer.png)",
             _transfer_table(summary),
+            "## Differences from the baseline",
+            _differences_table(summary["transfer"]),
+            "p (paired): of the means over seeds on the same rows; over seeds where predictions "
+            "were not saved. p (seeds): Welch's t, which also counts the chance in training.",
         ]
     for name, similarity in summary["similarities"].items():
         if len(similarity["tasks"]) > 1:
@@ -126,11 +132,13 @@ def page(summary: Summary) -> str:
             "Prompts of one source are not independent, so p over prompts is too small; the means "
             "have one point for each source.",
         ]
-    return "\n\n".join([*parts, *_retrieval_section(summary)]) + "\n"
+    retrieval = _retrieval_section(summary) if summary["sources"] else []
+    return "\n\n".join([*parts, *retrieval]) + "\n"
 
 
 def _retrieval_section(summary: Summary) -> list[str]:
     weak = [row["weak"] for row in summary["targets"]]
+    splits = {row["split"] for row in summary["targets"]}
     parts = []
     if not all(weak):
         which = ", targets that are not too weak" if any(weak) else ""
@@ -140,30 +148,35 @@ def _retrieval_section(summary: Summary) -> list[str]:
             "## Retrieval, all targets",
             _retrieval_table(summary["retrieval_of_all_targets"]),
         ]
+    choice = (
+        "The best of k, the best single source and the oracle are chosen on the validation rows. "
+        "Where these are also the rows of the score, they rise with the number of tries by chance "
+        "alone: compare the best of top-k with the expected best of k at random."
+    )
     return [
         *parts,
-        "Means over targets ± standard deviation over seeds. Every score, including the "
-        "baselines, is that of a run's best evaluation on the validation rows. The best of k, the "
-        "best single source and the oracle are chosen and scored on the same rows, so they rise "
-        "with the number of tries by chance alone: compare the best of top-k with the expected "
-        "best of k at random.",
+        "Means over targets ± standard deviation over seeds; p is of paired tests of the change. "
+        "Every score, including the baselines, is that of a run's best evaluation on the "
+        f"validation rows{', measured on the test rows' if 'test' in splits else ''}. {choice}",
     ]
 
 
 def _tasks_table(rows: Sequence[TableRow], kind: str, score: str) -> str:
+    splits = {row["split"] for row in rows}
     cells = [
         [
             row[kind],
             _plus_minus(row, score),
             row["metric"] or "",
             _number(row["majority"], 1),
-            str(row["rows"] or ""),
+            str(row["rows"] or "") + (f" ({row['split']})" if len(splits) > 1 else ""),
             _number(row["standard_error"], 1),
             "not finished" if row[score] is None else "too weak" if row["weak"] else "",
         ]
         for row in rows
     ]
-    return _table([kind, score, "metric", "majority class", "rows", "standard error", ""], cells)
+    rows_of = f"{splits.pop()} rows" if len(splits) == 1 else "rows"
+    return _table([kind, score, "metric", "majority class", rows_of, "standard error", ""], cells)
 
 
 def _transfer_table(summary: Summary) -> str:
@@ -177,6 +190,32 @@ def _transfer_table(summary: Summary) -> str:
         for row in summary["sources"]
     ]
     return _table(["source", *targets], rows)
+
+
+def _differences_table(rows: Sequence[TableRow]) -> str:
+    cells = [
+        [
+            row["source"],
+            row["target"] + (WEAK if row["weak"] else ""),
+            _plus_minus(row, "score"),
+            f"{row['change']:+z.1f}",
+            _paired(row),
+            str(row["seeds"]),
+            _number(row["p"], 3),
+        ]
+        for row in rows
+        if row["change"] is not None
+    ]
+    return _table(
+        ["source", "target", "score", "change", "p (paired)", "seeds", "p (seeds)"], cells
+    )
+
+
+def _paired(row: TableRow, form: str = "{}") -> str:
+    """The paired test of a row, such as "p = 0.03, 277 rows"; empty without one."""
+    if row["p_paired"] is None:
+        return ""
+    return form.format(PairedTest(row["p_paired"], row["paired_over"], row["pairs"]))
 
 
 def _correlations_table(rows: Sequence[TableRow]) -> str:
@@ -212,12 +251,14 @@ def _retrieval_table(rows: Sequence[TableRow]) -> str:
             (row["similarity"] or "").replace("_", " "),
             str(row["k"] or ""),
             *(_plus_minus(row, name) for name in spreads.values()),
+            _paired(row),
             str(row["targets"]),
             str(row["missing"] or ""),
         ]
         for row in rows
     ]
-    return _table(["method", "similarity", "k", *spreads, "targets", "missing cells"], cells)
+    columns = ["method", "similarity", "k", *spreads, "p (paired)", "targets", "missing cells"]
+    return _table(columns, cells)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

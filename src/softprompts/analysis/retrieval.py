@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from .transfer import Scores, SeedScores, Similarities, Spread, StudyRecord, finite
+from .transfer import PairedTest, Scores, SeedScores, Similarities, Spread, StudyRecord, finite
 
 KS = (1, 3, 6, 9, 12, 15)
 """Vu 2022, Table 3."""
@@ -17,6 +17,7 @@ class MethodResult:
 
     Change and relative error reduction are against the mean baselines of the same targets.
     `missing` counts selected cells that are not finished; the best of the rest is a lower bound.
+    `paired` tests the change over targets, or over the seeds of a single one.
     """
 
     method: str
@@ -28,6 +29,7 @@ class MethodResult:
     reduction: Spread | None
     missing: int
     source: str | None = None
+    paired: PairedTest | None = None
 
 
 def retrieval_table(
@@ -55,8 +57,19 @@ def retrieval_table(
             table.append(_result(scores, "best of top-k", similarity.name, k, by_target, missing))
     # Results that do not depend on the target's seed have no spread, as if there were one seed.
     others = {target: [s for s in scores.sources if s != target] for target in targets}
+    # in the order of the scores that select
     all_scores = {
-        target: [score for source in sources for score in scores.cell(source, target).values()]
+        target: [
+            score
+            for _, score in sorted(
+                (
+                    (scores.selection(source, target)[seed], score)
+                    for source in sources
+                    for seed, score in scores.cell(source, target).items()
+                ),
+                key=lambda pair: pair[0],
+            )
+        ]
         for target, sources in others.items()
     }
     cells = {target: values for target, values in all_scores.items() if values}
@@ -67,15 +80,17 @@ def retrieval_table(
             if len(values) >= k
         }
         table.append(_result(scores, "best of k at random", None, k, expected))
-    tuned = _by_method(retrieval, targets)
-    table += [_result(scores, *method, by_target) for method, by_target in tuned.items()]
+    table += [
+        _result(scores, *method, by_target)
+        for method, by_target in _by_method(retrieval, targets).items()
+    ]
     source = best_source(scores, chosen_by or targets)
     if source is not None:
         single = {target: scores.cell(source, target) for target in targets if target != source}
         missing = sum(len(scores.seeds) - len(seeds) for seeds in single.values())
         name = "best single source for all targets"
         table.append(_result(scores, name, None, None, single, missing, source))
-    oracle = {target: {0: max(values)} for target, values in cells.items()}
+    oracle = {target: {0: values[-1]} for target, values in cells.items()}
     missing = sum(
         len(others[target]) * len(scores.seeds) - len(all_scores[target]) for target in targets
     )
@@ -85,14 +100,14 @@ def retrieval_table(
 def best_source(scores: Scores, targets: Sequence[str]) -> str | None:
     """The source with the largest mean change over these targets, of those that have them all."""
     baselines = {
-        target: task.score.mean
+        target: fmean(seeds.values())
         for target in targets
-        if (task := scores.targets[target]).score is not None
+        if (seeds := scores.selection(None, target))
     }
     means = {}
     for source in scores.sources:
         others = [target for target in baselines if target != source]
-        cells = {target: cell for target in others if (cell := scores.cell(source, target))}
+        cells = {target: cell for target in others if (cell := scores.selection(source, target))}
         if others and len(cells) == len(others):
             means[source] = fmean(
                 fmean(cell.values()) - baselines[target] for target, cell in cells.items()
@@ -115,8 +130,8 @@ def _by_method(
 def best_of_top(
     scores: Scores, similarities: Similarities, target: str, k: int
 ) -> tuple[SeedScores, int]:
-    """The best validation score among the k most similar source prompts, by the seed of the
-    target's embedding; and how many of these cells are missing.
+    """The score of the run that was best on the validation rows among the k most similar source
+    prompts, by the seed of the target's embedding; and how many of these cells are missing.
 
     All seeds of all sources are ranked together (48 source prompts in the paper).
     """
@@ -126,18 +141,24 @@ def best_of_top(
     best, missing = {}, 0
     for key in similarities.prompts_of(target):
         nearest = similarities.nearest(key, prompts)[:k]
-        finished = [
-            cell[seed] for source, seed in nearest if seed in (cell := scores.cell(source, target))
-        ]
+        finished = {
+            (source, seed): scores.selection(source, target)[seed]
+            for source, seed in nearest
+            if seed in scores.cell(source, target)
+        }
         missing += len(nearest) - len(finished)
         if finished:
-            best[key[1]] = max(finished)
+            source, seed = max(finished, key=finished.__getitem__)
+            best[key[1]] = scores.cell(source, target)[seed]
     return best, missing
 
 
 def expected_best(scores: Sequence[float], k: int) -> float:
-    """The expected best of k scores drawn without replacement: trying k sources at random."""
-    best = sum(score * math.comb(rank, k - 1) for rank, score in enumerate(sorted(scores)))
+    """The expected last of k scores drawn without replacement: trying k sources at random.
+
+    The scores are in the order by which the best is selected.
+    """
+    best = sum(score * math.comb(rank, k - 1) for rank, score in enumerate(scores))
     return best / math.comb(len(scores), k)
 
 
@@ -161,7 +182,23 @@ def _result(
                     seed: target.reduction(score) or 0.0 for seed, score in seeds.items()
                 }
     spreads = (_over_targets(known), _over_targets(changes), _over_targets(reductions))
-    return MethodResult(method, similarity, k, len(known), *spreads, missing, source)
+    paired = None if method == "baseline" else _paired(scores, known)
+    return MethodResult(method, similarity, k, len(known), *spreads, missing, source, paired)
+
+
+def _paired(scores: Scores, by_target: Mapping[str, SeedScores]) -> PairedTest | None:
+    """Over the means of targets, because seeds of one target are not independent."""
+    baselines = {name: scores.cell(None, name) for name in by_target}
+    if len(by_target) > 1:
+        means = ([fmean(seeds.values()) for seeds in x.values()] for x in (by_target, baselines))
+        return PairedTest.of("targets", *means)
+    pairs = [
+        (score, baselines[name][seed])
+        for name, seeds in by_target.items()
+        for seed, score in seeds.items()
+        if seed in baselines[name]
+    ]
+    return PairedTest.of("seeds", [one for one, _ in pairs], [other for _, other in pairs])
 
 
 def _over_targets(by_target: Mapping[str, SeedScores]) -> Spread | None:

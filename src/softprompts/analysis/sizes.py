@@ -1,6 +1,6 @@
-"""A figure of score against model size (Vu 2022, Fig. 1).
+"""Figures of scores by target, and against model size (Vu 2022, Fig. 1).
 
-It needs matplotlib (`pip install 'softprompts[plots]'`).
+They need matplotlib (`pip install 'softprompts[plots]'`).
 """
 
 import math
@@ -44,7 +44,73 @@ def by_size(
     ]
 
 
-def score_by_size(rows: Sequence[Mapping[str, Any]]) -> "Figure":
+def score_by_target(
+    rows: Sequence[Mapping[str, Any]],
+    majorities: Mapping[str, float],
+    names: Mapping[str, str],
+    subject: str = "",
+) -> "Figure":
+    """A point for each row and target, with standard deviations as bars, and the majority class.
+
+    `names` are those of the targets in the figure.
+    """
+    from matplotlib.figure import Figure
+
+    splits = {target: split for row in rows for target, split in row["splits"].items()}
+    several = len({row["backbone"] for row in rows}) > 1
+    height = 0.25 + 0.12 * len(rows)
+    width = 4.5 + 0.08 * max(len(names[target]) for target in splits)
+    figure = Figure(figsize=(max(6.0, width), 1.9 + height * len(splits)), layout="constrained")
+    axes = figure.add_subplot()
+    for number, row in enumerate(rows):
+        shift = 0.6 * ((number + 0.5) / len(rows) - 0.5)
+        known = {i: s for i, target in enumerate(splits) if (s := row["targets"].get(target))}
+        backbone = short_name(row["backbone"]) if several else None
+        axes.errorbar(
+            [spread["mean"] for spread in known.values()],
+            [index + shift for index in known],
+            xerr=[spread["std"] or 0.0 for spread in known.values()],
+            color=COLOURS[number % len(COLOURS)],
+            marker=MARKERS[number % len(MARKERS)],
+            markersize=5,
+            capsize=3,
+            linestyle="none",
+            label=", ".join(filter(None, (row["variant"], backbone))) or "mean over seeds",
+        )
+    known_majorities = {i: majorities[t] for i, t in enumerate(splits) if t in majorities}
+    axes.scatter(
+        list(known_majorities.values()),
+        list(known_majorities),
+        marker="|",
+        s=150,
+        color="0.5",
+        zorder=1.5,
+        label="majority class",
+    )
+    mixed = len(set(splits.values())) > 1
+    labels = [f"{names[t]} ({split})" if mixed else names[t] for t, split in splits.items()]
+    axes.set_yticks(range(len(splits)), labels, fontsize=8)
+    axes.set_ylim(len(splits) - 0.4, -0.6)
+    axes.grid(axis="y", color="0.93", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    rows_of = "" if mixed else f" on the {next(iter(splits.values()))} rows"
+    axes.set_xlabel(f"score{rows_of}", fontsize=9)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.set_axisbelow(True)
+    title = "Scores without transfer, mean and standard deviation over seeds"
+    figure.suptitle(f"{title}\n{subject}".rstrip(), fontsize=10, x=0.01, ha="left")
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    return figure
+
+
+def short_name(backbone: str) -> str:
+    """A model's name without its organisation or folder."""
+    return backbone.rstrip("/").rpartition("/")[2]
+
+
+def score_by_size(
+    rows: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None = None, subject: str = ""
+) -> "Figure":
     """A line for each variant and source over the backbones, with standard deviations as bars.
 
     Backbones stand at the logarithm of their size if all sizes are known and different, else side
@@ -68,6 +134,7 @@ def score_by_size(rows: Sequence[Mapping[str, Any]]) -> "Figure":
     axes = figure.add_subplot()
     for number, (variant, source) in enumerate(series):
         points = [row for row in rows if (row["variant"], row["source"]) == (variant, source)]
+        start = f"from {(names or {}).get(source, source)}" if source else "no transfer"
         # so that bars do not hide each other
         shift = 0.007 * width * (number - (len(series) - 1) / 2)
         axes.errorbar(
@@ -80,12 +147,9 @@ def score_by_size(rows: Sequence[Mapping[str, Any]]) -> "Figure":
             capsize=3,
             linewidth=1.4,
             linestyle="-" if variant == variants[0] else "--",
-            label=_series_label(variant, source),
+            label=f"{variant}, {start}" if variant else start,
         )
-    labels = [
-        f"{name.rstrip('/').rpartition('/')[2]}\n{_count(sizes[name])}".rstrip()
-        for name in positions
-    ]
+    labels = [f"{short_name(name)}\n{_count(sizes[name])}".rstrip() for name in positions]
     axes.set_xticks(
         list(positions.values()),
         labels,
@@ -101,14 +165,10 @@ def score_by_size(rows: Sequence[Mapping[str, Any]]) -> "Figure":
     axes.margins(x=0.06)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.9", linewidth=0.8)
-    figure.suptitle("Score by model size, mean and standard deviation over seeds", fontsize=10)
+    title = "Score by model size, mean and standard deviation over seeds"
+    figure.suptitle(f"{title}\n{subject}".rstrip(), fontsize=10, x=0.01, ha="left")
     figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     return figure
-
-
-def _series_label(variant: str | None, source: str | None) -> str:
-    start = "no transfer" if source is None else f"from {source}"
-    return start if variant is None else f"{variant}, {start}"
 
 
 def _count(parameters: int | None) -> str:

@@ -10,9 +10,10 @@ agnews AG News|anli αNLI|anli_r1 ANLI R1|anli_r2 ANLI R2|anli_r3 ANLI R3|bioasq
 |hotpot_qa HotpotQA|imdb IMDb|mnli MNLI|mnli_mismatched MNLI mismatched|mr MR|mrpc MRPC
 |multi_news Multi-News|multirc MultiRC|natural_questions Natural Questions|news_qa NewsQA|paws PAWS
 |piqa PIQA|qnli QNLI|qqp QQP|race RACE|record ReCoRD|relation_extraction RE|rte RTE|samsum SAMSum
-|search_qa SearchQA|sentiment140 Sentiment140|snli SNLI|social_iqa Social IQa|squad SQuAD|sst2 SST-2
-|sst5 SST-5|stsb STS-B|textbookqa TextbookQA|trec TREC|trivia_qa TriviaQA|wic WiC
-|wiki_lingua WikiLingua|winogrande WinoGrande|wsc WSC|xsum XSum|yelp2 Yelp-2|yelp5 Yelp-5
+|schema_guided_dialog SGD|search_qa SearchQA|sentiment140 Sentiment140|snli SNLI
+|social_iqa Social IQa|squad SQuAD|sst2 SST-2|sst5 SST-5|stsb STS-B|textbookqa TextbookQA|trec TREC
+|trivia_qa TriviaQA|wic WiC|wiki_lingua WikiLingua|winogrande WinoGrande|wmt14_en_de WMT14 En-De
+|wmt14_en_fr WMT14 En-Fr|wmt16_en_ro WMT16 En-Ro|wsc WSC|xsum XSum|yelp2 Yelp-2|yelp5 Yelp-5
 """
 NAMES = dict(entry.strip().split(" ", 1) for entry in _NAMES.replace("\n", "").split("|"))
 

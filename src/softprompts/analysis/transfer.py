@@ -1,9 +1,11 @@
 """The numbers of a transfer study (Vu 2022, SPoT §3) from plain records.
 
-A record is `{"source", "target", "seed", "score", "majority", "rows"}`, optionally with "metric":
-a score from 0 to 100 on the target's validation rows after starting from the source's prompt of
-that seed. Without a source (None) it is a baseline; without a target it is the source's own run,
-on the source's rows. A score of None means the run is not finished.
+A record is `{"source", "target", "seed", "score", "majority", "rows"}`: a score from 0 to 100 on
+the target's rows after starting from the source's prompt of that seed. Without a source (None) it
+is a baseline; without a target it is the source's own run, on the source's rows. A score of None
+means the run is not finished. Optional are "metric"; "split", the rows of the score ("validation"
+or "test"); "selection", the score by which sources are selected, if it is another; and
+"row_scores", the scores of single rows for paired tests.
 An embedding is `{"task", "seed", "vectors"}`; if a task and seed occur twice (a source that is also
 a target), the first counts.
 A source on itself as target appears among the cells, but not in correlations and retrieval.
@@ -14,13 +16,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from torch import Tensor
 
 from ..errors import UserError
 from ..library.search import SIMILARITIES, rank
+from ..tasks.statistics import paired_test
 
 StudyRecord = Mapping[str, Any]
 PromptKey = tuple[str, int]  # a task and a seed: one source prompt
@@ -54,6 +57,24 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 
 @dataclass(frozen=True)
+class PairedTest:
+    """The two-sided p of a difference between two systems, paired over the same units."""
+
+    p: float
+    over: str  # rows, seeds or targets
+    pairs: int
+
+    @classmethod
+    def of(cls, over: str, first: Sequence[float], second: Sequence[float]) -> Self | None:
+        """None for a single pair, which says nothing about chance."""
+        return cls(paired_test(first, second), over, len(first)) if len(first) > 1 else None
+
+    def __str__(self) -> str:
+        p = "p < 0.001" if self.p < 0.001 else f"p = {self.p:.2g}"
+        return f"{p}, {self.pairs:,} {self.over}"
+
+
+@dataclass(frozen=True)
 class TaskScore:
     """A task's score without transfer: a target's baseline, or a source's own runs."""
 
@@ -62,10 +83,11 @@ class TaskScore:
     majority: float | None = None
     rows: int | None = None
     metric: str | None = None
+    split: str = "validation"
 
     @property
     def standard_error(self) -> float | None:
-        """The standard error of the score, over seeds and validation rows, added in quadrature.
+        """The standard error of the score, over seeds and rows, added in quadrature.
 
         All seeds are evaluated on the same rows, so averaging over seeds does not remove the chance
         in drawing the rows. That part is binomial, sqrt(p (1 - p) / rows). If the majority class
@@ -105,6 +127,7 @@ class TransferCell:
     """What starting from a source did for a target. `reduction` is against the mean baseline.
 
     `p` is of the difference from the baseline by Welch's t test, two-sided; None for one seed.
+    `paired` is the test of the means over seeds on the same rows.
     """
 
     source: str
@@ -112,10 +135,13 @@ class TransferCell:
     score: Spread | None
     reduction: Spread | None
     p: float | None
+    paired: PairedTest | None = None
+    change: float | None = None
 
     @property
     def significant(self) -> bool:
-        return significant(self.p)
+        """At one seed, by the paired test."""
+        return significant(self.paired.p if self.p is None and self.paired else self.p)
 
 
 class Scores:
@@ -125,58 +151,75 @@ class Scores:
     """
 
     def __init__(self, records: Iterable[StudyRecord]) -> None:
-        scores: dict[tuple[str | None, str | None, int], float | None] = {}
-        facts: dict[tuple[str | None, str | None], tuple[float, int, str | None]] = {}
+        by_key: dict[tuple[str | None, str | None, int], StudyRecord] = {}
         for record in records:
             source, target, seed = key = (record["source"], record["target"], record["seed"])
-            if key in scores:
+            if key in by_key:
                 raise UserError(
                     f"There are two records for source {source}, target {target}, seed {seed}; "
                     "keep one of them."
                 )
-            scores[key] = finite(record["score"])
-            if scores[key] is not None:
-                # Every run of a target is evaluated on the same rows.
-                evaluated = (source if target is None else None, target)
-                fact = (float(record["majority"]), int(record["rows"]), record.get("metric"))
-                facts.setdefault(evaluated, fact)
-        self.sources = list(dict.fromkeys(source for source, _, _ in scores if source is not None))
-        self.seeds = sorted({seed for _, _, seed in scores})
-        self._scores = {key: score for key, score in scores.items() if score is not None}
-        targets = dict.fromkeys(target for _, target, _ in scores if target is not None)
-        self.targets = {
-            name: TaskScore(
-                name, spread(self.cell(None, name).values()), *facts.get((None, name), ())
-            )
-            for name in targets
+            by_key[key] = record
+        self.sources = list(dict.fromkeys(source for source, _, _ in by_key if source is not None))
+        self.seeds = sorted({seed for _, _, seed in by_key})
+        self._finished = {
+            key: record for key, record in by_key.items() if finite(record["score"]) is not None
         }
-        self.source_scores = {
-            name: TaskScore(
-                name, spread(self.cell(name, None).values()), *facts.get((name, None), ())
-            )
-            for name in self.sources
-        }
+        targets = dict.fromkeys(target for _, target, _ in by_key if target is not None)
+        self.targets = {name: self._task_score(None, name) for name in targets}
+        self.source_scores = {name: self._task_score(name, None) for name in self.sources}
+
+    def _task_score(self, source: str | None, target: str | None) -> TaskScore:
+        name, score = target or source or "", spread(self.cell(source, target).values())
+        for (other, evaluated, _), run in self._finished.items():
+            # Every run of a target is evaluated on the same rows.
+            if evaluated == target and (target is not None or other == source):
+                facts = (float(run["majority"]), int(run["rows"]), run.get("metric"))
+                return TaskScore(name, score, *facts, run.get("split", "validation"))
+        return TaskScore(name, score)
+
+    def _runs(self, source: str | None, target: str | None) -> dict[int, StudyRecord]:
+        keys = [(source, target, seed) for seed in self.seeds]
+        return {key[2]: self._finished[key] for key in keys if key in self._finished}
 
     def cell(self, source: str | None, target: str | None) -> SeedScores:
         """The finished scores by seed: a baseline without a source, a source's own without a
         target."""
-        return {
-            seed: self._scores[source, target, seed]
-            for seed in self.seeds
-            if (source, target, seed) in self._scores
-        }
+        return {seed: float(run["score"]) for seed, run in self._runs(source, target).items()}
+
+    def selection(self, source: str | None, target: str) -> SeedScores:
+        """The scores by seed that sources are selected by."""
+        runs = self._runs(source, target)
+        return {seed: run.get("selection", run["score"]) for seed, run in runs.items()}
+
+    def paired(self, source: str, target: str) -> PairedTest | None:
+        """The test against the baselines of the same seeds: on their rows, or else over seeds."""
+        one, other = self._runs(source, target), self._runs(None, target)
+        systems = [[runs[seed] for seed in one if seed in other] for runs in (one, other)]
+        rows = [[run.get("row_scores") or () for run in runs] for runs in systems]
+        lengths = {len(scores) for system in rows for scores in system}
+        if len(lengths) == 1 and lengths != {0}:
+            means = [[fmean(seeds) for seeds in zip(*system, strict=True)] for system in rows]
+            return PairedTest.of("rows", *means)
+        return PairedTest.of("seeds", *([run["score"] for run in runs] for runs in systems))
 
     def _summary(self, source: str, target: str) -> TransferCell:
         task, scores = self.targets[target], self.cell(source, target)
-        reductions = map(task.reduction, scores.values())
-        known = [reduction for reduction in reductions if reduction is not None]
+        known = [r for score in scores.values() if (r := task.reduction(score)) is not None]
         score = spread(scores.values())
-        return TransferCell(source, target, score, spread(known), _welch(score, task.score))
+        p, paired = _welch(score, task.score), self.paired(source, target)
+        change = score.mean - task.score.mean if score and task.score else None
+        return TransferCell(source, target, score, spread(known), p, paired, change)
 
     @cached_property
     def cells(self) -> list[TransferCell]:
         """The cells of the heatmap: means over seeds."""
         return [self._summary(source, target) for source in self.sources for target in self.targets]
+
+    def reductions(self) -> list[list[float | None]]:
+        """Of the cells, sources x targets."""
+        means = iter([cell.reduction.mean if cell.reduction else None for cell in self.cells])
+        return [[next(means) for _ in self.targets] for _ in self.sources]
 
     @property
     def _pairs(self) -> list[tuple[str | None, str]]:
@@ -319,8 +362,8 @@ def correlation(scores: Scores, similarities: Similarities, target: str) -> Corr
                 groups.setdefault(source, []).append(point)
     points = tuple(point for group in groups.values() for point in group)
     over_prompts = _correlations([[point] for point in points])
-    over_sources = _correlations(list(groups.values()))
-    return Correlation(target, points, *over_prompts, len(groups), *over_sources[:2])
+    over_sources = _correlations(list(groups.values()))[:2]
+    return Correlation(target, points, *over_prompts, len(groups), *over_sources)
 
 
 def _correlations(

@@ -35,6 +35,11 @@ class Part:
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Keys that this version does not know."""
 
+    @classmethod
+    def describing(cls, thing: PromptConfig | Backbone) -> Self:
+        """The part whose fields are attributes of a thing: a prompt's config, or a backbone."""
+        return cls(**{name: getattr(thing, name) for name in _keys(cls)})
+
     def plain(self) -> dict[str, Any]:
         """The part as JSON holds it."""
         values = {
@@ -59,19 +64,8 @@ class PromptCard(Part):
         if self.length < 0 or self.count < 1:
             raise ValueError(f"prompt is {self.count} x {self.length}")
 
-    @classmethod
-    def describing(cls, config: PromptConfig) -> Self:
-        return cls(
-            length=config.length,
-            count=config.count,
-            route=config.route,
-            place=config.place,
-            head=config.head,
-        )
-
     def config(self) -> PromptConfig:
-        known = {name: value for name, value in self.plain().items() if name not in self.extra}
-        return PromptConfig.of(known)
+        return PromptConfig.of(dataclasses.replace(self, extra={}).plain())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,16 +81,6 @@ class BackboneCard(Part):
     def __post_init__(self) -> None:
         if not (self.name and self.fingerprint):
             raise ValueError("backbone has no name or fingerprint")
-
-    @classmethod
-    def describing(cls, backbone: Backbone) -> Self:
-        return cls(
-            name=backbone.name,
-            fingerprint=backbone.fingerprint,
-            family=backbone.family,
-            dtype=backbone.dtype,
-            hidden=backbone.hidden,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +183,6 @@ class Card(Part):
 
     absent: frozenset[str] = frozenset({"lineage", "scores", "loss"})
     path: Path | None = field(default=None, compare=False, repr=False)
-    """The file it was read from."""
 
     # -- files -------------------------------------------------------------------------------------
 
@@ -344,9 +327,8 @@ _hints = functools.cache(get_type_hints)
 
 
 def _default(key: dataclasses.Field[Any]) -> Any:
-    if key.default_factory is not dataclasses.MISSING:
-        return key.default_factory()
-    return key.default
+    factory = key.default_factory
+    return key.default if factory is dataclasses.MISSING else factory()
 
 
 def _plain(value: Any) -> Any:

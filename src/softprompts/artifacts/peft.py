@@ -32,7 +32,6 @@ class Adapter(NamedTuple):
     kind: str
     """PEFT's name of the method."""
     base: str | None
-    """The base model."""
     task_type: str | None
 
 
@@ -55,8 +54,12 @@ def read_adapter(folder: Path) -> Adapter:
             f"The weights of {folder} are pickled, which is unsafe to read; "
             "load them with PEFT, and save them as safetensors."
         )
-    vectors = _read_vectors(folder, config.get("num_virtual_tokens"), task_type)
-    return Adapter(vectors, config["peft_type"], _model_name(base), task_type)
+    return Adapter(
+        _read_vectors(folder, config.get("num_virtual_tokens"), task_type),
+        config["peft_type"],
+        _model_name(base),
+        task_type,
+    )
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -129,15 +132,17 @@ def write_adapter(folder: Path, prompt: Prompt, family: str, base: str) -> str:
         )
     vectors = prompt.table.detach()[0].float()
     write_tensors(folder / WEIGHTS, {"prompt_embeddings": vectors})
-    settings = {
-        "peft_type": "PROMPT_TUNING",
-        "task_type": task_type,
-        "base_model_name_or_path": model_path(base),
-        "num_virtual_tokens": vectors.shape[0],
-        "num_transformer_submodules": 1,  # for seq2seq, too: PEFT does not use the second half
-        "token_dim": vectors.shape[1],
-        "prompt_tuning_init": "RANDOM",
-        "inference_mode": True,
-    }
-    write_json(folder / ADAPTER, settings)
+    write_json(
+        folder / ADAPTER,
+        {
+            "peft_type": "PROMPT_TUNING",
+            "task_type": task_type,
+            "base_model_name_or_path": model_path(base),
+            "num_virtual_tokens": vectors.shape[0],
+            "num_transformer_submodules": 1,  # for seq2seq, too: PEFT does not use the second half
+            "token_dim": vectors.shape[1],
+            "prompt_tuning_init": "RANDOM",
+            "inference_mode": True,
+        },
+    )
     return task_type

@@ -72,8 +72,11 @@ def _router(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of `_router_tensors`."""
     if "router" in tensors:
         return {"weight": tensors["router"]}
-    names = [name for name in tensors if name.startswith("router.")]
-    return {name.removeprefix("router."): tensors[name] for name in names}
+    return {
+        name.removeprefix("router."): tensor
+        for name, tensor in tensors.items()
+        if name.startswith("router.")
+    }
 
 
 def check_vectors(vectors: Tensor | None, path: Path) -> Tensor:

@@ -141,7 +141,7 @@ class RunFolder:
         """A text that changes when the prompt does: time, size and inode of its files."""
         stats = []
         for name in (CARD, EMBEDDING, PROMPT):
-            try:
+            try:  # quicker than `suppress`; a library reads thousands of them
                 file = os.stat(self.path / name)
             except OSError:
                 continue
@@ -175,8 +175,7 @@ class RunFolder:
         write_text(target / CONFIG, (self.path / CONFIG).read_text(encoding="utf-8"))
 
     def write_metrics(self, history: Sequence[Mapping[str, Any]]) -> None:
-        lines = [json.dumps(entry) + "\n" for entry in history]
-        write_text(self.path / METRICS, "".join(lines))
+        write_text(self.path / METRICS, "".join(json.dumps(entry) + "\n" for entry in history))
 
     @property
     def curve(self) -> Path:

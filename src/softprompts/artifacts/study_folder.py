@@ -70,6 +70,7 @@ class CellResult:
     bag_of_words: float | None = None  # its score on the same rows
     test: float | None = None  # the first metric on the test rows, if the task has some
     test_rows: int | None = None
+    test_majority: float | None = None
     test_interval: list[float] | None = None
     best_step: int | None = None
     steps: int | None = None
@@ -106,7 +107,10 @@ MEASURED = (
     *("cohort", "fingerprint", "parameters", "machine"),
 )
 """Fields that only the result of a run that did not fail has."""
-OPTIONAL = ("interval", "bag_of_words", "test", "test_rows", "test_interval")
+OPTIONAL = (
+    *("interval", "bag_of_words"),
+    *("test", "test_rows", "test_majority", "test_interval"),
+)
 """Fields that results of older versions lack, as do those of tasks without labels or test rows."""
 
 

@@ -94,8 +94,13 @@ class Backbone(ABC):
     def device(self) -> torch.device:
         return self.model.device  # type: ignore[no-any-return]
 
+    quantized: str | None = None
+    """int8 or int4: what the matrices of the layers are stored as, if not exactly."""
+
     @property
     def dtype(self) -> str:
+        if self.quantized is not None:
+            return self.quantized
         dtype = self.model.dtype
         return next((name for name in DTYPES if DTYPES[name] == dtype), str(dtype))
 
@@ -110,7 +115,9 @@ class Backbone(ABC):
 
         On a GPU only if steps are recorded: launching kernels would cost more than pads do.
         """
-        return self.packed is not None and (self.packed.recorded or self.device.type == "cpu")
+        if self.packed is None or not self.frozen:
+            return False
+        return self.packed.recorded or self.device.type == "cpu"
 
     @property
     def reads_prompts_once(self) -> bool:

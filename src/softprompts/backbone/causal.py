@@ -106,7 +106,7 @@ class Causal(Generative):
         z: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """On packed rows where possible; dropout depends on columns."""
-        if self.packed is None or not self.packs_rows or self.model.training or not self.frozen:
+        if self.packed is None or not self.packs_rows or self.model.training:
             return super().gradients(vectors, text, targets, weight, z)
         ids, mask = (to_device(part, self.device) for part in self.collate(targets))
         lengths = [len(target) for target in targets]

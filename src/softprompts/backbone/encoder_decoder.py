@@ -68,7 +68,7 @@ class EncoderDecoder(Generative):
         z: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """On packed rows, if the model is a T5 and dropout, which depends on columns, is off."""
-        if self.packed is None or not self.packs_rows or self.model.training or not self.frozen:
+        if self.packed is None or not self.packs_rows or self.model.training:
             return super().gradients(vectors, text, targets, weight, z)
         ids, mask = (to_device(part, self.device) for part in self.collate(targets))
         return self.packed.gradients(vectors, text, ids, mask, weight, z)

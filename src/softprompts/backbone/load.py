@@ -16,6 +16,7 @@ from ..errors import UserError, setting
 from ..files.hub import offline_reason, prepare_hub
 from .backbone import DTYPES, Backbone
 from .families import FAMILIES, family_for
+from .quantized import QUANTIZED, quantize_model
 
 MIXES_PADS = frozenset({"convbert", "fnet", "prophetnet"})  # rows' outputs depend on their pads
 BUNDLED_MODELS = {"t5-tiny": Path(__file__).parent / "t5-tiny"}
@@ -27,19 +28,30 @@ def load_backbone(
     device: str = "auto",
     trust_remote_code: bool = False,
 ) -> Backbone:
-    """A backbone by the name of an included model, a folder, or a Hugging Face Hub id."""
+    """A backbone by the name of an included model, a folder, or a Hugging Face Hub id.
+
+    With a dtype of int8 or int4, the matrices of its layers are quantised (`quantized.py`).
+    """
     target_device = resolve_device(device)
     dtype = resolve_dtype(dtype, target_device)
     family, config, tokenizer = inspect_model(name, trust_remote_code)
     with _load_errors(name), quiet_transformers():
         model, info = getattr(transformers, family.auto_class(config)).from_pretrained(
             model_path(name),
-            dtype=DTYPES[dtype],
+            dtype=compute_dtype(dtype, target_device),
             output_loading_info=True,
             trust_remote_code=trust_remote_code,
         )
         check_missing_weights(name, info["missing_keys"])
-    return family(model.to(target_device), tokenizer, name)
+    if dtype not in QUANTIZED:
+        return family(model.to(target_device), tokenizer, name)
+    exact = family(model, tokenizer, name)
+    known = exact.fingerprint, exact.unit  # of the exact weights, so that prompts fit both
+    quantize_model(model, QUANTIZED[dtype], target_device)
+    backbone = family(model.to(target_device), tokenizer, name)
+    backbone.fingerprint, backbone.unit = known
+    backbone.quantized = dtype
+    return backbone
 
 
 class _WithoutWeights:
@@ -60,7 +72,9 @@ def meta_backbone(
     family, config, tokenizer = inspect_model(name, trust_remote_code)
     with _load_errors(name), quiet_transformers(), torch.device("meta"):
         model = getattr(transformers, family.auto_class(config)).from_config(
-            config, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code
+            config,
+            dtype=compute_dtype(dtype, torch.device("cpu")),
+            trust_remote_code=trust_remote_code,
         )
     meta_family: type[Backbone] = type(f"Meta{family.__name__}", (_WithoutWeights, family), {})
     return meta_family(model, tokenizer, name)
@@ -161,16 +175,21 @@ def _first_line(error: Exception) -> str:
 
 
 def resolve_dtype(name: str, device: torch.device) -> str:
-    """fp32 or bf16; auto: bf16 on a GPU."""
+    """fp32, bf16, int8 or int4; auto: bf16 on a GPU."""
     if name == "auto":
         return "bf16" if device.type == "cuda" else "fp32"
-    if name not in DTYPES:
+    if name not in {**DTYPES, **QUANTIZED}:
         why = "T5 overflows in it" if name == "fp16" else "it is not supported"
         raise UserError(
             f"A backbone cannot be loaded as {name}, because {why}; "
-            f"set {setting('dtype')} to fp32 or bf16."
+            f"set {setting('dtype')} to fp32, bf16, int8 or int4."
         )
     return name
+
+
+def compute_dtype(name: str, device: torch.device) -> torch.dtype:
+    """What a backbone computes in; a quantised one as by default."""
+    return DTYPES[resolve_dtype("auto" if name in QUANTIZED else name, device)]
 
 
 def resolve_device(name: str) -> torch.device:

@@ -138,7 +138,7 @@ class Masked(Backbone):
         z: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """On packed rows where possible; dropout depends on columns."""
-        if self.packed is None or not self.packs_rows or self.model.training or not self.frozen:
+        if self.packed is None or not self.packs_rows or self.model.training:
             return super().gradients(vectors, text, targets, weight, z)
         ids = to_device(torch.tensor([list(target) for target in targets]), self.device)
         return self.packed.gradients(
@@ -209,6 +209,14 @@ class MaskedWithHead(Masked):
     def __init__(self, base: Masked, head: Classifier, labels: Sequence[str]) -> None:
         self.__dict__ |= base.__dict__
         self.base, self.head, self.labels = base, head, list(labels)
+
+    @property
+    def frozen(self) -> bool:  # type: ignore[override]
+        return self.base.frozen
+
+    @property
+    def packed(self) -> PackedRows | None:
+        return self.base.packed
 
     def with_head(self, head: Classifier | None, labels: Sequence[str]) -> Backbone:
         return self.base.with_head(head, labels)

@@ -6,8 +6,8 @@ import torch
 import transformers
 
 from ..backbone import Backbone, Causal, EncoderDecoder, Masked, load_backbone
-from ..backbone.backbone import DTYPES
-from ..backbone.load import BUNDLED_MODELS, resolve_device, resolve_dtype
+from ..backbone.load import BUNDLED_MODELS, compute_dtype, resolve_device, resolve_dtype
+from ..backbone.quantized import QUANTIZED, quantize_model
 
 T5_COMMON = {
     "vocab_size": 32128,
@@ -77,22 +77,29 @@ def load_model(name: str, dtype: str, device: str, seed: int, threads: int = 0) 
     if name not in {**T5, **LLAMA, **ENCODERS}:
         return load_backbone(name, dtype, device)
     target = resolve_device(device)
-    torch_dtype = DTYPES[resolve_dtype(dtype, target)]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(BUNDLED_MODELS["t5-tiny"])
+    dtype = resolve_dtype(dtype, target)
     torch.manual_seed(seed)
     with target:
-        if name in LLAMA:
-            llama = transformers.LlamaConfig(**LLAMA_COMMON, **LLAMA[name])
-            model = transformers.AutoModelForCausalLM.from_config(llama, dtype=torch_dtype)
-            return Causal(model, tokenizer, name)
-        if name in ENCODERS:
-            encoder = ENCODERS[name](initializer_range=0.04, pad_token_id=0)
-            model = transformers.AutoModelForMaskedLM.from_config(encoder, dtype=torch_dtype)
-            tokenizer.mask_token = tokenizer.convert_ids_to_tokens(MASK)
-            return Masked(model, tokenizer, name)
-        model = transformers.AutoModelForSeq2SeqLM.from_config(
-            transformers.T5Config(**T5[name]), dtype=torch_dtype
-        )
-        # transformers ties the head unless a checkpoint unties it
-        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
-        return EncoderDecoder(model, tokenizer, name)
+        backbone = _random_backbone(name, compute_dtype(dtype, target))
+    if dtype in QUANTIZED:
+        quantize_model(backbone.model, QUANTIZED[dtype], target)
+        backbone.quantized = dtype
+    return backbone
+
+
+def _random_backbone(name: str, dtype: torch.dtype) -> Backbone:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(BUNDLED_MODELS["t5-tiny"])
+    if name in LLAMA:
+        llama = transformers.LlamaConfig(**LLAMA_COMMON, **LLAMA[name])
+        model = transformers.AutoModelForCausalLM.from_config(llama, dtype=dtype)
+        return Causal(model, tokenizer, name)
+    if name in ENCODERS:
+        encoder = ENCODERS[name](initializer_range=0.04, pad_token_id=0)
+        model = transformers.AutoModelForMaskedLM.from_config(encoder, dtype=dtype)
+        tokenizer.mask_token = tokenizer.convert_ids_to_tokens(MASK)
+        return Masked(model, tokenizer, name)
+    t5 = transformers.T5Config(**T5[name])
+    model = transformers.AutoModelForSeq2SeqLM.from_config(t5, dtype=dtype)
+    # transformers ties the head unless a checkpoint unties it
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    return EncoderDecoder(model, tokenizer, name)

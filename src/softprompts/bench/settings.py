@@ -21,7 +21,7 @@ class CommonSettings(Settings):
     device: str = "auto"
     """cpu, cuda, or auto."""
 
-    dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    dtype: Literal["auto", "fp32", "bf16", "int8", "int4"] = "auto"
     """Precision of the frozen model; auto: bf16 on a GPU, fp32 on a CPU."""
 
     seed: int = option(0, minimum=0, exclusiveMaximum=2**31)

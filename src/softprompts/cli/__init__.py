@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from ..config.plugins import VARIABLE as PLUGINS
-from ..errors import UserError, as_flag, choices
+from ..errors import UserError, as_flag, as_key, choices, speaking
 from ..version import __version__
 from .output import is_main_process
 
@@ -34,32 +34,36 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; errors are one sentence on standard error."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in argv
-    try:
-        if not argv or argv[0] in ("-h", "--help"):
-            print(_help(), flush=True)
+    with speaking(as_key if argv[:1] == ["study"] else as_flag):
+        try:
+            return _run(argv)
+        except KeyboardInterrupt:
+            return _report(
+                "stopped; tune, transfer, study and pretrain resume from their last checkpoint "
+                "when you run the same command again.",
+                130,
+            )
+        except BrokenPipeError:
             return 0
-        if argv[0] in ("-V", "--version"):
-            print(f"softprompts {__version__}", flush=True)
-            return 0
-        return run_command(argv[0], _take_plugins([word for word in argv[1:] if word != "--debug"]))
-    except KeyboardInterrupt:
-        return _report(
-            "stopped; tune, transfer, study and pretrain resume from their last checkpoint when "
-            "you run the same command again.",
-            130,
-        )
-    except BrokenPipeError:
-        return 0
-    except Exception as error:
-        if debug:
-            raise
-        return _report(*_explain(error))
+        except Exception as error:
+            if "--debug" in argv:
+                raise
+            return _report(*_explain(error))
+
+
+def _run(argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_help(), flush=True)
+    elif argv[0] in ("-V", "--version"):
+        print(f"softprompts {__version__}", flush=True)
+    else:
+        words = [word for word in argv[1:] if word != "--debug"]
+        return run_command(argv[0], _take_plugins(words))
+    return 0
 
 
 def run_command(name: str, argv: Sequence[str]) -> int:
-    code: int = load_command(name).main(argv)
-    return code
+    return int(load_command(name).main(argv))
 
 
 def load_command(name: str) -> ModuleType:
@@ -88,7 +92,6 @@ def _take_plugins(argv: Sequence[str]) -> list[str]:
 
 
 def _explain(error: Exception) -> tuple[str, int]:
-    """The message for an error, and the exit code."""
     if isinstance(error, UserError):
         return error.spelled(error.spelling or as_flag), 2
     if isinstance(error, PermissionError):

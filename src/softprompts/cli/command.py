@@ -1,11 +1,19 @@
-"""What commands are made of: a parser whose errors are sentences, and actions."""
+"""What commands are made of: a parser whose errors are sentences, actions, common arguments."""
 
 import argparse
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..config import coerce
 from ..errors import UserError, choices, closest
+from ..files import checked_path, safe_name
+from ..library import NAME_LIMIT, check_exists, check_present, default_folder
+
+if TYPE_CHECKING:
+    from ..tuning.tuned import Tuned
 
 Action = Callable[[Sequence[str]], int]
 
@@ -99,3 +107,99 @@ def run_action(
     if argv[0] not in actions:
         raise UserError(f"There is no {noun} {argv[0]!r}; {choices(argv[0], actions)}")
     return actions[argv[0]](argv[1:])
+
+
+# -- arguments that several commands have ----------------------------------------------------------
+
+
+def whole_number(name: str) -> Callable[[str], int]:
+    """The type of an argument `--NAME`, of which there must be at least 1."""
+    return lambda text: int(coerce(name, text, {"type": "integer", "minimum": 1}))
+
+
+def output_folder(text: str, noun: str = "output folder", flag: str = "--output") -> Path:
+    if not text.strip():
+        raise UserError(f"The {noun} has no name; give one with {flag}.")
+    return checked_path(text)
+
+
+def add_model(parser: argparse.ArgumentParser, model: str, required: bool = False) -> None:
+    """The flags of a command that loads a backbone."""
+    parser.add_argument("--model", required=required, help=model)
+    parser.add_argument(
+        "--dtype",
+        "--weights",
+        choices=["auto", "fp32", "bf16", "int8", "int4"],
+        default="auto",
+        help="precision of the frozen model (default auto: bf16 on a GPU, fp32 on a CPU; int8 or "
+        "int4 if the prompt was tuned on it)",
+    )
+    parser.add_argument("--device", default="auto", help="cpu, cuda, mps or auto (default)")
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run code that comes with a Hub model"
+    )
+
+
+def add_library(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--library",
+        metavar="FOLDER",
+        type=lambda text: output_folder(text, "library", "--library"),
+        default=default_folder(),
+        help="the library's folder (default: SOFTPROMPTS_LIBRARY, or library)",
+    )
+
+
+def add_library_prompt(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "prompt",
+        metavar="PROMPT",
+        help="a folder that tune or import wrote, or a name in the library",
+    )
+
+
+def check_library_prompt(prompt: str, library: Path) -> None:
+    """Refuse what is neither a folder nor a name in the library, before torch is imported."""
+    if not prompt or len(prompt) > NAME_LIMIT or Path(prompt).is_dir():
+        return  # the library has its own errors
+    if prompt != safe_name(prompt):
+        check_prompt_folder(Path(prompt), library)
+    else:
+        check_exists(library)
+        if not any(name[0] == "." and prompt in name for name in os.listdir(library)):
+            check_present(prompt, library)  # otherwise it may be restored first
+
+
+def check_prompt_folder(path: Path, library: Path) -> None:
+    """Refuse what is not a folder, before torch is imported."""
+    if path.is_dir():
+        return
+    folders = [folder for folder in (library, path.parent) if folder.is_dir()]
+    names = {name: folder / name for folder in folders for name in os.listdir(folder)}
+    similar = closest(path.name, names)
+    hint = (
+        f"did you mean {names[similar]}?"
+        if similar
+        else "name a folder that `softprompts tune` wrote, or a library's prompt by its folder, "
+        f"such as library/{path.name}."
+    )
+    raise UserError(f"There is no prompt at {path}; {hint}")
+
+
+def add_tuned_prompt(parser: argparse.ArgumentParser) -> None:
+    """The flags of a command that answers with a tuned prompt."""
+    parser.add_argument("prompt", metavar="PROMPT", type=Path, help="the folder that tune wrote")
+    parser.add_argument(
+        "--scoring",
+        choices=["generate", "labels"],
+        help="greedy generation or label scoring (default: as tuned)",
+    )
+    add_model(parser, "the backbone, if it is not where the prompt's card says")
+
+
+def load_tuned_prompt(options: argparse.Namespace) -> "Tuned":
+    from ..tuning.tuned import load
+
+    return load(
+        options.prompt, options.model, options.dtype, options.device, options.trust_remote_code
+    )

@@ -1,10 +1,7 @@
 """The command `softprompts evaluate`."""
 
 import argparse
-import csv
 import dataclasses
-import io
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import TaskConfig
-from ..errors import UserError, as_flag, spelled
-from ..files import write_text
+from ..errors import UserError, spelled
+from ..library import default_folder
 from ..tasks import (
     PREFIX_LM,
     STARTERS,
     Definition,
     Example,
+    Row,
     Task,
     check_labelled,
     data_folder,
@@ -31,10 +29,9 @@ from ..tasks import (
     own_split,
     read_rows,
 )
-from .arguments import add_tuned_prompt, load_tuned_prompt
-from .command import make_parser
-from .output import invalid_answers, print_result
-from .scores import describe_classes, describe_report
+from .command import add_tuned_prompt, check_prompt_folder, load_tuned_prompt, make_parser
+from .output import describe_classes, describe_report, invalid_answers, print_result
+from .table_file import write_table_file
 
 if TYPE_CHECKING:
     from ..tuning.tuned import Tuned
@@ -48,7 +45,7 @@ class EvaluationSet:
     """Labelled rows, and how predictions for them are scored."""
 
     examples: list[Example]
-    metrics: list[str]
+    metrics: Sequence[str]
     labels: list[str]
     translation: dict[str, str] = field(default_factory=dict)
     """The prompt's label words in the words of another task."""
@@ -63,17 +60,14 @@ MAX_CALIBRATED = 1000
 def main(argv: Sequence[str]) -> int:
     """Score a tuned prompt on labelled rows."""
     options = _parser().parse_args(argv)
-    if options.file and options.task:
-        raise UserError("Rows come from --file or from --task; leave one out.")
-
-    _check_errors_file(options.errors)
+    rows = _check(options)
 
     from ..tasks.score_report import score_report
     from ..tuning.advice import advice, exploded
     from .progress import RowProgress
 
     tuned = load_tuned_prompt(options)
-    data = _evaluation_set(tuned, options)
+    data = _evaluation_set(tuned, options, rows)
     examples, labels = data.examples, data.labels
     inputs = [example.input for example in examples]
     predictor = tuned.predictor(options.scoring)
@@ -102,11 +96,10 @@ def main(argv: Sequence[str]) -> int:
     if note := invalid_answers(report.invalid, len(examples), longer):
         lines.append(note)
     if (text := advice(tuned.card, result)) is not None:
-        lines.append(spelled(text, as_flag))
+        lines.append(spelled(text))
     if options.errors:
         lines.append(f"the rows it got wrong are in {options.errors}")
-    print_result(options, result, "\n".join(lines))
-    return 0
+    return print_result(options, result, "\n".join(lines))
 
 
 def _baselines(
@@ -123,9 +116,20 @@ def _baselines(
     return {MAJORITY: [majority] * len(data.examples)}
 
 
-def _check_errors_file(path: Path | None) -> None:
-    if path is not None and path.suffix not in (".csv", ".jsonl"):
-        raise UserError(f"--errors is {path}; end its name in .csv or .jsonl.")
+def _check(options: argparse.Namespace) -> list[Row]:
+    """Refuse what can be refused before torch is imported; returns the rows of --file."""
+    if options.file and options.task:
+        raise UserError("Rows come from --file or from --task; leave one out.")
+    if options.errors is not None and options.errors.suffix not in (".csv", ".jsonl"):
+        raise UserError(f"--errors is {options.errors}; end its name in .csv or .jsonl.")
+    check_prompt_folder(options.prompt, default_folder())
+    if options.task:
+        definition(options.task)
+    if not options.file:
+        return []
+    if options.split != "validation" and is_file(options.file):
+        raise UserError(f"{options.file} is a file without splits; leave out --split.")
+    return read_rows(options.file, options.split, encoding=options.encoding)
 
 
 def _write_errors(
@@ -137,26 +141,18 @@ def _write_errors(
     """The rows that the prompt got wrong, with the probabilities of the labels if there are any."""
     from ..tasks.statistics import is_wrong
 
-    wrong: list[dict[str, Any]] = []
+    names, wrong = ["row", "input", "target", "prediction"], list[dict[str, Any]]()
+    columns = {label: f"probability of {label}" for label in data.labels}
+    names += columns.values() if path.suffix == ".csv" else ["probabilities"]
     for number, (example, prediction) in enumerate(zip(data.examples, predictions, strict=True)):
         if is_wrong(data.metrics[0], example, prediction, data.labels):
-            question = {"row": number + 1, "input": example.input, "target": example.target}
             shares = {} if probabilities is None else probabilities[number]
-            rounded = {label: round(share, 4) for label, share in shares.items()}
-            wrong.append({**question, "prediction": prediction, "probabilities": rounded})
-    if path.suffix == ".jsonl":
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in wrong)
-    else:
-        labels = list(data.labels)
-        table = io.StringIO()
-        writer = csv.writer(table, lineterminator="\n")
-        names = ["row", "input", "target", "prediction"]
-        writer.writerow([*names, *(f"probability of {label}" for label in labels)])
-        for row in wrong:
-            values = [row["probabilities"].get(label) for label in labels]
-            writer.writerow([*(row[name] for name in names), *values])
-        text = table.getvalue()
-    write_text(path, text)
+            rounded: dict[str, Any] = {label: round(share, 4) for label, share in shares.items()}
+            by_column = {column: rounded.get(label) for label, column in columns.items()}
+            values = [number + 1, example.input, example.target, prediction]
+            values += by_column.values() if path.suffix == ".csv" else [rounded]
+            wrong.append(dict(zip(names, values, strict=True)))
+    write_table_file(path, wrong, names)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -201,12 +197,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _evaluation_set(tuned: "Tuned", options: argparse.Namespace) -> EvaluationSet:
-    form, metrics = tuned.form, list(tuned.card.task.metrics)
-    if options.file:
-        if options.split != "validation" and is_file(options.file):
-            raise UserError(f"{options.file} is a file without splits; leave out --split.")
-        rows = read_rows(options.file, options.split, encoding=options.encoding)
+def _evaluation_set(
+    tuned: "Tuned", options: argparse.Namespace, rows: Sequence[Row]
+) -> EvaluationSet:
+    form, metrics = tuned.form, tuned.card.task.metrics or tuned.form.metrics
+    if rows:
         form.check_columns(rows)
         examples = form.examples(rows, options.skip_bad_rows, "validation")
         return EvaluationSet(examples, metrics, form.labels, task=_training_task(tuned))
@@ -221,16 +216,15 @@ def _evaluation_set(tuned: "Tuned", options: argparse.Namespace) -> EvaluationSe
     examples = form.wrap(named_split(other, options.split, data_folder(config), form.task_word))
     check_labelled(other.name, options.split, examples)
     translation = _translation(form.labels, other)
-    return EvaluationSet(examples, list(other.metrics), list(other.labels), translation)
+    return EvaluationSet(examples, other.metrics, list(other.labels), translation)
 
 
 def _own_rows(
     tuned: "Tuned", config: TaskConfig, options: argparse.Namespace, member: Task | None = None
 ) -> EvaluationSet:
     """Rows of the task that the prompt was tuned on, or of one `member` of its mixture."""
-    form, metrics, split = tuned.form, list(tuned.card.task.metrics), options.split
-    if member is not None:
-        form, metrics = member.form, list(member.metrics)
+    split, form = options.split, tuned.form if member is None else member.form
+    metrics = (tuned.card.task if member is None else member).metrics or form.metrics
     if form.task is not None and split != "validation" and config.splits == "official":
         named = named_split(definition(form.task), split, data_folder(config), form.task_word)
         examples = form.wrap(named)
@@ -276,8 +270,7 @@ def _mixture_member(config: TaskConfig, name: str) -> TaskConfig | None:
     if config.task is None or "+" not in config.task:
         return None
     names = [part for part in mixture_names(config.task) if part != PREFIX_LM]
-    full_name = definition(name).name
-    matches = [part for part in names if definition(part).name == full_name]
+    matches = [part for part in names if definition(part).name == definition(name).name]
     return dataclasses.replace(config, task=matches[0]) if matches else None
 
 

@@ -2,20 +2,23 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import TaskConfig
 from ..errors import UserError, listing
 from ..files import check_overwrite
 from ..tasks import Task, load_task
-from .arguments import add_library, add_library_prompt, output_folder
-from .command import make_parser
+from .command import (
+    add_library,
+    add_library_prompt,
+    check_library_prompt,
+    make_parser,
+    output_folder,
+)
 from .output import print_result
 
 if TYPE_CHECKING:
     from ..artifacts.card import Card
-    from ..prompt import Prompt
 
 EXAMPLES = """softprompts prompts export runs/stars --output adapter
   softprompts prompts export stars --as folder --output copies/stars"""
@@ -38,10 +41,12 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace what is in the folder")
     options = parser.parse_args(argv)
+    check_library_prompt(options.prompt, options.library)
 
     from ..artifacts.peft import ADAPTER, WEIGHTS, write_adapter
     from ..artifacts.run_folder import RunFolder
     from ..library.library import named_prompt
+    from ..tuning.tuned import load
 
     entry = named_prompt(options.prompt, options.library)
     entry.vectors()  # an error now if the embedding, which is copied too, is corrupted
@@ -59,8 +64,7 @@ def main(argv: Sequence[str]) -> int:
             )
         folder.copy_prompt(output)
         result["folder"] = str(output)
-        print_result(options, result, f"a copy of {options.prompt} is in {output}")
-        return 0
+        return print_result(options, result, f"a copy of {options.prompt} is in {output}")
     check_overwrite(output, (ADAPTER, WEIGHTS), options.overwrite)
     backbone = card.backbone
     if backbone.family is None:
@@ -68,19 +72,20 @@ def main(argv: Sequence[str]) -> int:
             f"The card of {entry.folder} lacks its backbone's family; tune the prompt again."
         )
     if prompt.config.count > 1 and (task := _own_task(card)) is not None:
-        prompt, result["metrics"] = _average(entry.folder, task)
+        inputs = [example.input for example in task.validation]
+        single = load(entry.folder).averaged(inputs)
+        prompt, result["metrics"] = single.prompt, task.score(single.predictor()(inputs))
     result["adapter"] = str(output)
     result["task_type"] = write_adapter(output, prompt, backbone.family, backbone.name)
     lines = [f"PeftModel.from_pretrained(model, {str(output)!r}) loads it on {backbone.name}"]
-    if "metrics" in result:
-        before, after = card.metrics.get(card.metric), result["metrics"].get(card.metric)
+    for name, score in list(result.get("metrics", {}).items())[:1]:
+        before = f", where the mixture has {card.metrics[name]:.1f}" if name in card.metrics else ""
         lines.append(
             "PEFT cannot route, so the adapter holds the mean of the mixture's prompts over the "
-            f"validation texts: {card.metric} {after:.1f}, where the mixture has {before:.1f}; "
+            f"validation texts: {name} {score:.1f}{before}; "
             "for an exact export, tune with --preset prompt-tuning"
         )
-    print_result(options, result, "\n".join(lines))
-    return 0
+    return print_result(options, result, "\n".join(lines))
 
 
 def _own_task(card: "Card") -> Task | None:
@@ -89,12 +94,3 @@ def _own_task(card: "Card") -> Task | None:
         return load_task(TaskConfig.of(card.task_settings))
     except UserError:
         return None
-
-
-def _average(folder: Path, task: Task) -> "tuple[Prompt, dict[str, float]]":
-    """The mean prompt of a mixture over a task's validation texts, and its scores on them."""
-    from ..tuning.tuned import load
-
-    inputs = [example.input for example in task.validation]
-    single = load(folder).averaged(inputs)
-    return single.prompt, task.score(single.predictor()(inputs))

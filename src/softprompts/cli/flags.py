@@ -18,21 +18,23 @@ from ..config import (
     Settings,
     TaskConfig,
     TuningConfig,
-    locate_data,
-    read_yaml,
+    read_config,
     run_config,
     schema_of,
-    sections,
     spell,
 )
 from ..config.products import expand_lists
-from ..config.run import CONFIG_HEADER, SECTIONS, check_duration
+from ..config.run import SECTIONS, check_duration
 from ..errors import UserError, as_flag, as_key
 from ..tasks.metrics import METRICS
 
 _OPTION = re.compile(
     r"^--(?:prompt\.)?(start|shape|route|head|optimizer)\.([a-z0-9_-]+)(?:=(.*))?$", re.DOTALL
 )
+
+
+ALIASES = {"--dtype": ("--weights",)}
+"""Other names of flags."""
 
 
 def add_settings(
@@ -60,7 +62,8 @@ def add_settings(
         if schema.get("type") == "boolean":
             group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
         else:
-            argument: Any = group.add_argument(flag, metavar="VALUE", **common)
+            flags = [flag, *ALIASES.get(flag, ())]
+            argument: Any = group.add_argument(*flags, metavar="VALUE", **common)
             argument.words = values_of(name, schema)
 
 
@@ -159,12 +162,8 @@ def _read_config(path: Path | None, settings: Mapping[str, Any]) -> dict[str, An
     """The settings of a file. It holds all settings of its preset, so flags cannot name another."""
     if path is None:
         return {}
-    file = read_yaml(path)
-    if not path.read_text(encoding="utf-8").startswith(CONFIG_HEADER):
-        with _file_errors():
-            file = sections(file)
-    if isinstance(file.get("task"), dict):
-        file["task"] = locate_data(file["task"], path.parent)
+    with _file_errors():
+        file = read_config(path)
     for name in ("preset", "paper"):
         if name in settings and name in file and settings[name] != file[name]:
             raise UserError(
@@ -193,17 +192,12 @@ def _file_errors() -> Iterator[None]:
         raise FileError(error.message) from None
 
 
-def _kinds() -> list[str]:
-    lines = []
+def _kinds() -> Iterator[str]:
     for table in TABLES.values():
         for kind in table:
-            options = table.schema(kind)["properties"].items()
-            shown = ", ".join(_option(name, schema) for name, schema in options) or "no options"
-            line = f"{as_flag(table.path)} {kind}: {shown}"
-            lines.append(textwrap.fill(line, 76, subsequent_indent="    "))
-    return lines
-
-
-def _option(name: str, schema: Schema) -> str:
-    default = schema.get("default")
-    return name if default is None else f"{name} = {spell(default)}"
+            options = [
+                name if schema.get("default") is None else f"{name} = {spell(schema['default'])}"
+                for name, schema in table.schema(kind)["properties"].items()
+            ]
+            line = f"{as_flag(table.path)} {kind}: {', '.join(options) or 'no options'}"
+            yield textwrap.fill(line, 76, subsequent_indent="    ")

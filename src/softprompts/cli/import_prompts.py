@@ -2,15 +2,14 @@
 
 import argparse
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import Schema, coerce
 from ..errors import UserError, listing
 from ..files import checked_path, safe_name
-from .arguments import add_library, add_model, output_folder
-from .command import make_parser
+from .command import add_library, add_model, make_parser, output_folder
 from .output import print_result
 
 if TYPE_CHECKING:
@@ -109,8 +108,7 @@ def _import_adapter(options: argparse.Namespace) -> int:
             saved = tuned.save(Path(temporary) / name)
             folder = library.add(saved, name, options.overwrite).folder
     text = f"{tuned.prompt.config.length} prompt vectors for {tuned.backbone.name} are in {folder}"
-    print_result(options, tuned.card.plain() | {"folder": str(folder)}, text)
-    return 0
+    return print_result(options, tuned.card.plain() | {"folder": str(folder)}, text)
 
 
 def _load_adapter(options: argparse.Namespace) -> "Tuned":
@@ -162,8 +160,7 @@ def _import_runs(options: argparse.Namespace) -> int:
     where = f"is in the library {options.library}"
     if len(runs) > 1:
         where = f"are in the library {options.library} ({len(runs)} prompts)"
-    print_result(options, result, f"{listing(list(runs), 10)} {where}")
-    return 0
+    return print_result(options, result, f"{listing(list(runs), 10)} {where}")
 
 
 def _named_runs(options: argparse.Namespace, library: Path) -> tuple[dict[str, Path], list[Path]]:
@@ -174,12 +171,13 @@ def _named_runs(options: argparse.Namespace, library: Path) -> tuple[dict[str, P
     if RunFolder(source).has_prompt or not source.is_dir():
         return {prefix: source}, []
     try:
-        finished, unfinished = _runs_below(source, library.resolve())
+        below = list(_runs_below(source, library.resolve()))
     except OSError as error:
         raise UserError(
             f"{error.filename} cannot be read ({error.strerror}); "
             "name a folder whose subfolders can be read."
         ) from None
+    finished = [run for run in below if RunFolder(run).has_prompt]
     if not finished:
         raise UserError(
             f"{source} holds no prompt, no finished run and no PEFT adapter; "
@@ -194,7 +192,7 @@ def _named_runs(options: argparse.Namespace, library: Path) -> tuple[dict[str, P
                 "import each by itself, with a --name."
             )
         runs[name] = run
-    return runs, unfinished
+    return runs, [run for run in below if run not in finished]
 
 
 def _check_runs(runs: dict[str, Path], library: "Library", overwrite: bool) -> dict[Path, str]:
@@ -213,22 +211,15 @@ def _check_runs(runs: dict[str, Path], library: "Library", overwrite: bool) -> d
     return without_vectors
 
 
-def _runs_below(folder: Path, library: Path) -> tuple[list[Path], list[Path]]:
-    """The folders of finished and of unfinished runs at any depth, but not inside a run's folder or
-    the library."""
+def _runs_below(folder: Path, library: Path) -> Iterator[Path]:
+    """The folders of runs, finished or not, at any depth, but not inside a run's folder or the
+    library."""
     from ..artifacts.run_folder import RunFolder
 
-    finished: list[Path] = []
-    unfinished: list[Path] = []
     for path in sorted(folder.iterdir()):
         if not path.is_dir() or path.name.startswith("."):
             continue
-        if RunFolder(path).has_prompt:
-            finished.append(path)
-        elif RunFolder(path).has_config:
-            unfinished.append(path)
+        if RunFolder(path).has_prompt or RunFolder(path).has_config:
+            yield path
         elif not path.is_symlink() and path.resolve() != library:
-            below = _runs_below(path, library)
-            finished += below[0]
-            unfinished += below[1]
-    return finished, unfinished
+            yield from _runs_below(path, library)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..files import check_writable
+from ..library import default_folder
 from ..tasks import Row, read_rows
-from .arguments import add_tuned_prompt
-from .command import make_parser
+from .command import add_tuned_prompt, check_prompt_folder, make_parser
 from .output import print_result
 from .table_file import check_table_file, write_table_file
 
@@ -71,10 +71,10 @@ def main(argv: Sequence[str]) -> int:
     names = names if len(set(names)) == len(names) else [str(path) for path in folders]
     _print_notes(engine, questions, names)
     if options.output is not None:
-        write_table_file(options.output, _table(questions, names))
+        table = _table(questions, names)
+        write_table_file(options.output, table, list(table[0]))
         result = {"rows": len(questions), "file": str(options.output)}
-        print_result(options, result, f"{len(questions)} rows are in {options.output}")
-        return 0
+        return print_result(options, result, f"{len(questions)} rows are in {options.output}")
     if len(names) > 1 and not options.json:
         print("\t".join(names))
     for question in questions:
@@ -85,19 +85,20 @@ def main(argv: Sequence[str]) -> int:
 
 def _folders(prompt: Path) -> list[Path]:
     """One folder, or several separated by commas."""
-    if prompt.exists():
-        return [prompt]
-    folders = [Path(part.strip()) for part in str(prompt).split(",") if part.strip()]
+    folders = [prompt]
+    if not prompt.exists() and "," in str(prompt):
+        folders = [Path(part.strip()) for part in str(prompt).split(",") if part.strip()]
     if len(set(folders)) < len(folders):
         raise UserError(f"{prompt} names a prompt twice; name each prompt once.")
-    return folders or [prompt]
+    for folder in folders:
+        check_prompt_folder(folder, default_folder())
+    return folders
 
 
 # -- questions -------------------------------------------------------------------------------------
 
 
 def _read(options: argparse.Namespace) -> tuple[list[str], list[Row]]:
-    """The texts, or the rows of a file."""
     texts, from_stdin = options.texts, STDIN in options.texts
     if (options.file and texts) or (from_stdin and len(texts) > 1):
         raise UserError("Give either texts, or - for standard input, or --file.")

@@ -32,10 +32,9 @@ def main(argv: Sequence[str]) -> int:
         progress = PretrainProgress(options.quiet)
         card = pretrain(config, options.output, options.overwrite, progress)
     except DivergedError as error:
-        print(f"softprompts: {error.spelled(as_flag)}", file=sys.stderr)
+        print(f"softprompts: {error}", file=sys.stderr)
         return 1
-    print_result(options, card, _describe(card, options.output))
-    return 0
+    return print_result(options, card, _describe(card, options.output))
 
 
 def _describe(card: dict[str, Any], folder: Path) -> str:

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from rich.console import Console, Group
@@ -84,14 +83,10 @@ class Pace:
                 evaluation = self.seconds["evaluation"] / self.counts["evaluation"]
             else:
                 evaluation = len(run.held_out) / run.config.tuning.batch_size * step / 2
-            seconds += evaluation * _evaluations_left(run) + step * (run.steps - run.step)
+            done = len({entry["step"] for entry in run.history if entry["step"]})
+            due = math.ceil(run.steps / run.config.tuning.evaluate_every)
+            seconds += evaluation * max(0, due - done) + step * (run.steps - run.step)
         return max(0.0, seconds - (time.monotonic() - self.last))
-
-
-def _evaluations_left(run: Run) -> int:
-    every = run.config.tuning.evaluate_every
-    done = len({entry["step"] for entry in run.history if entry["step"]})
-    return max(0, math.ceil(run.steps / every) - done)
 
 
 class RunProgress(Watcher):
@@ -122,12 +117,8 @@ class RunProgress(Watcher):
         self.progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
+        self.log.__exit__(*error)
         self.progress.stop()
 
     def on_step(self, run: Run) -> None:
@@ -164,7 +155,9 @@ class RunProgress(Watcher):
     def _bars(self, run: Run) -> tuple[TaskID, TaskID]:
         if id(run) not in self.bars:
             name = f"{run.task.name} seed {run.config.seed}"
-            name = _shortened(run.task.name) if self.narrow else name
+            if self.narrow:
+                short = f"{run.task.name[: NAME_WIDTH - 1]}…"
+                name = run.task.name if len(run.task.name) <= NAME_WIDTH else short
             training = self.progress.add_task(
                 name, total=run.steps, completed=run.step - 1, info="", unit="steps"
             )
@@ -173,10 +166,6 @@ class RunProgress(Watcher):
             )
             self.bars[id(run)] = (training, evaluation)
         return self.bars[id(run)]
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= NAME_WIDTH else f"{name[: NAME_WIDTH - 1]}…"
 
 
 def _info(run: Run, narrow: bool = False) -> str:
@@ -229,13 +218,9 @@ class CohortProgress(Watcher):
         self.pace = Pace()
         self.live = Live(console=self.console, get_renderable=self._screen, refresh_per_second=2)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.finished = error is None
+    def __exit__(self, *error: Any) -> None:
+        self.finished = error[1] is None
+        self.log.__exit__(*error)
         self.live.stop()
 
     def on_message(self, message: str) -> None:

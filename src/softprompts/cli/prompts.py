@@ -1,14 +1,19 @@
 """The command `softprompts prompts`: list, show and search a library; import and export prompts."""
 
-import argparse
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, get_args
 
-from ..library import Similarity
+from ..library import Similarity, check_exists
 from . import export_prompt, import_prompts, recycle
-from .arguments import add_library, add_library_prompt, whole_number
-from .command import make_parser, run_action
+from .command import (
+    add_library,
+    add_library_prompt,
+    check_library_prompt,
+    make_parser,
+    run_action,
+    whole_number,
+)
 from .output import aligned, print_result
 
 if TYPE_CHECKING:
@@ -41,11 +46,20 @@ def list_prompts(argv: Sequence[str]) -> int:
         help="only prompts of this backbone, by name or fingerprint",
     )
     options = parser.parse_args(argv)
+    check_exists(options.library)
 
     from ..library.library import Library
 
     library = Library(options.library).existing()
-    entries = [entry for entry in library.entries() if _matches(entry, options)]
+    entries = [
+        entry
+        for entry in library.entries()
+        if fnmatchcase(entry.card.task.name, options.task)
+        and any(
+            fnmatchcase(name, options.backbone)
+            for name in (entry.card.backbone.name, entry.fingerprint)
+        )
+    ]
     rows = [("name", "task", "score", "backbone", "method", "prompt", "embedded at")]
     for entry in entries:
         card = entry.card
@@ -55,15 +69,7 @@ def list_prompts(argv: Sequence[str]) -> int:
     none = f"The library {options.library} holds no prompt"
     text = _table(rows) if entries else none + (" of that task and backbone." if filtered else ".")
     result = {"library": str(options.library), "prompts": [_record(entry) for entry in entries]}
-    print_result(options, result, text)
-    return 0
-
-
-def _matches(entry: "Entry", options: argparse.Namespace) -> bool:
-    backbone = (entry.card.backbone.name, entry.fingerprint)
-    return fnmatchcase(entry.card.task.name, options.task) and any(
-        fnmatchcase(name, options.backbone) for name in backbone
-    )
+    return print_result(options, result, text)
 
 
 def show_prompt(argv: Sequence[str]) -> int:
@@ -74,6 +80,7 @@ def show_prompt(argv: Sequence[str]) -> int:
     add_library(parser)
     add_library_prompt(parser)
     options = parser.parse_args(argv)
+    check_library_prompt(options.prompt, options.library)
 
     from ..library.library import named_prompt
 
@@ -85,17 +92,16 @@ def show_prompt(argv: Sequence[str]) -> int:
         "recycled_from": card.lineage and card.lineage.recycled_from,
     }
     result = {"name": entry.name, "folder": str(entry.folder), "lineage": lineage}
-    print_result(options, {**result, "card": card.plain()}, _describe(entry))
-    return 0
+    return print_result(options, {**result, "card": card.plain()}, _describe(entry))
 
 
 def _describe(entry: "Entry") -> str:
-    card = entry.card
+    card, data = entry.card, entry.card.task_settings
     rows = [
         ("name", entry.name),
         ("folder", str(entry.folder)),
         ("task", card.task.name),
-        *(("data", str(path)) for path in _data(card)),
+        *(("data", str(data[name])) for name in ("train", "validation") if data.get(name)),
         ("backbone", f"{card.backbone.name}, fingerprint {entry.fingerprint}"),
         ("method", str(card.method) + ("" if card.seed is None else f", seed {card.seed}")),
         ("prompt", f"{_size(entry)} vectors"),
@@ -109,12 +115,6 @@ def _describe(entry: "Entry") -> str:
     rows += [(f"test {name}", f"{value:.1f}") for name, value in (card.test or {}).items()]
     rows += [("stopped", card.stopped)] if card.stopped else []
     return _table(rows)
-
-
-def _data(card: "Card") -> list[str]:
-    """Where the prompt's own data is, or was."""
-    settings = card.task_settings
-    return [settings[name] for name in ("train", "validation") if settings.get(name)]
 
 
 def _origin(card: "Card") -> str:
@@ -150,6 +150,7 @@ def search_prompts(argv: Sequence[str]) -> int:
         help="how many to show, the most similar first (default 10)",
     )
     options = parser.parse_args(argv)
+    check_library_prompt(options.prompt, options.library)
 
     from ..library.library import Library, named_prompt
 
@@ -177,8 +178,7 @@ def search_prompts(argv: Sequence[str]) -> int:
         _table(rows),
         *_caveats(query, [match.entry for match in matches]),
     ]
-    print_result(options, result, "\n".join(lines) if matches else _no_match(query, library))
-    return 0
+    return print_result(options, result, "\n".join(lines) if matches else _no_match(query, library))
 
 
 def remove_prompts(argv: Sequence[str]) -> int:
@@ -189,6 +189,8 @@ def remove_prompts(argv: Sequence[str]) -> int:
     add_library(parser)
     parser.add_argument("names", nargs="+", metavar="NAME", help="a prompt in the library")
     options = parser.parse_args(argv)
+    for name in options.names:
+        check_library_prompt(name, options.library)
 
     from ..library.library import Library
 
@@ -198,8 +200,9 @@ def remove_prompts(argv: Sequence[str]) -> int:
     for name in options.names:
         library.remove(name)
     result = {"library": str(options.library), "removed": options.names}
-    print_result(options, result, f"removed {', '.join(options.names)} from {options.library}")
-    return 0
+    return print_result(
+        options, result, f"removed {', '.join(options.names)} from {options.library}"
+    )
 
 
 def rename_prompt(argv: Sequence[str]) -> int:
@@ -210,13 +213,13 @@ def rename_prompt(argv: Sequence[str]) -> int:
     parser.add_argument("name", metavar="NAME", help="a prompt in the library")
     parser.add_argument("new", metavar="NEW", help="its new name")
     options = parser.parse_args(argv)
+    check_library_prompt(options.name, options.library)
 
     from ..library.library import Library
 
     entry = Library(options.library).existing().rename(options.name, options.new)
     result = {"name": entry.name, "folder": str(entry.folder)}
-    print_result(options, result, f"{options.name} is now {entry.name}")
-    return 0
+    return print_result(options, result, f"{options.name} is now {entry.name}")
 
 
 def _caveats(query: "Entry", entries: Sequence["Entry"]) -> list[str]:

@@ -5,8 +5,14 @@ from collections.abc import Sequence
 
 from ..errors import UserError
 from ..transfer.settings import Recycling
-from .arguments import add_library, add_library_prompt, add_model, output_folder
-from .command import make_parser
+from .command import (
+    add_library,
+    add_library_prompt,
+    add_model,
+    check_library_prompt,
+    make_parser,
+    output_folder,
+)
 from .flags import add_settings, given
 from .output import print_result
 
@@ -20,6 +26,7 @@ def main(argv: Sequence[str]) -> int:
     """Map a prompt of one model to another, without training."""
     options = _parser().parse_args(argv)
     how = Recycling.of(given(options))
+    check_library_prompt(options.prompt, options.library)
 
     from ..artifacts.run_folder import RunFolder
     from ..backbone import load_backbone
@@ -57,8 +64,7 @@ def main(argv: Sequence[str]) -> int:
         f"{vectors} prompt vectors of {source.name} were mapped to {target.name} by {how.method} "
         f"over {words:,} shared tokens; they are in {options.output}"
     )
-    print_result(options, result, text)
-    return 0
+    return print_result(options, result, text)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..study.config import check_study, read_study, study_errors
-from .arguments import output_folder, whole_number
-from .command import make_parser, run_action
+from .command import make_parser, output_folder, run_action, whole_number
 from .output import duration, print_result
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
 def run(argv: Sequence[str]) -> int:
     """Run the missing cells of a study; several processes may share a folder."""
     options = _run_parser().parse_args(argv)
-    if options.study.is_file():
+    if not options.study.is_dir():
         with study_errors():
             config = read_study(options.study)
             check_study(config)  # refuses a wrong file before torch is imported
@@ -120,8 +119,7 @@ def status(argv: Sequence[str]) -> int:
     from ..study.study import Study
 
     result = Study.open(options.study).status()
-    print_result(options, result, describe(result))
-    return 0
+    return print_result(options, result, describe(result))
 
 
 def report(argv: Sequence[str]) -> int:
@@ -144,8 +142,7 @@ def report(argv: Sequence[str]) -> int:
     missing = result["total"] - result["done"]
     note = f"{missing} of {result['total']} cells are missing; " if missing else ""
     text = f"{markdown(result['scores'])}\n{note}records, tables and figures are in "
-    print_result(options, result, f"{text}{result['output']}")
-    return 0
+    return print_result(options, result, f"{text}{result['output']}")
 
 
 def rerun(argv: Sequence[str]) -> int:
@@ -167,12 +164,12 @@ def rerun(argv: Sequence[str]) -> int:
     from ..study.study import Study
 
     cells = Study.open(options.study).rerun(options.cell, options.output, options.data_dir)
-    lines = [
+    text = "\n".join(
         f"{cell['cell']}: recorded {cell['recorded']}, now {cell['again']}"
         + (" (was resumed)" if cell["resumed"] else "")
         for cell in cells
-    ]
-    print_result(options, {"cells": cells}, "\n".join(lines))
+    )
+    print_result(options, {"cells": cells}, text)
     return 0 if all(cell["same"] for cell in cells if cell["cell"] == options.cell) else 1
 
 

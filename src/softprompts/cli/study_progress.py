@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -32,8 +32,7 @@ class StudyBars(StudyWatcher):
             TimeElapsedColumn(),
         )
         self.cells = cells
-        silent = quiet or console.is_terminal
-        self.log = StudyWatcher() if silent else StudyLines(cells)
+        self.log = StudyWatcher() if quiet or console.is_terminal else StudyLines(cells)
         self.progress = Progress(
             *columns, console=console, disable=quiet or not console.is_terminal
         )
@@ -53,12 +52,7 @@ class StudyBars(StudyWatcher):
         self.progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self.progress.stop()
 
     def on_update(self, state: StudyState) -> None:

@@ -2,13 +2,14 @@
 
 import csv
 import importlib.util
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import write_atomically
+from ..files import write_atomically, write_text
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 
@@ -24,29 +25,24 @@ def check_table_file(path: Path) -> None:
         raise UserError("Writing Parquet needs pyarrow: pip install 'softprompts[data]'.")
 
 
-def write_table_file(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows that all have the same columns; the file is complete or absent."""
-    writers = {".jsonl": _write_jsonl, ".parquet": _write_parquet}
-    write = writers.get(path.suffix.lower(), _write_csv)
-    write_atomically(path, lambda temporary: write(temporary, rows))
-
-
-def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
-        writer.writerow(rows[0])
-        for row in rows:
-            writer.writerow([_cell(value) for value in row.values()])
+def write_table_file(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Write rows, whose keys are `columns`; the file is complete or absent."""
+    suffix = path.suffix.lower()
+    if suffix == ".jsonl":
+        lines = [json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows]
+        write_text(path, "".join(lines))
+    elif suffix == ".parquet":
+        write_atomically(path, lambda temporary: _write_parquet(temporary, rows))
+    else:
+        text = io.StringIO()
+        delimiter = "\t" if suffix == ".tsv" else ","
+        writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
+        writer.writerows([columns, *([_cell(row[name]) for name in columns] for row in rows)])
+        write_text(path, text.getvalue())
 
 
 def _cell(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
-
-
-def _write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    lines = [json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows]
-    path.write_text("".join(lines), encoding="utf-8")
 
 
 def _write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

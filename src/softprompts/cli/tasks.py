@@ -52,8 +52,7 @@ def list_tasks(argv: Sequence[str]) -> int:
         "benchmarks (usable wherever several tasks are named, as in a+b+c):",
     ]
     lines += [f"{name:<30} {', '.join(names)}" for name, names in BENCHMARKS.items()]
-    print_result(options, result, "\n".join(lines))
-    return 0
+    return print_result(options, result, "\n".join(lines))
 
 
 def show_task(argv: Sequence[str]) -> int:
@@ -73,7 +72,7 @@ def show_task(argv: Sequence[str]) -> int:
         "metrics": list(task.metrics),
     }
     examples: list[Example] = []
-    if _data_folder(options) is not None or task.files or task.rows:
+    if data_folder(TaskConfig(data_dir=options.data_dir)) or task.files or task.rows:
         examples = _read_split(task, options)
         result |= {"split": options.split, "examples": len(examples)}
     lines = [
@@ -85,8 +84,7 @@ def show_task(argv: Sequence[str]) -> int:
     lines += [f"  {example.input}\n  -> {example.target}" for example in examples[:3]]
     if "examples" in result:
         result["first"] = [{"input": row.input, "target": row.target} for row in examples[:3]]
-    print_result(options, result, "\n".join(lines))
-    return 0
+    return print_result(options, result, "\n".join(lines))
 
 
 def export_split(argv: Sequence[str]) -> int:
@@ -106,8 +104,7 @@ def export_split(argv: Sequence[str]) -> int:
         return 0
     write_text(options.output, lines)
     result = {"task": options.task, "examples": len(objects), "file": str(options.output)}
-    print_result(options, result, f"{len(objects)} examples are in {options.output}")
-    return 0
+    return print_result(options, result, f"{len(objects)} examples are in {options.output}")
 
 
 def score_predictions(argv: Sequence[str]) -> int:
@@ -158,12 +155,9 @@ def _add_task(parser: argparse.ArgumentParser, split: str = "train") -> None:
     )
 
 
-def _data_folder(options: argparse.Namespace) -> str | None:
-    return data_folder(TaskConfig(data_dir=options.data_dir))
-
-
 def _read_split(task: Definition, options: argparse.Namespace) -> list[Example]:
-    return named_split(task, options.split, _data_folder(options), options.task_word)
+    folder = data_folder(TaskConfig(data_dir=options.data_dir))
+    return named_split(task, options.split, folder, options.task_word)
 
 
 ACTIONS = {

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from ..errors import UserError, as_flag
+from ..errors import UserError
 from ..files import safe_name
 from ..library import Similarity
 from ..tasks import check_task
 from ..transfer.settings import Request, Strategy, single_run
 from . import flags
-from .arguments import add_library, output_folder, whole_number
-from .command import make_parser
+from .command import add_library, make_parser, output_folder, whole_number
 from .output import print_result
 
 EXAMPLES = """softprompts transfer --to helpdesk/urgency --library prompts
@@ -45,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
             ),
         )
     except RunFailedError as error:
-        print(f"softprompts: {error.spelled(as_flag)}", file=sys.stderr)
+        print(f"softprompts: {error}", file=sys.stderr)
         return 1
     print_result(options, record, describe_result(record, output))
     baseline = [record["baseline"]] if record["baseline"] else []
@@ -64,11 +63,9 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
             "No target is given; name a task with --to, or your own data with --train, --text and "
             "--label."
         )
-    strategy: Strategy = options.strategy
+    strategy: Strategy = "all" if options.all else options.strategy
     if options.source is not None:
         strategy = "named"
-    elif options.all:
-        strategy = "all"
     return options, Request(
         single_run(file, settings),
         options.library,
@@ -112,7 +109,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_strategy(parser: argparse.ArgumentParser) -> None:
-    """Which sources are used, and how."""
     strategy = parser.add_mutually_exclusive_group()
     strategy.add_argument(
         "--strategy",

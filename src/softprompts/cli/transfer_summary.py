@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..artifacts.transfer_folder import TransferRecord
 from ..errors import listing
-from ..transfer.record import TransferRecord
 from ..transfer.sources import SAME_TASK
-from .output import aligned
-from .scores import format_p
+from .output import aligned, format_p
 
 RANKED = 10
 """Rows of the ranking to print, unless more sources were chosen."""
@@ -75,17 +74,15 @@ def _lengths(record: TransferRecord) -> list[str]:
         return []
     length = record["request"]["target"]["prompt"]["length"]
     lengths = {source["name"]: source["length"] for source in record["ranked"]}
-    longer = [
-        f"{name} has {lengths[name]} tokens: its first {length} start the run"
+    longer, shorter = (
+        f"its first {length} start the run",
+        f"sampled vocabulary fills up to {length}",
+    )
+    return [
+        f"{name} has {lengths[name]} tokens: {longer if lengths[name] > length else shorter}"
         for name in record["chosen"]
-        if lengths[name] > length
+        if lengths[name] != length
     ]
-    shorter = [
-        f"{name} has {lengths[name]} tokens: sampled vocabulary fills up to {length}"
-        for name in record["chosen"]
-        if lengths[name] < length
-    ]
-    return longer + shorter
 
 
 def _reason(record: TransferRecord) -> str:
@@ -126,7 +123,8 @@ def describe_result(record: TransferRecord, output: Path) -> str:
             relative = f"; relative error reduction {100 * reduction:+.1f} %"
         lines.append(f"compared with the baseline: {gain['points']:+.1f} points{relative}")
         if "p" in gain:
-            lines[-1] += f" on {gain['rows']} rows{format_p(gain['p'])}"
+            split = gain.get("split", "validation")
+            lines[-1] += f" on {gain['rows']} {split} rows{format_p(gain['p'])}"
         if gain["points"] < 0:
             lines.append(f"the baseline is better; its prompt is in {output / baseline['folder']}")
     lines += [
@@ -139,4 +137,6 @@ def _scores(result: Mapping[str, Any]) -> list[str]:
     if result["score"] is None:
         return ["failed", "-", "-"]
     score = f"{result['metric']} {result['score']:.1f}"
+    if "test" in result:
+        score += f" (test {result['test']:.1f})"
     return [score, f"{result['majority']:.1f}", str(result["best_step"])]

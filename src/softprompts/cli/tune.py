@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..config import Member, expand_lists
-from ..errors import as_flag
 from ..files import safe_name
 from ..tasks import check_task
 from . import flags
-from .arguments import output_folder
-from .command import make_parser
+from .command import make_parser, output_folder
 from .output import is_main_process, print_result
 
 EXAMPLES = """softprompts tune --task helpdesk/intent
@@ -33,13 +31,13 @@ def main(argv: Sequence[str]) -> int:
     from ..tuning.run import RunFailedError
     from ..tuning.team import leave_team
 
-    tune = _tune_cohort if members[0].varied else _tune_one
+    tune = _tune_cohort if members[0].varied else _tune_one  # whether a run failed
     try:
         failed = tune(members, options.output or _default_folder(members[0]), options)
     except RunFailedError as error:
         failed = True
         if is_main_process():
-            print(f"softprompts: {error.spelled(as_flag)}", file=sys.stderr)
+            print(f"softprompts: {error}", file=sys.stderr)
     finally:
         leave_team()
     # A launcher stops all processes as soon as one fails, and the main one may still be writing.
@@ -47,7 +45,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _tune_one(members: Sequence[Member], folder: Path, options: argparse.Namespace) -> bool:
-    """Tune a single run; whether it failed."""
     from ..tuning.tune import tune_config
     from .progress import RunProgress
     from .tune_summary import describe
@@ -62,7 +59,6 @@ def _tune_one(members: Sequence[Member], folder: Path, options: argparse.Namespa
 
 
 def _tune_cohort(members: Sequence[Member], folder: Path, options: argparse.Namespace) -> bool:
-    """Tune all runs; whether one failed."""
     from ..tuning.summary import over_seeds, records, write_table
     from ..tuning.tune import tune_cohort
     from .progress import CohortProgress
@@ -102,16 +98,12 @@ def _parser() -> argparse.ArgumentParser:
         "--trackers",
         metavar="NAMES",
         default=[],
-        type=_names,
+        type=lambda text: [name.strip() for name in text.split(",") if name.strip()],
         help="log to tensorboard, wandb, mlflow or trackio; several separated by commas",
     )
     flags.add_run(parser)
     parser.add_argument_group("lists", LISTS)
     return parser
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _default_folder(member: Member) -> Path:

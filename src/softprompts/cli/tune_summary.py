@@ -6,12 +6,23 @@ from pathlib import Path
 from ..artifacts.card import Card
 from ..artifacts.run_folder import COHORT_TABLE
 from ..config import spell
-from ..errors import as_flag, spelled
+from ..errors import spelled
 from ..tuning.advice import advice, exploded
 from ..tuning.summary import SEED, Record, over_seeds
 from ..tuning.tuned import Tuned
-from .output import advice_on_labels, aligned, format_scores, invalid_answers
-from .scores import describe_classes, describe_report, format_interval, format_p
+from .output import (
+    advice_on_labels,
+    aligned,
+    describe_classes,
+    describe_report,
+    format_interval,
+    format_p,
+    format_scores,
+    invalid_answers,
+)
+
+NOT_OF_CARDS = ("settings", "folder", "cost", "p_vs_best")
+"""Keys of a run's record that its card does not have."""
 
 
 def describe(tuned: Tuned) -> str:
@@ -26,7 +37,7 @@ def describe(tuned: Tuned) -> str:
     if note := invalid_answers(card.invalid or 0, rows["validation"], longer):
         lines.append(note)
     if (text := advice(card)) is not None:
-        lines.append(spelled(text, as_flag))
+        lines.append(spelled(text))
     if rows["skipped"]:
         lines.append(f"{rows['skipped']} bad rows were skipped")
     if card.stopped:
@@ -64,14 +75,20 @@ def cohort_table(runs: Sequence[Record], folder: Path) -> str:
         rows = [header]
         for group in over_seeds(runs):
             means = [_mean(group), *([_mean(group["test"])] if tested else [])]
-            rows.append([*map(spell, group["settings"].values()), *means, _seeds(group)])
+            failed = f", {group['failed']} failed" if group["failed"] else ""
+            seeds = f"{group['runs']}{failed}"
+            rows.append([*map(spell, group["settings"].values()), *means, seeds])
         lines += ["", *aligned(rows)]
     poor = sum(
         invalid_answers(run["invalid"], run["task"]["rows"]["validation"]) is not None
         for run in runs
         if "metrics" in run
     )
-    cards = {run["folder"]: Card.of(_card(run)) for run in runs if "metrics" in run}
+    cards = {
+        run["folder"]: Card.of({name: run[name] for name in run if name not in NOT_OF_CARDS})
+        for run in runs
+        if "metrics" in run
+    }
     if poor:
         trained = any(card.steps and not exploded(card) for card in cards.values())
         lines.append(
@@ -83,17 +100,12 @@ def cohort_table(runs: Sequence[Record], folder: Path) -> str:
         name, text = next(iter(notes.items()))
         lines.append(
             f"{len(notes)} of {len(runs)} runs are no better than a baseline; "
-            f"{Path(name).name}: {spelled(text, as_flag)}"
+            f"{Path(name).name}: {spelled(text)}"
         )
     lines += [
         f"{Path(run['folder']).name} failed: {run['stopped']}" for run in runs if run["failed"]
     ]
     return "\n".join([*lines, f"the runs and {COHORT_TABLE} are in {folder}"])
-
-
-def _card(run: Record) -> Record:
-    extra = ("settings", "folder", "cost", "p_vs_best")
-    return {name: value for name, value in run.items() if name not in extra}
 
 
 def _scores(run: Record, tested: bool) -> list[str]:
@@ -125,7 +137,3 @@ def _mean(group: Record) -> str:
     metric, value = next(iter(group["mean"].items()))
     deviation = group["std"][metric]
     return f"{metric} {value:.1f}" + ("" if deviation is None else f" ± {deviation:.1f}")
-
-
-def _seeds(group: Record) -> str:
-    return f"{group['runs']}, {group['failed']} failed" if group["failed"] else str(group["runs"])

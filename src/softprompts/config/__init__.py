@@ -1,13 +1,12 @@
 """Settings, kinds, presets and lists of runs. No torch, so that every --help is instant."""
 
-from .choice import Choice
 from .kinds import TABLES, heads, optimizers, routes, shapes, starts
 from .plugins import load_plugins
 from .presets import PRESETS
 from .products import Member, expand_lists, spell
 from .prompt import PromptConfig
 from .run import DEFAULT_MODEL, RunConfig, difference, merge, run_config, sections
-from .schema import Schema, Settings, coerce, option, schema_of
+from .schema import Choice, Schema, Settings, coerce, option, schema_of
 from .task import DATA_PATHS, TaskConfig, absolute_data, locate_data
 from .tuning import TuningConfig
 from .yaml_file import read_config, read_yaml

@@ -58,7 +58,8 @@ def _value(schema: Schema, listed: bool) -> Schema:
     """A setting's value; where it may vary, also a list of values or a text with commas."""
     plain: Schema = {name: entry for name, entry in schema.items() if name not in _OWN_KEYWORDS}
     plain.pop("description", None)
-    default = {"default": schema["default"]} if _is_plain(schema.get("default")) else {}
+    is_plain = isinstance(schema.get("default"), (str, int, float, bool, list, dict))
+    default = {"default": schema["default"]} if is_plain else {}
     values: list[Schema] = [plain]
     if schema.get("nullable"):
         values.append({"type": "null"})
@@ -67,10 +68,6 @@ def _value(schema: Schema, listed: bool) -> Schema:
         if plain.get("type") != "string":
             values.append({"type": "string", "pattern": ","})
     return default | (values[0] if len(values) == 1 else {"anyOf": values})
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, (str, int, float, bool, list, dict))
 
 
 def _choice(table: "Table[Any]") -> Schema:
@@ -92,8 +89,7 @@ def _choice(table: "Table[Any]") -> Schema:
                 "additionalProperties": False,
             }
         )
+    one: list[Schema] = [{"enum": kinds}, *objects]
     partial = {"type": "object", "not": {"required": ["kind"]}}
-    names: Schema = {"enum": kinds}
-    several = {"type": "array", "items": {"anyOf": [names, *objects]}, "minItems": 1}
-    text = {"type": "string", "pattern": ","}
-    return {"anyOf": [names, *objects, partial, several, text]}
+    several = {"type": "array", "items": {"anyOf": one}, "minItems": 1}
+    return {"anyOf": [*one, partial, several, {"type": "string", "pattern": ","}]}

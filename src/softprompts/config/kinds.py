@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ..errors import UserError, choices, closest, setting
-from .choice import Choice
 from .plugins import load_plugins
-from .schema import Schema, Settings, check_order, coerce, schema_of
+from .schema import Choice, Schema, Settings, check_order, coerce, schema_of
 
 K = TypeVar("K", bound=Settings)
 FILE = Path(__file__).with_name("kinds.json")
@@ -39,7 +38,7 @@ class Table(Generic[K]):
         def add(cls: type[K]) -> type[K]:
             taken = self._classes.get(kind)
             outside = cls.__module__ != self.home
-            if (taken is not None and taken is not cls) or (outside and kind in _described(self)):
+            if taken not in (None, cls) or (outside and kind in _described()[self.part]):
                 raise ValueError(f"There is already a {self.part} named {kind!r}.")
             cls.section = self.path
             self._classes[kind] = cls
@@ -49,10 +48,10 @@ class Table(Generic[K]):
 
     def __iter__(self) -> Any:
         """All names; those of plugins only once these are loaded."""
-        return iter(dict.fromkeys([*_described(self), *self._classes]))
+        return iter(dict.fromkeys([*_described()[self.part], *self._classes]))
 
     def __getitem__(self, kind: str) -> type[K]:
-        if kind in _described(self):
+        if kind in _described()[self.part]:
             importlib.import_module(self.home)
         elif kind not in self._classes:
             load_plugins()
@@ -62,7 +61,7 @@ class Table(Generic[K]):
 
     def schema(self, kind: str) -> Schema:
         """The schema of a kind's options; the package's own kinds need no import for it."""
-        described = _described(self).get(kind)
+        described = _described()[self.part].get(kind)
         return describe(self[kind]) if described is None else described
 
     def check(self, choice: Choice) -> Choice:
@@ -110,13 +109,8 @@ def describe(cls: type[Settings]) -> Schema:
 
 
 @functools.cache
-def _all_described() -> dict[str, dict[str, Schema]]:
-    described: dict[str, dict[str, Schema]] = json.loads(FILE.read_text(encoding="utf-8"))
-    return described
-
-
-def _described(table: "Table[Any]") -> dict[str, Schema]:
-    return _all_described()[table.part]
+def _described() -> dict[str, dict[str, Schema]]:
+    return dict(json.loads(FILE.read_text(encoding="utf-8")))
 
 
 def describe_all() -> str:
@@ -124,7 +118,9 @@ def describe_all() -> str:
     described: dict[str, dict[str, Schema]] = {}
     for table in TABLES.values():
         importlib.import_module(table.home)
-        classes = table._classes.items()
-        own = {kind: cls for kind, cls in classes if cls.__module__ == table.home}
-        described[table.part] = {kind: describe(cls) for kind, cls in own.items()}
+        described[table.part] = {
+            kind: describe(cls)
+            for kind, cls in table._classes.items()
+            if cls.__module__ == table.home
+        }
     return json.dumps(described, indent=1, ensure_ascii=False) + "\n"

@@ -16,11 +16,10 @@ from typing import Any
 
 from ..errors import UserError, setting
 from ..files import safe_name
-from .choice import Choice
 from .kinds import TABLES
 from .plugins import load_plugins
 from .run import RunConfig, merge, merge_layers, run_config
-from .schema import Schema, Settings, coerce, schema_of
+from .schema import Choice, Schema, Settings, coerce, schema_of
 
 SHARED = ("model", "dtype", "device", "trust_remote_code")
 """What the runs of a cohort share."""
@@ -80,8 +79,7 @@ def expand_lists(*layers: Mapping[str, Any]) -> list[Member]:
         {_short(path): _in_words(value) for path, value in zip(lists, values, strict=True)}
         for values in combinations
     ]
-    names = _folder_names(varied)
-    return [Member(*member) for member in zip(configs, varied, names, strict=True)]
+    return list(map(Member, configs, varied, _folder_names(varied)))
 
 
 def _load_kinds(settings: Mapping[str, Any]) -> None:
@@ -102,9 +100,8 @@ def spell(value: Any) -> str:
 
 def _variable_settings() -> dict[Path, Schema]:
     """The settings that may be lists, in the order of the flags, but the task first, seed last."""
-    found = {path: schema for path, schema in walk(RunConfig) if may_vary(path, schema)}
-    order = sorted(found, key=lambda path: (path != ("task", "task"), path == ("seed",)))
-    return {path: found[path] for path in order}
+    found = [(path, schema) for path, schema in walk(RunConfig) if may_vary(path, schema)]
+    return dict(sorted(found, key=lambda item: (item[0] != ("task", "task"), item[0] == ("seed",))))
 
 
 def walk(kind: type[Settings], above: Path = ()) -> Iterator[tuple[Path, Schema]]:
@@ -115,13 +112,10 @@ def walk(kind: type[Settings], above: Path = ()) -> Iterator[tuple[Path, Schema]
             yield from walk(schema["settings"], path)
         elif schema.get("type") == "choice":
             yield (*path, "kind"), schema
-            table = TABLES[name]
-            for option, described in {
-                option: described
-                for each in table
-                for option, described in table.schema(each)["properties"].items()
-            }.items():
-                yield (*path, option), described
+            options: dict[str, Schema] = {}
+            for kind_name in TABLES[name]:
+                options |= TABLES[name].schema(kind_name)["properties"]
+            yield from (((*path, option), described) for option, described in options.items())
         else:
             yield path, schema
 
@@ -195,18 +189,13 @@ def _folder_names(varied: Sequence[Mapping[str, Any]]) -> list[str]:
     names: list[str] = []
     taken: set[str] = set()
     for settings in varied:
-        parts = (
-            _name_part(name.replace("_", "-"), spell(value)) for name, value in settings.items()
-        )
-        name = "_".join(parts)
+        parts = {name.replace("_", "-"): spell(value) for name, value in settings.items()}
+        # a part is made safe as a whole, so that a minus sign before a number stays
+        safe = {name: safe_name(f"{name}-{value}") for name, value in parts.items()}
+        name = "_".join(f"{name}={part[len(name) + 1 :]}" for name, part in safe.items())
         if len(name) > MAX_NAME:
             name = f"{name[: MAX_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
         variants = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
         names.append(next(variant for variant in variants if variant.lower() not in taken))
         taken.add(names[-1].lower())
     return names
-
-
-def _name_part(name: str, value: str) -> str:
-    """Made safe as a whole, so that a minus sign before a number stays."""
-    return f"{name}={safe_name(f'{name}-{value}')[len(name) + 1 :]}"

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ..errors import UserError, setting
-from .choice import Choice
 from .kinds import heads, routes, shapes, starts
-from .schema import Settings, option
+from .schema import Choice, Settings, option
 
 MAX_TOKENS = 2**20
 """The most prompt tokens, and the largest width of a network: more would fill the memory."""

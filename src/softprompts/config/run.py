@@ -10,11 +10,10 @@ import yaml
 
 from ..errors import UserError, setting
 from ..files import write_text
-from .choice import Choice
 from .kinds import TABLES
 from .presets import preset_settings
 from .prompt import PromptConfig
-from .schema import Settings, coerce, option, schema_of
+from .schema import Choice, Settings, coerce, option, schema_of
 from .task import TaskConfig, absolute_data
 from .tuning import TuningConfig
 
@@ -33,8 +32,9 @@ class RunConfig(Settings):
     model: str = DEFAULT_MODEL
     """The frozen model: t5-tiny (included), a model folder, or a Hugging Face Hub id."""
 
-    dtype: str = option("auto", enum=["auto", "fp32", "bf16"])
-    """Precision of the frozen model; auto: bf16 on a GPU, fp32 on a CPU."""
+    dtype: str = option("auto", enum=["auto", "fp32", "bf16", "int8", "int4"])
+    """Precision of the frozen model; auto: bf16 on a GPU, fp32 on a CPU. int8 and int4 store the
+    matrices of its layers in fewer bits, and compute as auto does."""
 
     device: str = "auto"
     """cpu, cuda, mps (Apple's GPU), or auto: a GPU if there is one."""
@@ -107,9 +107,8 @@ def merge_layers(*layers: Mapping[str, Any]) -> dict[str, Any]:
 def check_duration(settings: Mapping[str, Any]) -> None:
     """Refuse settings, all from one place, that say both how many steps and how many epochs."""
     tuning = settings.get("tuning")
-    if not isinstance(tuning, Mapping):
-        return
-    if tuning.get("steps") is not None and tuning.get("epochs") not in (None, "none"):
+    given = dict(tuning) if isinstance(tuning, Mapping) else {}
+    if given.get("steps") is not None and given.get("epochs") not in (None, "none"):
         raise UserError(
             f"Both {setting('tuning.steps')} and {setting('tuning.epochs')} say how long to train; "
             "leave one out."
@@ -160,9 +159,8 @@ def sections(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _section(name: str, value: Any) -> str | None:
     """The section a flat setting belongs to; None if the name is a section or top-level."""
-    if isinstance(value, Mapping) and name not in ("labels", "optimizer"):
-        return None
-    if isinstance(value, Settings):
+    nested = isinstance(value, Mapping) and name not in ("labels", "optimizer")
+    if nested or isinstance(value, Settings):
         return None
     parts = {"task": TaskConfig, "tuning": TuningConfig}
     return next(
@@ -178,11 +176,11 @@ def difference(old: Any, new: Any, defaults: Any = None, path: str = "") -> str 
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         if old == new:
             return None
-        return f"{path} was {old} and is now {new}" if path else "its settings are unreadable"
+        changed = f"{setting(path)} was {old} and is now {new}"
+        return changed if path else "its settings are unreadable"
     defaults = defaults if isinstance(defaults, Mapping) else {}
     for key in dict.fromkeys([*old, *new]):
-        default = defaults.get(key)
-        below = f"{path}.{key}".strip(".")
+        default, below = defaults.get(key), f"{path}.{key}".strip(".")
         change = difference(old.get(key, default), new.get(key), default, below)
         if change is not None:
             return change

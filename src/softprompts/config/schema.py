@@ -18,9 +18,35 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 from ..errors import UserError, choices, closest, setting
-from .choice import Choice
 
 Schema = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """`kind` names a start, shape, route, head or optimiser; `options` are its settings."""
+
+    kind: str
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, value: Any, path: str = "prompt.shape") -> "Choice":
+        """From a name, a mapping with `kind`, or a Choice."""
+        if isinstance(value, Choice):
+            return value
+        if isinstance(value, str):
+            return cls(value)
+        if isinstance(value, Mapping) and isinstance(value.get("kind"), str):
+            options = {name: option for name, option in value.items() if name != "kind"}
+            return cls(value["kind"], options)
+        raise UserError(
+            f"{setting(path)} is {value!r}; write the name of a kind, "
+            "or a mapping such as {kind: residual, bottleneck: 400}."
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data for YAML and JSON."""
+        return {"kind": self.kind, **self.options}
 
 
 def option(
@@ -60,10 +86,9 @@ class Settings:
         if not isinstance(settings, Mapping):
             name = setting(cls.section) if cls.section else "The configuration"
             raise UserError(f"{name} is {settings!r}; it must be a mapping of settings.")
-        known = schema_of(cls)["properties"]
-        unknown = [name for name in settings if name not in known]
-        if unknown:
-            raise _unknown(cls, str(unknown[0]))
+        for name in settings:
+            if name not in schema_of(cls)["properties"]:
+                raise _unknown(cls, str(name))
         return cls(**settings)
 
     def plain(self) -> dict[str, Any]:
@@ -176,9 +201,7 @@ def attribute_docs(kind: type) -> dict[str, str]:
 def coerce(path: str, value: Any, schema: Schema) -> Any:
     """`value`, from YAML, a flag or Python, converted as its schema says, or a clear error."""
     kind = schema.get("type")
-    if value is None and (schema.get("nullable") or not schema):
-        return None
-    if schema.get("nullable") and value == "none" and kind != "string":
+    if schema.get("nullable") and (value is None or (value == "none" and kind != "string")):
         return None
     if "enum" in schema:
         if value in schema["enum"]:
@@ -193,7 +216,7 @@ def coerce(path: str, value: Any, schema: Schema) -> Any:
         return value if isinstance(value, settings) else settings.of(value)
     try:
         coerced = _COERCIONS[kind](path, value, schema)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, KeyError, OverflowError):
         raise UserError(f"{setting(path)} is {value!r}; give {_wanted(schema)}.") from None
     _check_limits(path, coerced, schema)
     return coerced
@@ -217,8 +240,6 @@ _BOOLEANS = {
 
 
 def _boolean(path: str, value: Any, schema: Schema) -> bool:
-    if str(value).lower() not in _BOOLEANS:
-        raise ValueError
     return _BOOLEANS[str(value).lower()]
 
 
@@ -234,8 +255,7 @@ def _string(path: str, value: Any, schema: Schema) -> str:
 
 
 def _array(path: str, value: Any, schema: Schema) -> list[Any]:
-    parts = value.split(",") if isinstance(value, str) else value
-    parts = [part.strip() if isinstance(part, str) else part for part in parts]
+    parts = map(str.strip, value.split(",")) if isinstance(value, str) else value
     return [coerce(path, part, schema["items"]) for part in parts]
 
 
@@ -265,12 +285,6 @@ _COERCIONS: dict[str, Callable[[str, Any, Schema], Any]] = {
 
 def _wanted(schema: Schema) -> str:
     """The values that a schema accepts, in words."""
-    words = {
-        "integer": "a whole number",
-        "number": "a number",
-        "boolean": "yes or no",
-        "string": "a text",
-    }
     if schema["type"] == "array":
         return f"a list, each part {_wanted(schema['items'])}"
     if schema["type"] == "object":
@@ -279,7 +293,8 @@ def _wanted(schema: Schema) -> str:
             "number": "NAME=NUMBER pairs such as span=1,prefix=1",
         }
         return pairs.get(schema["additionalProperties"].get("type", ""), "names with values")
-    return words[schema["type"]]
+    words = {"integer": "a whole number", "number": "a number", "boolean": "yes or no"}
+    return words.get(schema["type"], "a text")
 
 
 def _check_limits(path: str, value: Any, schema: Schema) -> None:

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from .choice import Choice
 from .kinds import optimizers
-from .schema import Settings, option
+from .schema import Choice, Settings, option
 
 
 @dataclass(frozen=True)

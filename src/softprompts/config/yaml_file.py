@@ -6,6 +6,8 @@ from typing import Any
 import yaml
 
 from ..errors import UserError
+from ..files import similar_path
+from .run import CONFIG_HEADER, sections
 from .task import locate_data
 
 
@@ -15,7 +17,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         settings, duplicate = yaml.safe_load(text), _duplicate_key(text)
     except FileNotFoundError:
-        raise UserError(f"The config file {path} does not exist.") from None
+        raise UserError(f"The config file {path} does not exist.{similar_path(path)}") from None
     except PermissionError:
         raise UserError(
             f"You do not have permission to read the config file {path}; ask its owner for "
@@ -32,10 +34,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The settings of a run in a file; paths of data start from the file's folder."""
+    """The settings of a run in a file; paths of data start from the file's folder.
+
+    In files that people write, settings of sections may stand at the top level.
+    """
     settings = read_yaml(path)
-    task = settings.get("task")
-    if isinstance(task, dict):
+    if not path.read_text(encoding="utf-8").startswith(CONFIG_HEADER):
+        settings = sections(settings)
+    if isinstance(task := settings.get("task"), dict):
         settings["task"] = locate_data(task, path.parent)
     return settings
 

@@ -20,7 +20,14 @@ from .atomic import (
     write_text,
 )
 from .lock import exclusive
-from .names import cache_folder, check_overwrite, checked_path, find_path, safe_name
+from .names import (
+    cache_folder,
+    check_overwrite,
+    checked_path,
+    find_path,
+    safe_name,
+    similar_path,
+)
 
 __all__ = [
     "NoPermissionError",
@@ -37,6 +44,7 @@ __all__ = [
     "remove_stale",
     "restore_folders",
     "safe_name",
+    "similar_path",
     "staged_files",
     "staged_folder",
     "write_atomically",

@@ -63,7 +63,6 @@ def _remove(path: Path) -> None:
 
 
 def _is_running(process: int) -> bool:
-    """Whether another process with this id exists."""
     if process == os.getpid() or os.name == "nt":  # on Windows, signal 0 is Ctrl-C
         return False
     try:

@@ -10,6 +10,11 @@ from pathlib import Path
 from ..errors import UserError, setting
 from .atomic import make_folder, removing_new_folders
 
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]
+
 LOCK_FILE = ".at-work"
 """Names the process that holds the folder. Only the lock on the file counts, not that it exists."""
 
@@ -38,9 +43,7 @@ def _acquire(folder: Path) -> int | None:
     A folder that cannot be written is reported by whoever writes to it.
     """
     make_folder(folder)
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system
+    if fcntl is None:
         return None
     path = folder / LOCK_FILE
     for _ in range(100):  # another process may remove the file before it is locked

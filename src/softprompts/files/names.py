@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import UserError, setting
+from ..errors import UserError, closest, setting
 
 
 def safe_name(name: str) -> str:
@@ -25,6 +25,12 @@ def checked_path(text: str) -> Path:
     return path
 
 
+def similar_path(path: Path) -> str:
+    """For the error about a missing file: which one beside it was probably meant, if any."""
+    similar = closest(path.name, os.listdir(path.parent) if path.parent.is_dir() else [])
+    return f" Did you mean {path.parent / similar}?" if similar else ""
+
+
 def find_path(name: str, folder: Path) -> str:
     """The current path of what a file in `folder` names; the name itself if it is not found.
 
@@ -36,12 +42,8 @@ def find_path(name: str, folder: Path) -> str:
         if path.exists():
             return os.path.abspath(path)
     parts = Path(name).parts
-    if os.path.isabs(name):
-        parts = parts[1:]
-        beginnings = range(len(parts) - 1)  # a file's name alone would match too easily
-    else:
-        beginnings = range(1)
-    for beginning in beginnings:
+    # of an absolute path, any end may match; but a file's name alone would match too easily
+    for beginning in range(1, len(parts) - 1) if os.path.isabs(name) else range(1):
         for above in (here, *here.parents):
             if (path := above.joinpath(*parts[beginning:])).exists():
                 return str(path)

@@ -26,7 +26,6 @@ class Entry:
 
     @classmethod
     def of(cls, folder: Path, name: str | None = None) -> "Entry":
-        """The prompt in a folder."""
         run = RunFolder(folder)
         try:
             card = run.card()

@@ -9,17 +9,13 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ..artifacts.library_folder import INDEX_FORMAT, LibraryFolder
 from ..errors import UserError
-from ..files.tensors import read_tensors, write_tensors
 from .search import SIMILARITIES
-
-FORMAT = {"version": 2, "similarities": list(SIMILARITIES)}
-"""An index of another format is computed again."""
 
 Summary = Tensor | str | None
 """A prompt's summaries [S, H]; None for another backbone's prompt; an error if it has none."""
@@ -38,10 +34,10 @@ class Index:
     """Folders without a row: their stamps, and an error or ''."""
 
     @classmethod
-    def read(cls, path: Path, fingerprint: str) -> "Index":
-        """The index in a file; an empty one if the file is missing or corrupted."""
+    def read(cls, folder: LibraryFolder, fingerprint: str) -> "Index":
+        """The index of a backbone; an empty one if its file is missing or corrupted."""
         try:
-            tensors, note = read_tensors(path)
+            tensors, note = folder.read_index(fingerprint)
             skipped = {name: tuple(other) for name, other in note["others"].items()}
             index = cls(fingerprint, note["names"], note["stamps"], tensors["rows"], skipped)
             shape = (len(SIMILARITIES), len(index.names))
@@ -55,12 +51,13 @@ class Index:
             return cls(fingerprint, [], [], _stacked([]), {})
         return index
 
-    def write(self, path: Path) -> None:
-        write_tensors(path, {"rows": self.rows}, self._note())
+    def write(self, folder: LibraryFolder) -> None:
+        folder.write_index(self.fingerprint, {"rows": self.rows}, self._note())
 
     def _note(self) -> dict[str, object]:
         note = {
-            **FORMAT,
+            "version": INDEX_FORMAT,
+            "similarities": list(SIMILARITIES),
             "fingerprint": self.fingerprint,
             "names": self.names,
             "stamps": self.stamps,
@@ -91,11 +88,15 @@ class Index:
                 rows[name] = summary
             else:
                 skipped[name] = (current[name], summary or "")
-        for name in _odd_widths(rows):
-            del rows[name]
+        widths = Counter(rows[name].shape[1] for name in sorted(rows))
+        names = sorted(n for n in rows if rows[n].shape[1] == max(widths, key=widths.__getitem__))
+        for name in rows.keys() - set(names):
             # Without a stamp it is checked again: the other prompts may change.
-            skipped[name] = ("", _wrong_width(name))
-        names = sorted(rows)
+            error = (
+                f"The vectors of {name} have another width than those of the other prompts of its "
+                "backbone; the prompt is corrupted; copy it again, or remove it."
+            )
+            skipped[name] = ("", error)
         return Index(
             self.fingerprint,
             names,
@@ -107,16 +108,3 @@ class Index:
 
 def _stacked(rows: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(rows), 1) if rows else torch.zeros(len(SIMILARITIES), 0, 0)
-
-
-def _odd_widths(rows: Mapping[str, Tensor]) -> list[str]:
-    """The prompts whose vectors do not have the width that most have."""
-    widths = Counter(rows[name].shape[1] for name in sorted(rows))
-    return [name for name in rows if rows[name].shape[1] != max(widths, key=widths.__getitem__)]
-
-
-def _wrong_width(name: str) -> str:
-    return (
-        f"The vectors of {name} have another width than those of the other prompts of its "
-        "backbone; the prompt is corrupted; copy it again, or remove it."
-    )

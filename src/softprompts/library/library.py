@@ -1,10 +1,5 @@
 """Library: a folder of prompts, each in a folder of its own, and an index to search them by.
 
-    NAME/           a prompt: its card, its vectors, and how it was tuned
-    .index/         one file per backbone (`index.py`)
-    .lock           held by whoever moves folders
-    .new-, .old-    unfinished folders, and folders being replaced (`files/atomic.py`)
-
 Several processes may add prompts at once. A prompt is written to a hidden folder and moved in when
 it is complete. The lock ends with its process, so any hidden folders that the next holder finds
 were left by a killed process, and are cleaned up.
@@ -20,10 +15,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from ..artifacts.library_folder import LibraryFolder
 from ..artifacts.run_folder import CARD, EMBEDDING, RunFolder
-from ..errors import UserError, choices, closest, listing, setting
+from ..errors import UserError, choices, listing, setting
 from ..files import NoPermissionError, checked_path, restore_folders, safe_name, staged_folder
 from ..files.atomic import STAGED
+from . import NAME_LIMIT, check_exists, check_present
 from .entry import Entry, no_prompt
 from .index import Index, Summary
 from .search import SIMILARITIES, rank, summary
@@ -32,9 +29,6 @@ try:
     import fcntl
 except ImportError:  # not a POSIX system: users must add prompts one at a time
     fcntl = None  # type: ignore[assignment]
-
-LOCK, INDEX = ".lock", ".index"
-NAME_LIMIT = 200
 
 
 @dataclass(frozen=True)
@@ -58,14 +52,11 @@ class Library:
 
     def __init__(self, folder: str | Path, warn: Callable[[str], object] = print_warning) -> None:
         self.folder, self.warn = Path(folder), warn
+        self.files = LibraryFolder(self.folder)
 
     def existing(self) -> "Library":
         """This library; an error if its folder does not exist."""
-        if not self.folder.is_dir():
-            raise UserError(
-                f"There is no library at {self.folder}; name one with {setting('library')}, "
-                "or fill it with `softprompts prompts import`."
-            )
+        check_exists(self.folder)
         return self
 
     # -- adding ------------------------------------------------------------------------------------
@@ -122,8 +113,7 @@ class Library:
     def check_prompt(folder: Path) -> None:
         """Check that a folder holds a complete prompt that a library can take."""
         prompt, _ = RunFolder(folder).load()
-        vectors = Entry.of(folder).vectors()
-        if vectors.shape[-1] != prompt.table.shape[-1]:
+        if Entry.of(folder).vectors().shape[-1] != prompt.table.shape[-1]:
             raise UserError(
                 f"{folder / EMBEDDING} has another width than its prompt; "
                 "the folder is corrupted; copy it again."
@@ -137,7 +127,7 @@ class Library:
 
         Readers do without it if they lack write permission, or if nothing was written yet.
         """
-        path = self.folder / LOCK
+        path = self.files.lock
         try:
             if write:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -166,15 +156,7 @@ class Library:
             return Entry.of(folder)
 
     def check_present(self, name: str) -> None:
-        """Raise if there is no prompt of this name."""
-        if self.prompt_folder(name).is_dir():
-            return
-        similar = closest(name, [item for item in os.listdir(self.folder) if item[:1] != "."])
-        hint = f"did you mean {similar}? " if similar else ""
-        raise UserError(
-            f"There is no prompt {name} in the library {self.folder}; {hint}"
-            f"`softprompts prompts list --library {self.folder}` lists its prompts."
-        )
+        check_present(self.prompt_folder(name).name, self.folder)
 
     def entries(self, fingerprint: str | None = None) -> list[Entry]:
         """All prompts, or those of one backbone, by name."""
@@ -211,16 +193,10 @@ class Library:
                 return Entry.of(folder)
 
     def _names(self) -> list[str]:
-        """Every folder that should be a prompt."""
         if not self.folder.is_dir():
             return []
-        with self._locked(), os.scandir(self.folder) as items:
-            return sorted(
-                item.name for item in items if not item.name.startswith(".") and item.is_dir()
-            )
-
-    def _stamp(self, name: str) -> str:
-        return RunFolder(self.folder / name).stamp()
+        with self._locked():
+            return self.files.names()
 
     # -- searching ---------------------------------------------------------------------------------
 
@@ -239,8 +215,7 @@ class Library:
             )
         if k is not None and k < 1:
             raise UserError(f"The number of prompts to find is {k}; it must be at least 1.")
-        index = self._index(fingerprint)
-        which = list(SIMILARITIES).index(similarity)
+        index, which = self._index(fingerprint), list(SIMILARITIES).index(similarity)
         rows = index.rows[which]
         if len(rows) == 0:
             return []
@@ -268,21 +243,19 @@ class Library:
 
     def _index(self, fingerprint: str) -> Index:
         """The index of a backbone's prompts, brought up to date."""
-        path = self.folder / INDEX / f"{safe_name(fingerprint)}.safetensors"
-        stamps = {name: self._stamp(name) for name in self._names()}
-        saved = Index.read(path, fingerprint)
+        stamps = {name: self.files.prompt(name).stamp() for name in self._names()}
+        saved = Index.read(self.files, fingerprint)
         index = saved.updated(stamps, lambda name: self._summarize(name, fingerprint))
         if index is not saved:
             with contextlib.suppress(UserError):  # in a read-only library, it is computed each time
-                index.write(path)
-        errors = {name: error for name, (_, error) in sorted(index.skipped.items()) if error}
-        self._warn(errors)
+                index.write(self.files)
+        self._warn({name: error for name, (_, error) in sorted(index.skipped.items()) if error})
         return index
 
     def _summarize(self, name: str, fingerprint: str) -> tuple[str, Summary]:
         """A prompt's stamp and summary of the same files: another process may replace them."""
         while True:
-            stamp = self._stamp(name)
+            stamp = self.files.prompt(name).stamp()
             result: Summary = None
             try:
                 entry = self._read(name)
@@ -294,12 +267,11 @@ class Library:
                 return "", str(error)
             except UserError as error:
                 result = str(error)
-            if self._stamp(name) == stamp:
+            if self.files.prompt(name).stamp() == stamp:
                 return stamp, result
 
 
 def _wait_for_lock(lock: int) -> None:
-    """Wait until this process alone holds the lock."""
     try:
         if fcntl is not None:
             fcntl.flock(lock, fcntl.LOCK_EX)

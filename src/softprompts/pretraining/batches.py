@@ -3,6 +3,7 @@
 So a resumed run sees the batches it would have seen without the interruption.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -53,25 +54,21 @@ class Order:
 
     def __init__(self, count: int, *seed: int) -> None:
         self.count, self.seed = count, seed
-        self.shuffled: dict[int, Tensor] = {}
+        self.epoch = lru_cache(maxsize=2)(self._shuffled)
 
     def at(self, first: int, rows: int) -> tuple[Tensor, Tensor]:
         """`rows` numbers from position `first` on, and the epoch of each."""
         positions = torch.arange(first, first + rows)
         epochs = positions // self.count
         numbers = [
-            self._epoch(epoch)[positions[epochs == epoch] % self.count]
+            self.epoch(epoch)[positions[epochs == epoch] % self.count]
             for epoch in range(int(epochs[0]), int(epochs[-1]) + 1)
         ]
         return torch.cat(numbers), epochs
 
-    def _epoch(self, epoch: int) -> Tensor:
-        if epoch not in self.shuffled:
-            while len(self.shuffled) > 1:
-                del self.shuffled[next(iter(self.shuffled))]
-            generator = torch.Generator().manual_seed(combined_seed(*self.seed, epoch))
-            self.shuffled[epoch] = torch.randperm(self.count, generator=generator)
-        return self.shuffled[epoch]
+    def _shuffled(self, epoch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(combined_seed(*self.seed, epoch))
+        return torch.randperm(self.count, generator=generator)
 
 
 class Windows:
@@ -108,7 +105,8 @@ class Windows:
 
 
 class Batches:
-    """`at(step)` is a batch: inputs [B, T] and targets [B, N], padded with 0.
+    """`at(step)` is a batch of training or of `held_out` data: inputs [B, T] and targets [B, N],
+    padded with 0.
 
     The rows of each objective follow one another, as in `config.rows_by_objective`.
     """
@@ -121,7 +119,6 @@ class Batches:
         tokenizer: Any,
         held_out: bool,
     ) -> None:
-        """Batches of the training data, or of the data that is `held_out`."""
         self.config, self.held_out, self.eos = config, held_out, int(tokenizer.eos_token_id)
         self.tokens, self.device = tokens, next(iter(tokens.values())).device
         self.generator = torch.Generator(self.device)
@@ -164,8 +161,9 @@ class Batches:
         config, length = self.config, self.span_windows.length
         runs = noise_runs(rows, length, config.noise, config.span, self.generator)
         counts = noise_counts(length, config.noise, config.span)
-        windows = self.span_windows.at(first, rows)
-        inputs, targets = span_corruption(windows, runs, counts, self.sentinels, self.eos)
+        inputs, targets = span_corruption(
+            self.span_windows.at(first, rows), runs, counts, self.sentinels, self.eos
+        )
         return inputs, F.pad(targets, (0, config.target_tokens - targets.shape[1]))
 
     def _prefix(self, first: int, rows: int) -> tuple[Tensor, Tensor]:

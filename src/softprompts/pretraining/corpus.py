@@ -89,8 +89,8 @@ def example_texts(lines: Iterable[str], name: str, definitions: dict[str, str]) 
             raise UserError(
                 f"Row {number + 1} of {name} is not a JSON list [task, input, output] of strings."
             ) from None
-        with_instruction = number % 10 and task in definitions
-        yield f"{definitions[task]} {source}" if with_instruction else source
+        instructed = number % 10 and task in definitions
+        yield f"{definitions[task]} {source}" if instructed else source
         yield target
 
 
@@ -182,8 +182,8 @@ def _texts(
 
 def raw_texts(text: Sequence[str], tasks: Sequence[str]) -> Iterator[str]:
     """All texts, to train a tokenizer on."""
-    texts = itertools.chain(_texts("text", text, {}), _texts("tasks", tasks, {}))
-    return (content for content, _ in texts)
+    for content, _ in itertools.chain(_texts("text", text, {}), _texts("tasks", tasks, {})):
+        yield content
 
 
 def _is_complete(folder: Path) -> bool:

@@ -38,7 +38,6 @@ class Muon(torch.optim.Optimizer):
     def _update(
         self, parameters: list[Tensor], shape: tuple[int, ...], group: dict[str, Any]
     ) -> None:
-        """Update all parameters of one shape."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for parameter in parameters:
             if not self.state[parameter]:

@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..artifacts.run_folder import CHECKPOINT
 from ..config import difference
 from ..errors import UserError, setting
 from ..files.tensors import read_tensors, write_tensors
+from ..tuning.checkpoint import below, load_optimizer
 from .batches import Batches, Tokens, combined_seed
 from .config import PretrainConfig
 from .corpus import Corpus
 from .optim import learning_rate, make_optimizers
 
-CHECKPOINT = "checkpoint.safetensors"
 CHANGEABLE = frozenset(
     (
         *("device", "compile", "checkpoint_every", "log_every", "evaluate_every"),
@@ -153,13 +154,16 @@ class Pretraining:
                 tensors |= {
                     f"optimizer/{number}/{index}/{name}": value for name, value in state.items()
                 }
-        note = {
-            "config": fixed_settings(self.config),
-            "origin": self.data_digests,
-            "step": self.step,
-            "seconds": self.seconds,
-        }
-        write_tensors(folder / CHECKPOINT, {**tensors, "seen": self.totals}, note)
+        write_tensors(
+            folder / CHECKPOINT,
+            {**tensors, "seen": self.totals},
+            {
+                "config": fixed_settings(self.config),
+                "origin": self.data_digests,
+                "step": self.step,
+                "seconds": self.seconds,
+            },
+        )
 
     def load(self, folder: Path) -> None:
         """Resume from the checkpoint."""
@@ -175,7 +179,7 @@ class Pretraining:
                 for name, parameter in self.model.named_parameters():
                     parameter.copy_(tensors[f"model/{name}"])
             for number, optimizer in enumerate(self.optimizers):
-                _load_optimizer(optimizer, tensors, f"optimizer/{number}/")
+                load_optimizer(optimizer, below(tensors, f"optimizer/{number}/"))
             self.totals.copy_(tensors["seen"])
             self.step, self.seconds = int(note["step"]), float(note["seconds"])
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -183,18 +187,6 @@ class Pretraining:
                 f"{folder / CHECKPOINT} is damaged or from another version ({error}); start over "
                 f"with {setting('overwrite')}."
             ) from None
-
-
-def _load_optimizer(
-    optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], prefix: str
-) -> None:
-    state: dict[int, dict[str, Any]] = {}
-    for name, tensor in tensors.items():
-        if name.startswith(prefix):
-            index, _, key = name.removeprefix(prefix).partition("/")
-            state.setdefault(int(index), {})[key] = tensor
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def fixed_settings(config: PretrainConfig) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from typing import Any, TextIO
 
 import torch
 
+from ..artifacts.run_folder import CHECKPOINT, METRICS
+from ..backbone.backbone import DTYPES
 from ..backbone.load import resolve_device
 from ..errors import UserError, setting
 from ..files import exclusive, remove_stale, write_json, write_text
@@ -16,11 +18,11 @@ from .config import PretrainConfig
 from .corpus import Corpus, OnProgress, file_digest, load_corpus, raw_texts, read_definitions
 from .model import describe, load_model, new_model, write_model, write_tokenizer
 from .optim import learning_rate
-from .run import CHECKPOINT, Pretraining
+from .run import Pretraining
 from .tokenizer import load_t5_tokenizer, sample, train_tokenizer
 from .watch import Stage, Watcher
 
-METRICS, CARD = "metrics.jsonl", "training.json"
+CARD = "training.json"
 
 
 def pretrain(
@@ -55,15 +57,14 @@ def _train(config: PretrainConfig, folder: Path, resumes: bool, watcher: Watcher
             (folder / name).unlink(missing_ok=True)
         write_tokenizer(tokenizer, folder)  # needed to resume
     _drop_metrics_after(folder, run.step)
-    losses = _loop(run, folder, watcher)
-    card = _card(run, corpora, losses)
+    card = _card(run, corpora, _loop(run, folder, watcher))
     if run.step < config.total_steps:
         return card
-    dtype = torch.bfloat16 if config.saved == "bf16" else torch.float32
-    write_model(run.model, tokenizer, folder, dtype)
-    write_json(folder / CARD, card | {"finished": True})
+    write_model(run.model, tokenizer, folder, DTYPES[config.saved])
+    card["finished"] = True
+    write_json(folder / CARD, card)
     (folder / CHECKPOINT).unlink(missing_ok=True)
-    return card | {"finished": True}
+    return card
 
 
 def _check_folder(folder: Path, overwrite: bool) -> None:
@@ -134,21 +135,22 @@ def _loop(run: Pretraining, folder: Path, watcher: Watcher) -> dict[str, dict[st
                 run.seconds = seconds_before + now - began
                 speed = (run.step - logged[0]) * config.step_tokens / max(1e-9, now - logged[1])
                 logged = run.step, now
-                entry = {
-                    "loss": losses["train"],
-                    "lr": learning_rate(config, run.step - 1),
-                    "gradient": round(norm.item(), 4),
-                    "tokens_per_second": round(speed),
-                    "seconds": round(run.seconds, 1),
-                }
-                _log(metrics, run.step, entry)
+                _log(
+                    metrics,
+                    step=run.step,
+                    loss=losses["train"],
+                    lr=learning_rate(config, run.step - 1),
+                    gradient=round(norm.item(), 4),
+                    tokens_per_second=round(speed),
+                    seconds=round(run.seconds, 1),
+                )
                 loss = next(iter(losses["train"].values()))
                 note = f"loss {loss:.3f}  {speed / 1000:,.0f}k tokens/s"
             stage.update(run.step, note)
             if run.held_out is not None and (run.step % config.evaluate_every == 0 or finished):
                 evaluation = run.evaluate()
                 losses |= evaluation
-                _log(metrics, run.step, evaluation)
+                _log(metrics, step=run.step, **evaluation)
             elapsed = time.monotonic() - began
             run.seconds = seconds_before + elapsed
             pauses = config.pause_after is not None and elapsed >= config.pause_after
@@ -160,8 +162,8 @@ def _loop(run: Pretraining, folder: Path, watcher: Watcher) -> dict[str, dict[st
     return losses
 
 
-def _log(metrics: TextIO, step: int, entry: dict[str, Any]) -> None:
-    metrics.write(json.dumps({"step": step, **entry}) + "\n")
+def _log(metrics: TextIO, **entry: Any) -> None:
+    metrics.write(json.dumps(entry) + "\n")
     metrics.flush()
 
 

@@ -10,7 +10,7 @@ Shape letters: K prompts in a mixture, P prompt tokens, H hidden, V vocabulary.
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -122,8 +122,7 @@ class SampledVocabulary(Start):
             drawn = torch.randperm(len(common), generator=rng)[:needed]
         else:
             drawn = torch.randint(len(common), (needed,), generator=rng)
-        vectors = material.words.input_embeddings(common[drawn])
-        return Begin(vectors.view(count, length, material.words.hidden))
+        return Begin(material.words.input_embeddings(common[drawn.view(count, length)]))
 
 
 @starts.register("labels")
@@ -201,9 +200,8 @@ class TrainedPrompt(Start):
             )
         source = sources[0]
         if len(sources) > 1 or self.weights:
-            vectors = [each.vectors for each in sources]
-            mean = weighted_mean(self.sources, vectors, self.weights)
-            source = Source(mean, source.router, source.route)
+            mean = weighted_mean(self.sources, [each.vectors for each in sources], self.weights)
+            source = replace(source, vectors=mean)
         held = len(source.vectors)
         if held not in (1, count):
             raise UserError(
@@ -228,8 +226,8 @@ def weighted_mean(
     names: Sequence[str], vectors: Sequence[Tensor], weights: Sequence[float] | None
 ) -> Tensor:
     """Sum of alpha_r P_r with alpha_r = w_r / sum w, over prompts of one size (Vu 2022 §3)."""
-    numbers = list(weights) if weights is not None else [1.0] * len(vectors)
-    share = torch.tensor(numbers, dtype=torch.float64)
+    equal = [1.0] * len(vectors)
+    share = torch.tensor(equal if weights is None else weights, dtype=torch.float64)
     if len(share) != len(vectors):
         raise UserError(
             f"There are {len(vectors)} source prompts but {len(share)} weights; "

@@ -5,17 +5,21 @@ Rows for any of them share batches; each gets the answer its prompt would give a
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ..backbone import Backbone
 from ..errors import UserError, choices, setting
 from ..tuning.bank import PromptBank, Query
+from ..tuning.evaluate import in_parts
+from ..tuning.progress import RowProgress
 from ..tuning.tuned import Question, Tuned, check_question, load
 
 Combination = Literal["vote", "mean", "probability"]
 """How several prompts answer together."""
+Scores = Callable[..., list[dict[str, float]]]
 
 
 class Engine:
@@ -27,8 +31,12 @@ class Engine:
         prompts: Mapping[str, Tuned],
         batch_size: int = 256,
         scoring: str | None = None,
+        verbose: bool = True,
     ) -> None:
-        """`scoring` is that of all prompts; by default, each has its own."""
+        """`scoring` is that of all prompts; by default, each has its own.
+
+        `verbose`: show progress where answers take more than a few seconds.
+        """
         if not prompts:
             raise UserError("An engine needs at least one prompt; name one.")
         for name, tuned in prompts.items():
@@ -39,12 +47,14 @@ class Engine:
             )
             for name, tuned in prompts.items()
         }
-        self.batch_size = batch_size
+        self.batch_size, self.verbose = batch_size, verbose
         self.bank = PromptBank([tuned.predictor(scoring) for tuned in self.tuned.values()])
 
     def answer(self, questions: Sequence[tuple[str, Question]]) -> list[str]:
         """An answer to each question by the prompt it names, in order."""
-        return self.bank.answers(self._queries(questions), batch_size=self.batch_size)
+        queries = self._queries(questions)
+        on_rows = RowProgress(len(queries), self.verbose)
+        return self.bank.answers(queries, on_rows, self.batch_size)
 
     def probabilities(self, questions: Sequence[tuple[str, Question]]) -> list[dict[str, float]]:
         """The probabilities of the named prompt's labels, for each question."""
@@ -55,7 +65,7 @@ class Engine:
                     f"The prompt {name} generates its answers and has no labels; ask it for an "
                     "answer instead."
                 )
-        return self.bank.probabilities(queries, self.batch_size)
+        return self._scored(self.bank.probabilities, queries)
 
     def every(self, names: Sequence[str], questions: Sequence[Question]) -> list[list[str]]:
         """The answers of several prompts to the same questions, in one batch; a list per prompt."""
@@ -80,19 +90,14 @@ class Engine:
                 Counter(votes).most_common(1)[0][0]
                 for votes in zip(*self.every(names, questions), strict=True)
             ]
-        rows = self._mean(names, questions, logs=by == "mean")
+        rows = self.mean_probabilities(names, questions, logs=by == "mean")
         return [max(row, key=lambda label: row[label]) for row in rows]
 
     def mean_probabilities(
-        self, names: Sequence[str], questions: Sequence[Question]
+        self, names: Sequence[str], questions: Sequence[Question], logs: bool = False
     ) -> list[dict[str, float]]:
-        """The probabilities of the labels, averaged over several prompts, for each question."""
-        return self._mean(names, questions, logs=False)
-
-    def _mean(
-        self, names: Sequence[str], questions: Sequence[Question], logs: bool
-    ) -> list[dict[str, float]]:
-        """The mean probability, or log-probability, of each label over the prompts."""
+        """The probabilities of the labels, or their logs, averaged over several prompts, for each
+        question."""
         labels = self._tuned(names[0]).form.labels
         for name in names:
             if not labels or set(self._tuned(name).form.labels) != set(labels):
@@ -101,15 +106,18 @@ class Engine:
                 )
         queries = self._queries([(name, question) for question in questions for name in names])
         score = self.bank.log_probabilities if logs else self.bank.probabilities
-        rows = iter(score(queries, self.batch_size))
+        rows = iter(self._scored(score, queries))
         by_question = [[next(rows) for _ in names] for _ in questions]
         return [
             {label: sum(row[label] for row in members) / len(names) for label in labels}
             for members in by_question
         ]
 
+    def _scored(self, score: Scores, queries: Sequence[Query]) -> list[dict[str, float]]:
+        score = partial(score, batch_size=self.batch_size)
+        return in_parts(score, queries, RowProgress(len(queries), self.verbose))
+
     def _queries(self, questions: Sequence[tuple[str, Question]]) -> list[Query]:
-        """The questions as ids for the bank."""
         for number, pair in enumerate(questions, 1):
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
                 raise UserError(
@@ -136,35 +144,43 @@ class Engine:
 
 
 def ensemble(
-    prompts: Sequence[str | Path | Tuned], questions: Sequence[Question], by: Combination = "vote"
+    prompts: Sequence[str | Path | Tuned],
+    questions: Sequence[Question],
+    by: Combination = "vote",
+    verbose: bool = True,
 ) -> list[str]:
     """One answer of several prompts, or their folders, to each text or row.
 
     By majority vote, or by the mean `probability` or log-probability (`mean`) of the labels. All
     prompts are of one backbone, which is loaded once.
     """
-    engine = make_engine(prompts)
+    engine = make_engine(prompts, verbose=verbose)
     return engine.ensemble(list(engine.tuned), questions, by)
 
 
 def probabilities(
-    prompts: str | Path | Tuned | Sequence[str | Path | Tuned], questions: Sequence[Question]
+    prompts: str | Path | Tuned | Sequence[str | Path | Tuned],
+    questions: Sequence[Question],
+    verbose: bool = True,
 ) -> list[dict[str, float]]:
     """The probabilities of the labels for each text or row: those of one prompt, or the mean of
     several."""
-    alone = isinstance(prompts, str | Path | Tuned)
-    engine = make_engine([prompts] if alone else prompts)  # type: ignore[list-item, arg-type]
+    engine = make_engine(prompts, verbose=verbose)
     return engine.mean_probabilities(list(engine.tuned), questions)
 
 
-def make_engine(prompts: Sequence[str | Path | Tuned], **options: Any) -> Engine:
+def make_engine(
+    prompts: str | Path | Tuned | Sequence[str | Path | Tuned],
+    scoring: str | None = None,
+    verbose: bool = True,
+    **options: Any,
+) -> Engine:
     """An engine of prompts, or of their folders, which share the first one's backbone.
 
-    `options` are those of `load`, and `scoring`.
+    `options` are those of `load`.
     """
     if isinstance(prompts, str | Path | Tuned):
         prompts = [prompts]
-    scoring = options.pop("scoring", None)
     loaded = [prompt for prompt in prompts if isinstance(prompt, Tuned)]
     backbone = loaded[0].backbone if loaded else None
     tuned: dict[str, Tuned] = {}
@@ -180,4 +196,4 @@ def make_engine(prompts: Sequence[str | Path | Tuned], **options: Any) -> Engine
         tuned[name] = member
     if backbone is None:
         raise UserError("An ensemble needs prompts; name at least one.")
-    return Engine(backbone, tuned, scoring=scoring)
+    return Engine(backbone, tuned, scoring=scoring, verbose=verbose)

@@ -16,6 +16,7 @@ from ..errors import UserError, as_key, setting
 from ..library.search import DECIMALS, SIMILARITIES, rank
 from ..transfer.strategies import multi_task, shares, start_from
 from ..tuning import RunFailedError
+from ..tuning.tune import keep_scoring
 from ..tuning.tuned import Tuned
 from .plan import Cell
 
@@ -46,8 +47,7 @@ def check_fingerprints(
 def task_key(task: TaskConfig | Mapping[str, Any]) -> str:
     """What a task is, wherever its rows are."""
     config = task if isinstance(task, TaskConfig) else TaskConfig.of(task)
-    settings = absolute_data(dataclasses.asdict(config))
-    settings.pop("data_dir", None)
+    settings = absolute_data(dataclasses.asdict(config)) | {"data_dir": None}
     return json.dumps(settings, sort_keys=True)
 
 
@@ -85,6 +85,28 @@ def open_cell(cell: Cell, config: RunConfig, folder: StudyFolder) -> None:
 
 def _origins(config: RunConfig) -> tuple[object, ...]:
     return config.model, config.device, absolute_data(config.task.plain()), config.prompt.start
+
+
+def scored_alike(cell: Cell, cells: Mapping[str, Cell], folder: StudyFolder) -> Cell:
+    """The cell with the scoring that cells of your own labelled data on its model began with.
+
+    Earlier versions generated answers by default; a study that one began ends as it began.
+    """
+    if not _is_labelled(cell.config):
+        return cell
+    others = [
+        name
+        for name, other in cells.items()
+        if other.config.model == cell.config.model
+        and other.config.tuning.scoring == "auto"
+        and _is_labelled(other.config)
+    ]
+    runs = map(folder.cell, (cell.name, *others))
+    return dataclasses.replace(cell, config=keep_scoring(cell.config, runs))
+
+
+def _is_labelled(config: RunConfig) -> bool:
+    return config.task.task is None and not config.task.free_text
 
 
 def resolve_start(
@@ -137,16 +159,18 @@ def saved_config(folder: StudyFolder, result: CellResult, data_dir: str | None =
 
     Its sources are where the study's folder is now; its rows may be elsewhere, too.
     """
-    layer = {"task": {"data_dir": data_dir}} if data_dir is not None else {}
-    config = folder.cell(result.cell).config(layer)
+    config = folder.cell(result.cell).config(
+        {} if data_dir is None else {"task": {"data_dir": data_dir}}
+    )
     starts = [folder.cell(source.cell) for source in result.chosen]
     # A mixture takes the tasks of the sources it chose, not their prompts.
     if not starts or result.stage == "mixture-source":
         return config
     if config.tuning.trains == "model":
         return dataclasses.replace(config, model=str(starts[0].model))
-    weights = config.prompt.start.options.get("weights")
-    return start_from(config, [start.path for start in starts], weights)
+    return start_from(
+        config, [start.path for start in starts], config.prompt.start.options.get("weights")
+    )
 
 
 def make_result(
@@ -169,7 +193,7 @@ def make_result(
         majority=card.majority[card.metric],
         data=card.task.digests,
         rows=card.task.rows["validation"],
-        **_score_fields(card),
+        **score_fields(card),
         best_step=card.best_step,
         steps=card.steps,
         seconds=None if cost is None else round(cost["seconds"] / cost["runs"], 3),
@@ -182,15 +206,20 @@ def make_result(
     )
 
 
-def _score_fields(card: Card) -> dict[str, Any]:
+def score_fields(card: Card) -> dict[str, Any]:
     """What a result says about its score, besides the score itself."""
     validation, test = (card.scores.get(split, {}) for split in ("validation", "test"))
-    words = validation.get("baselines", {}).get("bag_of_words")
+
+    def baseline(report: Mapping[str, Any], name: str) -> Any:
+        found = report.get("baselines", {}).get(name)
+        return found and found["metrics"][card.metric]
+
     return {
         "interval": validation.get("intervals", {}).get(card.metric),
-        "bag_of_words": words and words["metrics"][card.metric],
+        "bag_of_words": baseline(validation, "bag_of_words"),
         "test": card.test and card.test[card.metric],
-        "test_rows": test.get("rows"),
+        "test_rows": test.get("rows") or card.task.rows.get("test"),
+        "test_majority": baseline(test, "majority"),
         "test_interval": test.get("intervals", {}).get(card.metric),
     }
 

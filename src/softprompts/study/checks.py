@@ -43,12 +43,12 @@ def check_unchanged(cells: Sequence[Cell], folder: StudyFolder) -> None:
             changes[cell.name] = change
     if changes:
         name, change = next(iter(changes.items()))
-        if change.startswith("starts "):
+        if change.startswith(setting("starts")):
             change = "it had other sources or seeds to choose among"
         more = f" (and {len(changes) - 1} more cells)" if len(changes) > 1 else ""
         raise UserError(
             f"The study file has changed since {name} was started: "
-            f"{change.removeprefix('config.')}{more}; "
+            f"{change}{more}; "
             f"undo the change, or choose another {setting('output')}."
         )
 
@@ -67,7 +67,11 @@ def check_data(cells: Sequence[Cell], folder: StudyFolder) -> dict[str, Task]:
     pending = [cell for cell in cells if not folder.cell(cell.name).is_done]
     for key, cell in {str(cell.config.task): cell for cell in pending}.items():
         task, subject = cell.config.task, str(cell.target or cell.source)
-        _check_files(task)
+        for path in filter(None, (task.train, task.validation)):
+            if (task.task == PREFIX_LM or is_file(path)) and not Path(path).exists():
+                raise UserError(
+                    f"The data {path} in the study file does not exist; correct its path."
+                )
         named = task.train is None and task.task != PREFIX_LM
         if named:
             _check_available(task, available)
@@ -80,12 +84,6 @@ def check_data(cells: Sequence[Cell], folder: StudyFolder) -> dict[str, Task]:
             _check_checkpoints(names, folder, subject, preview.digest)
     check_rows([cell.name for cell in cells], folder, digests)
     return tasks
-
-
-def _check_files(task: TaskConfig) -> None:
-    for path in filter(None, (task.train, task.validation)):
-        if (task.task == PREFIX_LM or is_file(path)) and not Path(path).exists():
-            raise UserError(f"The data {path} in the study file does not exist; correct its path.")
 
 
 def _check_available(task: TaskConfig, available: "functools._lru_cache_wrapper[bool]") -> None:
@@ -107,7 +105,6 @@ def _check_available(task: TaskConfig, available: "functools._lru_cache_wrapper[
 def _check_checkpoints(
     names: Sequence[str], folder: StudyFolder, subject: str, digest: str
 ) -> None:
-    """Check that a run resumes with the rows that it began with."""
     for name in names:
         cell = folder.cell(name)
         if cell.is_done or not cell.has_checkpoint:

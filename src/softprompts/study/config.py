@@ -180,7 +180,6 @@ def subject_of(entry: Any) -> Subject:
 
 
 def study_schema() -> Schema:
-    """The JSON Schema of study files."""
     schema = file_schema(StudyConfig, "A study of softprompts study run")
     variant = {name: schema["properties"][name] for name in schema_of(Grid)["properties"]}
     for properties in (schema["properties"], variant):
@@ -242,7 +241,7 @@ def check_settings(part: str, settings: Mapping[str, Any]) -> None:
     planned += ["task"] if "task" in values.get("task", {}) else []
     if planned:
         raise UserError(
-            f"{setting(f'{part}.{planned[0]}')} is set by the study; "
+            f"{part}.{planned[0]} is set by the study; "
             "name backbones, seeds, sources and targets instead."
         )
     if unknown := [str(name) for name in settings if name not in SETTINGS]:

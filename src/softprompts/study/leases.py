@@ -54,8 +54,8 @@ class Leases:
         self.file.unlink(missing_ok=True)
 
     def _write_heartbeat(self) -> None:
-        since = round(time.time(), 3)
-        write_json(self.file, {"machine": host_id(), "pid": os.getpid(), "since": since})
+        beat = {"machine": host_id(), "pid": os.getpid(), "since": round(time.time(), 3)}
+        write_json(self.file, beat)
 
     def _touch(self) -> float:
         """A heartbeat; the time on the clock of the folder, which may not be this machine's."""

@@ -144,8 +144,10 @@ class _Planner:
             for source in self.sources
             if source.name != target.name and (source.mixable or stage != "mixture-source")
         ]
-        pairs = itertools.product(sources, self.grid.seeds)
-        starts = tuple(self._name("source", source_seed, source) for source, source_seed in pairs)
+        starts = tuple(
+            self._name("source", source_seed, source)
+            for source, source_seed in itertools.product(sources, self.grid.seeds)
+        )
         like = self._name("baseline", seed, None, target)
         return self._cell(stage, seed, None, target, k, starts=starts, like=like)
 

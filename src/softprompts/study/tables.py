@@ -1,9 +1,12 @@
-"""A study's results as records and tables."""
+"""A study's results as records and tables.
+
+A run is judged by its score on the test rows if its task has some, and else on the validation rows.
+"""
 
 import csv
 import dataclasses
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, Literal, TypedDict
 
@@ -14,10 +17,53 @@ from .state import StudyState
 RECORD = (
     *("cell", "stage", "backbone", "variant", "source", "target", "seed", "k", "similarity"),
     *("score", "metric", "metrics", "majority", "rows", "interval", "bag_of_words"),
-    *("test", "test_rows", "test_interval", "best_step", "steps"),
+    *("test", "test_rows", "test_majority", "test_interval", "best_step", "steps"),
     *("seconds", "cohort", "fingerprint", "parameters", "failed", "chosen"),
 )
 """Fields of results in a report."""
+Split = Literal["test", "validation"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """A result with what tables, figures and tests compare it by."""
+
+    result: CellResult
+    split: Split
+    score: float | None
+    rows: int | None
+    majority: float | None
+
+
+def judge(
+    results: Sequence[CellResult], split: Literal["validation"] | None = None
+) -> list[Judged]:
+    """The results on the test rows of tasks that have some, or all on the validation rows.
+
+    If an unfinished or older study has test scores of some runs on a task only, all runs on it are
+    judged by the validation rows, so that no two rows of a table are scored on different data.
+    """
+    untested = {_judged_on(r) for r in results if r.score is not None and r.test is None}
+    tested = {_judged_on(r) for r in results if r.test is not None} - untested
+    return [
+        _on_test_rows(result)
+        if split != "validation" and _judged_on(result) in tested
+        else Judged(result, "validation", result.score, result.rows, result.majority)
+        for result in results
+    ]
+
+
+def _on_test_rows(result: CellResult) -> Judged:
+    majority = result.test_majority
+    if majority is None:  # unknown in older results, where that of the validation rows is close
+        majority = result.majority
+    return Judged(result, "test", result.test, result.test_rows, majority)
+
+
+def _judged_on(result: CellResult) -> tuple[bool, str | None, str | None]:
+    """The task on whose rows a result was scored."""
+    own = None if result.target else result.source
+    return result.stage == "mixture-source", result.target, own
 
 
 class Spread(TypedDict):
@@ -32,6 +78,7 @@ class ScoreRow(TypedDict):
     variant: str | None
     source: str | None
     targets: dict[str, Spread | None]
+    splits: dict[str, Split]  # the rows that each target was scored on
     mean: Spread | None  # over all targets; None if one is missing, to compare rows fairly
     benchmarks: dict[str, Spread | None]  # the same over the tasks of a benchmark
 
@@ -44,9 +91,12 @@ def all_results(cells: Sequence[Cell], state: StudyState) -> list[CellResult]:
     ]
 
 
-def as_record(result: CellResult) -> dict[str, Any]:
-    chosen = [source.plain() for source in result.chosen]
-    return {name: getattr(result, name) for name in RECORD} | {"chosen": chosen}
+def as_record(judged: Judged) -> dict[str, Any]:
+    """The fields of a result; `judged_by` says which rows its `judged_score` is on."""
+    result = judged.result
+    record = {name: getattr(result, name) for name in RECORD}
+    record |= {"judged_by": judged.split, "judged_score": judged.score}
+    return record | {"chosen": [source.plain() for source in result.chosen]}
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
@@ -58,26 +108,29 @@ def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
 
 
 def score_table(
-    results: Sequence[CellResult],
+    results: Sequence[Judged],
     benchmarks: Mapping[str, Sequence[str]] | None = None,
-    field: Literal["score", "test"] = "score",
 ) -> list[ScoreRow]:
-    """A row for each backbone, variant and source, of validation scores or those on test rows.
+    """A row for each backbone, variant and source.
 
     The spread of a mean over targets is that of the seeds' own means.
     """
     groups: dict[tuple[Any, ...], dict[str, dict[int, float | None]]] = {}
-    for result in results:
+    splits: dict[str, Split] = {}
+    for judged in results:
+        result = judged.result
         if result.stage in ("baseline", "transfer"):
             key = (result.backbone, result.variant, result.source)
             scores = groups.setdefault(key, {}).setdefault(str(result.target), {})
-            scores[result.seed or 0] = getattr(result, field)
+            scores[result.seed or 0] = judged.score
+            splits[str(result.target)] = judged.split
     return [
         {
             "backbone": backbone,
             "variant": variant,
             "source": source,
             "targets": {name: _spread(list(by_seed.values())) for name, by_seed in targets.items()},
+            "splits": {name: splits[name] for name in targets},
             "mean": _mean_over(targets, list(groups.get((backbone, variant, None), targets))),
             "benchmarks": {
                 name: _mean_over(targets, tasks) for name, tasks in (benchmarks or {}).items()
@@ -111,15 +164,18 @@ def _spread(scores: Sequence[float | None]) -> Spread | None:
 
 
 def markdown(table: Sequence[ScoreRow]) -> str:
-    """The rows as one Markdown table, with a column for every target."""
-    targets = list(dict.fromkeys(target for row in table for target in row["targets"]))
+    """The rows as one Markdown table, with a column for every target, and what it was scored on."""
+    splits = {target: split for row in table for target, split in row["splits"].items()}
+    mixed = len(set(splits.values())) > 1
+    targets = list(splits)
     benchmarks = list(dict.fromkeys(name for row in table for name in row["benchmarks"]))
     several = {
         "backbone": len({row["backbone"] for row in table}) > 1,
         "variant": len({row["variant"] for row in table}) > 1,
     }
     names = [name for name, shown in several.items() if shown]
-    header = [*names, "source", "mean", *(f"mean of {name}" for name in benchmarks), *targets]
+    header = [*names, "source", "mean", *(f"mean of {name}" for name in benchmarks)]
+    header += [f"{target} ({split})" if mixed else target for target, split in splits.items()]
     lines = [header, ["---"] * len(header)]
     for row in table:
         labels = {"backbone": row["backbone"], "variant": str(row["variant"])}
@@ -127,7 +183,25 @@ def markdown(table: Sequence[ScoreRow]) -> str:
         spreads += [row["targets"].get(target) for target in targets]
         source = row["source"] or "(no transfer)"
         lines.append([*(labels[name] for name in names), source, *map(_formatted, spreads)])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    title = f"{scored_on(splits)}, mean ± standard deviation over seeds:\n\n"
+    return title + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def rows_of(splits: Collection[str]) -> str:
+    return (
+        f"{next(iter(splits))} rows" if len(set(splits)) == 1 else "test rows where there are some"
+    )
+
+
+def scored_on(splits: Mapping[str, str]) -> str:
+    tested = [task for task, split in splits.items() if split == "test"]
+    rest = [task for task in splits if task not in tested]
+    if not (tested and rest):
+        return f"Scores on the {'test' if tested else 'validation'} rows"
+    return (
+        f"Scores on the test rows of {', '.join(tested)}, and on the validation rows of "
+        f"{', '.join(rest)}"
+    )
 
 
 def _formatted(spread: Spread | None) -> str:

@@ -13,6 +13,7 @@ from ..backbone import Backbone, load_backbone
 from ..config import Member, RunConfig
 from ..errors import UserError
 from ..tuning import Run, RunFailedError, Watcher
+from ..tuning.summary import write_table
 from ..tuning.tune import tune_cohort
 from .cells import (
     check_fingerprints,
@@ -22,6 +23,7 @@ from .cells import (
     open_cell,
     resolve_start,
     saved_config,
+    scored_alike,
     task_key,
 )
 from .leases import Leases
@@ -83,7 +85,7 @@ def run_cohort(
     """Tune leased cells together, each from its last checkpoint, and commit their results."""
     folder, watcher, begun = leases.folder, watcher or StudyWatcher(), round(time.time(), 3)
     names = [cell.name for cell in cohort]
-    starts = [resolve_start(cell, cells, folder) for cell in cohort]
+    starts = [resolve_start(scored_alike(cell, cells, folder), cells, folder) for cell in cohort]
     for cell, (config, _) in zip(cohort, starts, strict=True):
         if not leases.holds(cell.name):
             raise LeaseLostError
@@ -162,7 +164,7 @@ class Rerun(TypedDict):
 
 
 def rerun(folder: StudyFolder, name: str, output: Path, data_dir: str | None = None) -> list[Rerun]:
-    """Run the cohort of a finished cell again, from the cells' saved configs."""
+    """Run the cohort of a finished cell again, from the cells' saved configs, with its table."""
     result = folder.cell(name).result()
     if result is None:
         raise UserError(
@@ -177,6 +179,7 @@ def rerun(folder: StudyFolder, name: str, output: Path, data_dir: str | None = N
 
     members = [Member(config, {"cell": cell}, cell) for cell, config in configs.items()]
     outcomes = tune_cohort(members, output, on_start=on_start, exclusive=True)
+    write_table(members, outcomes, output)
     scores = {
         cell: None if isinstance(outcome, RunFailedError) else outcome.card.score
         for cell, outcome in zip(configs, outcomes, strict=True)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from ..config import TaskConfig
-from ..errors import UserError, listing, setting
+from ..errors import UserError, closest, listing, setting
 from .metrics import metric
 from .named import data_folder, named_format, named_split
 from .prefix_lm import PREFIX_LM, prefix_lm
@@ -80,10 +80,9 @@ def check_task(config: TaskConfig) -> None:
             load_task(config)
         return
     paths = [Path(name) for name in (config.train, config.validation) if name and is_file(name)]
-    sizes = [path.stat().st_size if path.is_file() else 0 for path in paths]
-    web_address = config.train is not None and "://" in config.train
-    small = config.train is not None and is_file(config.train) and max(sizes) <= SMALL_FILE
-    if config.train is None or web_address or small:
+    small = all(path.stat().st_size <= SMALL_FILE for path in paths if path.is_file())
+    dataset = config.train is not None and "://" not in config.train and not is_file(config.train)
+    if small and not dataset:
         load_task(config)
 
 
@@ -96,9 +95,11 @@ def lone_classes(task: Task) -> str | None:
         lone = [label for label, count in counts.items() if count == 1]
         if lone:
             verb = "has" if len(lone) == 1 else "have"
+            similar = closest(lone[0], [label for label in counts if label != lone[0]])
+            typo = f", or correct {lone[0]} if it should be {similar}" if similar else ""
             return (
                 f"{listing(sorted(lone))} {verb} a single {split} row; "
-                "add rows, because the score of such a class means little."
+                f"add rows{typo}, because the score of such a class means little."
             )
     return None
 
@@ -219,11 +220,9 @@ def _load_own(config: TaskConfig) -> Task:
             "there is nothing to learn from one class."
         )
     name = config.task or f"{config.train.rstrip('/').rpartition('/')[2]}:{form.label}"
-    if config.free_text:
-        words = max(len(example.target.split()) for example in [*train, *validation])
-        longest = max(FREE_LENGTH, 2 * words)  # a word is rarely more than two tokens
-        return Task(name, form, train, validation, ("f1", "em"), skipped, longest_answer=longest)
-    return Task(name, form, train, validation, ("accuracy", "macro_f1"), skipped)
+    words = max(len(example.target.split()) for example in [*train, *validation])
+    longest = max(FREE_LENGTH, 2 * words)  # a word is rarely more than two tokens
+    return Task(name, form, train, validation, form.metrics, skipped, longest_answer=longest)
 
 
 def _expand_starter(config: TaskConfig) -> TaskConfig:
@@ -263,13 +262,12 @@ def _own_format(
         )
     template = config.template if config.template is not None else f"{{{config.text}}}"
     form = TextFormat(check_template(template), config.label, dict(config.labels or {}))
-    if form.label in form.columns:
-        named = "task.text" if config.template is None else "task.template"
-        raise UserError(
-            f"The label column {form.label!r} is also in {setting(named)}, which gives the answer "
-            "away; name other columns."
-        )
     named_by = setting("task.text" if config.template is None else "task.template")
+    if form.label in form.columns:
+        raise UserError(
+            f"The label column {form.label!r} is also in {named_by}, which gives the answer away; "
+            "name other columns."
+        )
     remedies = dict.fromkeys(form.columns, f"name one with {named_by}")
     form.check_columns(rows, remedies | {form.label: f"name one with {setting('task.label')}"})
     if held_out_rows is not None:
@@ -367,8 +365,7 @@ def _prompt_design(
         return before, ""
     rng = random.Random(config.split_seed)
     classes = indices_by_class(train).values() if has_labels else [range(len(train))]
-    shuffled = [rng.sample(indices, len(indices)) for indices in classes]
-    rounds = itertools.zip_longest(*shuffled)
+    rounds = itertools.zip_longest(*(rng.sample(indices, len(indices)) for indices in classes))
     order = [index for indices in rounds for index in indices if index is not None]
     demonstrations = [train[index] for index in order[: config.demonstrations]]
     shown = "".join(f"{e.input} answer: {e.target}\n\n" for e in demonstrations)

@@ -36,7 +36,7 @@ def register_data(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def register_rows(data: Any, path: str = "data") -> str:
     """The name under which `read_rows` finds the rows of `data`."""
-    tables = data if _is_splits(data) else {"": data}
+    tables = data if isinstance(data, Mapping) and data else {"": data}  # a `DatasetDict`, or one
     splits = {str(split): _records(table, path) for split, table in tables.items()}
     content = json.dumps(splits, sort_keys=True, default=str)
     name = MEMORY + hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -71,15 +71,8 @@ def _is_pair(data: Any) -> bool:
     return isinstance(data, tuple) and len(data) == 2 and not isinstance(data[0], Mapping)
 
 
-def _is_splits(data: Any) -> bool:
-    """A `DatasetDict`, or another mapping of splits."""
-    return isinstance(data, Mapping) and bool(data)
-
-
 def _records(data: Any, path: str) -> list[dict[str, Any]]:
-    """The rows of any data without splits."""
-    rows = table_rows(data)
-    if rows is not None:
+    if (rows := table_rows(data)) is not None:
         return rows
     if _is_pair(data):
         return _plain_rows(_paired(data[0], data[1], path))

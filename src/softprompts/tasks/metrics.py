@@ -288,8 +288,7 @@ def normalise(text: str) -> str:
 
 
 def _token_f1(answer: str, predicted: str) -> float:
-    common = Counter(answer.split()) & Counter(predicted.split())
-    hits = sum(common.values())
+    hits = (Counter(answer.split()) & Counter(predicted.split())).total()
     if not hits:
         return 0.0
     precision, recall = hits / len(predicted.split()), hits / len(answer.split())

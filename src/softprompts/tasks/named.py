@@ -120,4 +120,4 @@ def _split_file(folder: Path, task: Definition, split: str) -> Path | None:
     """The file of a split in a task's folder, by its own name or by that on the Hub."""
     names = (split, task.splits.get(split, split))
     paths = (path for name in names for path in sorted(folder.glob(f"{name}.*")))
-    return next((path for path in paths if reader_for(path) is not None), None)
+    return next(filter(reader_for, paths), None)

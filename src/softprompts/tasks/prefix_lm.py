@@ -39,8 +39,7 @@ def _documents(path: str) -> list[list[str]]:
 
 
 def _cut(documents: list[list[str]], seed: int) -> list[Example]:
-    rng = random.Random(seed)
-    examples = []
+    rng, examples = random.Random(seed), []
     for document in documents:
         for begin in range(0, len(document), _PASSAGE_WORDS):
             words = document[begin : begin + _PASSAGE_WORDS]

@@ -158,18 +158,18 @@ def definitions() -> dict[str, Definition]:
 
 def definition(name: str) -> Definition:
     """The task of a full name (`superglue/boolq`), or of its last part if unique (`boolq`)."""
-    matches = _matches(name)
-    if len(matches) != 1:
+    if len(_matches(name)) != 1:
         load_plugins()
-        matches = _matches(name)
-    if len(matches) == 1:
+    if len(matches := _matches(name)) == 1:
         return matches[0]
-    similar = closest(name, [*_STARTERS, *_TASKS, *(n.rpartition("/")[2] for n in _TASKS)])
+    starters = {full.rpartition("/")[2]: full for full in _STARTERS}
+    short = [full.rpartition("/")[2] for full in _TASKS]
+    similar = closest(name, [*_STARTERS, *_TASKS, *short, *starters])
     hint = "list them all with `softprompts tasks list`."
     if matches:
         hint = f"it could be {', '.join(task.name for task in matches)}."
     elif similar is not None:
-        hint = f"did you mean {similar}?"
+        hint = f"did you mean {starters.get(similar, similar)}?"
     raise UserError(f"There is no task {name!r}; {hint}")
 
 

@@ -22,8 +22,7 @@ def split_held_out(
 
     At least one example of a class that has two is held out.
     """
-    rng = random.Random(seed)
-    held_out: list[int] = []
+    rng, held_out = random.Random(seed), list[int]()
     classes = indices_by_class(examples).values() if stratify else [range(len(examples))]
     for indices in classes:
         count = max(1, round(fraction * len(indices))) if len(indices) > 1 else 0
@@ -40,8 +39,7 @@ def few_shot(examples: Sequence[Example], shots: int, seed: int) -> list[Example
     """`shots` examples of each class."""
     if shots < 1:
         raise UserError(f"{setting('task.shots')} is {shots}; it must be at least 1.")
-    rng = random.Random(seed)
-    sampled: list[int] = []
+    rng, sampled = random.Random(seed), list[int]()
     for label, indices in indices_by_class(examples).items():
         if len(indices) < shots:
             raise UserError(

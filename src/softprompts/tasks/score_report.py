@@ -1,4 +1,4 @@
-"""Scores in company: number of rows, 95 % intervals, baselines with paired tests, classes, errors.
+"""Score reports: rows, 95 % intervals, baselines with paired tests, classes, calibration.
 
 One report serves `tune`, `evaluate`, cohorts and studies.
 """
@@ -23,7 +23,7 @@ Probabilities = Sequence[Mapping[str, float]]
 
 @dataclass(frozen=True)
 class ScoreReport:
-    """The scores of predictions for some rows, and what they must be seen beside."""
+    """The scores of predictions for some rows, with what it takes to judge them."""
 
     rows: int
     metrics: dict[str, float]
@@ -108,8 +108,7 @@ def task_report(
 
     `baselines`: also train a bag of words.
     """
-    reports: dict[str, ScoreReport] = {}
-    first = 0
+    reports, first = dict[str, ScoreReport](), 0
     for member in task.members:
         examples: list[Example] = getattr(member, split)
         own = slice(first, first := first + len(examples))

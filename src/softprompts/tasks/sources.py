@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from ..errors import UserError, setting
-from ..files import check_readable
+from ..files import check_readable, similar_path
 from ..files.hub import offline_reason, prepare_hub
 
 
@@ -90,10 +90,15 @@ def read_rows(
     path = Path(name)
     reader = reader_for(path)
     if name.startswith(MEMORY):
-        rows = take(iter(_memory_rows(name).split(split)))
+        if name not in memory:
+            raise UserError(
+                f"The rows {name} were passed from Python and are not in memory now; pass the same "
+                "data again in Python, or name a file with the rows."
+            )
+        rows = take(iter(memory[name].split(split)))
     elif reader is not None:
         if not path.is_file():
-            raise UserError(f"The file {name} does not exist.")
+            raise UserError(f"The file {name} does not exist.{similar_path(path)}")
         try:
             check_readable(path)
             rows = take(reader(path, checked_encoding(encoding)))
@@ -132,16 +137,15 @@ def is_file(name: str) -> bool:
 
 def reader_for(path: Path) -> Reader | None:
     """The reader for a file's suffix; text files may be gzipped as well (`.jsonl.gz`)."""
-    if path.suffix.lower() == ".gz":
-        suffix = path.with_suffix("").suffix.lower()
-        return READERS.get(suffix) if suffix != ".parquet" else None
-    return READERS.get(path.suffix.lower())
+    zipped = path.suffix.lower() == ".gz"
+    suffix = (path.with_suffix("") if zipped else path).suffix.lower()
+    return None if zipped and suffix == ".parquet" else READERS.get(suffix)
 
 
 def read_predictions(path: Path) -> list[str]:
     """Predictions in order: from JSON lines (a string, or `"prediction"`), or lines of text."""
     if not path.is_file():
-        raise UserError(f"The file {path} does not exist.")
+        raise UserError(f"The file {path} does not exist.{similar_path(path)}")
     try:
         text = path.read_text(encoding="utf-8-sig")  # reads "\r\n" as "\n"
     except UnicodeDecodeError as error:
@@ -179,8 +183,7 @@ def _read_delimited(path: Path, encoding: str, delimiter: str) -> Iterator[Row]:
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     with _open(path, encoding) as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
-        header: list[str] = []
-        line = 1
+        header, line = list[str](), 1
         try:
             for cells in reader:
                 if not header:
@@ -262,15 +265,6 @@ def _read_parquet(path: Path, encoding: str) -> Iterator[Row]:
         raise UserError(f"{path} is corrupted or not a Parquet file ({error}).") from None
     for number, values in enumerate(table.to_pylist(), 1):
         yield Row(values, f"{path}:{number}")
-
-
-def _memory_rows(name: str) -> MemoryRows:
-    if name not in memory:
-        raise UserError(
-            f"The rows {name} were passed from Python and are not in memory now; pass the same "
-            "data again in Python, or name a file with the rows."
-        )
-    return memory[name]
 
 
 def _read_dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:

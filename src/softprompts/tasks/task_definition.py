@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..errors import UserError
+from ..errors import UserError, closest
 from .sources import Row
 
 UNLABELLED = "<unk>"
@@ -103,6 +103,18 @@ def collapse_spaces(text: str) -> str:
     return re.sub(r"[\t\n\f\r ]+", " ", text)
 
 
+class UnknownLabelError(UserError):
+    """A label value without a label word."""
+
+
+def unknown_label(row: Row, value: Any, labels: Iterable[str]) -> UnknownLabelError:
+    similar = closest(value, labels)
+    hint = f" Did you mean {similar!r}?" if similar else ""
+    return UnknownLabelError(
+        f"{row.location}: the label {value!r} is not one of {', '.join(labels)}.{hint}"
+    )
+
+
 def label_of(
     row: Row, column: str, labels: Sequence[str], names: Mapping[str, str] | None = None
 ) -> str:
@@ -116,7 +128,7 @@ def label_of(
         return value
     number = int(value) if isinstance(value, (bool, int, float)) or str(value).isdigit() else -1
     if names or not 0 <= number < len(labels):
-        raise UserError(f"{row.location}: the label {value!r} is not one of {', '.join(labels)}.")
+        raise unknown_label(row, value, labels)
     return labels[number]
 
 

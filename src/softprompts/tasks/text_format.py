@@ -8,17 +8,13 @@ from typing import Any
 from ..errors import UserError, closest, setting
 from .registry import definition
 from .sources import Row
-from .task_definition import PREDICT, Definition, Example
+from .task_definition import PREDICT, Definition, Example, UnknownLabelError, unknown_label
 
 _FIELD = re.compile(r"\{([^{}]+)\}")
 """A column in a template: `{premise}`."""
 
 
 SENTINEL = "<extra_id_0>"  # T5's first
-
-
-class UnknownLabelError(UserError):
-    """A label value without a label word."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +50,13 @@ class TextFormat:
         """The distinct label words, in order."""
         return list(dict.fromkeys(self.words.values()))
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics of rows in this format, unless settings choose others."""
+        if self.definition is not None:
+            return self.definition.metrics
+        return ("accuracy", "macro_f1") if self.words else ("f1", "em")
+
     def row_examples(self, row: Row, split: str) -> list[Example]:
         """A row's examples: usually one; for some named tasks one per question or answer."""
         if self.definition is not None:
@@ -74,11 +77,7 @@ class TextFormat:
     def _target(self, row: Row) -> str:
         value = _cell(row, self.label)
         if self.words and value not in self.words:
-            similar = closest(value, self.words)
-            hint = f" Did you mean {similar!r}?" if similar else ""
-            raise UnknownLabelError(
-                f"{row.location}: the label {value!r} is not one of {', '.join(self.words)}.{hint}"
-            )
+            raise unknown_label(row, value, self.words)
         return self.words.get(value, value)
 
     def check_columns(
@@ -88,8 +87,9 @@ class TextFormat:
         if self.definition is not None or not rows:
             return
         for column in [*self.columns, *([self.label] if labelled else [])]:
-            if not any(_value(row, column) is not _MISSING for row in rows):
-                default = f"rename one to {column!r}, which the prompt reads"
+            if all(_value(row, column) is _MISSING for row in rows):
+                reads = "holds the labels" if column == self.label else "the prompt reads"
+                default = f"rename the one that {reads} to {column!r}"
                 remedy = (remedies or {}).get(column, default)
                 similar = closest(column, rows[0].values)
                 hint = f"did you mean {similar!r}? Its" if similar else "its"

@@ -132,8 +132,7 @@ def _by_words(
     words = (source.input_embeddings(ids) for ids in torch.split(source_ids, CHUNK))
     cosines = torch.cat([rows @ normalize(chunk, dim=1).T for chunk in words], dim=1)
     best, nearest = cosines.topk(how.nearest, dim=1)
-    weight = best.clamp(min=1e-9)
-    weight = weight / weight.sum(1, keepdim=True)
+    weight = normalize(best.clamp(min=1e-9), p=1, dim=1)
     mapped = target.input_embeddings(target_ids[nearest])
     return (weight.unsqueeze(-1) * mapped).sum(1)[None], None
 

@@ -168,7 +168,6 @@ def _backbone_mismatch(entry: Entry, backbone: Backbone) -> str | None:
 
 
 def _corruption(entry: Entry) -> str | None:
-    """Why a prompt's vectors cannot be read; None if they can."""
     try:
         entry.check_vectors()
         RunFolder(entry.folder).load()

@@ -36,8 +36,9 @@ def weighted(matches: Sequence[Match], k: int, target: RunConfig) -> RunConfig:
 
 def mixture(matches: Sequence[Match], k: int, target: RunConfig) -> RunConfig:
     """The multi-task run on the tasks of the target and of the k most similar prompts."""
-    tasks = [match.entry.card.task.name for match in matches[:k]]
-    return multi_task(target, [name for task in tasks for name in task_names(task)])
+    return multi_task(
+        target, [name for match in matches[:k] for name in task_names(match.entry.card.task.name)]
+    )
 
 
 def multi_task(target: RunConfig, tasks: Sequence[str]) -> RunConfig:
@@ -63,8 +64,8 @@ def start_from(
     options: dict[str, Any] = {"sources": [str(source) for source in sources]}
     if weights is not None:
         options["weights"] = list(weights)
-    prompt = dataclasses.replace(target.prompt, start=Choice("prompt", options))
-    return dataclasses.replace(target, prompt=prompt)
+    start = Choice("prompt", options)
+    return dataclasses.replace(target, prompt=dataclasses.replace(target.prompt, start=start))
 
 
 def shares(similarities: Sequence[float]) -> list[float]:
@@ -74,10 +75,9 @@ def shares(similarities: Sequence[float]) -> list[float]:
     similarity is positive all weights are equal.
     """
     positive = [max(0.0, similarity) for similarity in similarities]
-    total = sum(positive)
-    if total <= 0:
+    if not any(positive):
         return [1 / len(positive)] * len(positive)
-    return [value / total for value in positive]
+    return [value / sum(positive) for value in positive]
 
 
 def probe(target: RunConfig, steps: int) -> RunConfig:

@@ -6,6 +6,7 @@ request in the same folder resumes if interrupted: the choice stands, and no run
 """
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.run_folder import RunFolder
+from ..artifacts.transfer_folder import (
+    CHOICE,
+    RUNS,
+    TransferRecord,
+    is_complete,
+    read_record,
+    write_record,
+)
 from ..backbone import Backbone, load_backbone
-from ..config import Member, RunConfig, sections
-from ..errors import UserError
-from ..files import exclusive, safe_name, write_json
+from ..config import Member, RunConfig, difference, sections
+from ..errors import UserError, setting
+from ..files import exclusive, safe_name
 from ..library import Similarity, default_folder
 from ..library.entry import Entry
 from ..library.library import Library, Match, ignore
@@ -27,23 +36,16 @@ from ..tuning import Run, RunFailedError, Watcher
 from ..tuning.progress import make_watcher
 from ..tuning.summary import write_table
 from ..tuning.team import make_team
-from ..tuning.tune import tune_cohort
+from ..tuning.tune import keep_scoring, tune_cohort
 from ..tuning.tuned import Tuned, load
 from . import strategies
-from .record import (
-    BASELINE,
-    CHOICE,
-    MIXTURE,
-    PROBE,
-    RUNS,
-    TransferRecord,
-    open_record,
-)
 from .settings import Request, Strategy, single_run
 from .sources import usable_sources
 
 Watch = Callable[[Sequence[Mapping[str, Any]]], Watcher]
 """Makes a watcher of runs, given the settings in which they differ."""
+PROBE, BASELINE, MIXTURE = "probe", "baseline", "mixture"
+"""Names of runs, in their folder `runs`; the others are named after their sources."""
 
 
 def transfer(
@@ -83,8 +85,10 @@ def transfer(
         mixture_steps,
         keep_same_task,
     )
-    make_watcher(verbose).on_message(f"loading {target.model}")
-    backbone = load_backbone(target.model, target.dtype, target.device, target.trust_remote_code)
+    with make_watcher(verbose) as watcher:
+        watcher.on_message(f"loading {target.model}")
+        loading = (target.dtype, target.device, target.trust_remote_code)
+        backbone = load_backbone(target.model, *loading)
     watch = partial(make_watcher, verbose)
     run_transfer(request, Path(output), baseline, overwrite, watch, backbone)
     return load(output, backbone=backbone)
@@ -107,7 +111,7 @@ def run_transfer(
     if make_team(target.device).size > 1:
         raise UserError("A transfer runs as one process; start it without a launcher.")
     with exclusive(output):
-        record, stale = open_record(request.plain(), output, overwrite)
+        record, stale = _open_record(request.plain(), output, overwrite)
         backbone = backbone or load_backbone(
             target.model, target.dtype, target.device, target.trust_remote_code
         )
@@ -135,6 +139,39 @@ def run_transfer(
             runs[usual] = target
         outcomes = dict(zip(runs, stages.tune(runs), strict=True))
         return _keep_best(record, outcomes, usual, output)
+
+
+def _open_record(
+    request: dict[str, Any], output: Path, overwrite: bool
+) -> tuple[TransferRecord, list[str]]:
+    """The record in a folder if it is of this request, or a new one.
+
+    And the names of runs in the folder that belong to a choice being overwritten.
+    """
+    new, record = TransferRecord(request=request), read_record(output)
+    if record is None:
+        if RunFolder(output).has_prompt or RunFolder(output).has_config:
+            raise UserError(
+                f"{output} already holds a run of another command; "
+                f"choose another {setting('output')}."
+            )
+        return new, []
+    complete = "runs" not in record or is_complete(record)
+    if overwrite:
+        runs = record.get("runs", []) if complete else []
+        return new, [PROBE, MIXTURE, BASELINE, *(Path(run["name"]).name for run in runs)]
+    defaults = json.loads(json.dumps({"target": RunConfig().plain()}))
+    if change := difference(record["request"], json.loads(json.dumps(request)), defaults):
+        raise UserError(
+            f"{output} holds a transfer with other settings ({change}); "
+            f"choose another {setting('output')}, or replace it with {setting('overwrite')}."
+        )
+    if not complete:
+        raise UserError(
+            f"{output / CHOICE} is corrupted or of another version; "
+            f"start again with {setting('overwrite')}, or choose another {setting('output')}."
+        )
+    return record, []
 
 
 # -- choosing --------------------------------------------------------------------------------------
@@ -240,7 +277,16 @@ class _Stages:
 
     def tune(self, runs: Mapping[str, RunConfig]) -> list[Tuned | RunFailedError]:
         """Tune runs as one cohort; the record is written before their first step."""
-        members = [Member(config, {"run": name}, name) for name, config in runs.items()]
+        folders = [] if self.overwrite else [RunFolder(path) for path in self.runs.glob("*")]
+        members = [
+            Member(
+                # The runs of a transfer on your own data are scored alike. Named tasks always are.
+                config if config.task.task else keep_scoring(config, folders),
+                {"run": name},
+                name,
+            )
+            for name, config in runs.items()
+        ]
 
         def on_start(started: Sequence[Run]) -> None:
             self.overwrite = False  # from now on, there is nothing but what this transfer wrote
@@ -249,7 +295,7 @@ class _Stages:
                 for name in set(self.stale) - set(runs):
                     shutil.rmtree(self.runs / name, ignore_errors=True)
             self.stale = ()
-            write_json(self.output / CHOICE, self.record)
+            write_record(self.output, self.record)
 
         with self.watch([member.varied for member in members]) as watcher:
             outcomes = tune_cohort(
@@ -287,15 +333,15 @@ def _keep_best(
             f"No run from a source left a prompt; {started[0]['name']}: {started[0]['stopped']}"
         )
     kept = max(scores, key=scores.__getitem__)  # the first of equals is the most similar
-    gain = _gain(scores[kept], baseline)
-    if gain is not None:
-        gain |= _paired(outcomes[kept], outcomes[usual])
+    gain = None
+    if baseline is not None and baseline["score"] is not None:
+        gain = _gain(results[kept], baseline) | _paired(outcomes[kept], outcomes[usual])
     record.update({"results": started, "baseline": baseline, "kept": kept, "gain": gain})
     tuned = outcomes[kept]
     assert isinstance(tuned, Tuned)
     tuned.save(output)
     RunFolder(output / results[kept]["folder"]).copy_config(output)
-    write_json(output / CHOICE, record)
+    write_record(output, record)
     return record
 
 
@@ -306,6 +352,7 @@ def _result(name: str, outcome: Tuned | RunFailedError) -> dict[str, Any]:
         "folder": f"{RUNS}/{name}",
         "metric": card and card.metric,
         "score": card and card.score,
+        **({} if card is None or card.test is None else {"test": card.test[card.metric]}),
         "majority": card and card.majority[card.metric],
         "best_step": card and card.best_step,
         "failed": card is None or card.failed,
@@ -315,21 +362,21 @@ def _result(name: str, outcome: Tuned | RunFailedError) -> dict[str, Any]:
 
 def _paired(kept: Tuned | RunFailedError, usual: Tuned | RunFailedError) -> dict[str, Any]:
     """The p-value of the difference on the same rows, and how many there are."""
-    first, second = (
-        RunFolder(run.folder).row_scores("validation")
-        if isinstance(run, Tuned) and run.folder is not None
-        else []
-        for run in (kept, usual)
-    )
+    first, second = (run.row_scores if isinstance(run, Tuned) else [] for run in (kept, usual))
     if not first or len(first) != len(second):
         return {}
     return {"p": float(f"{paired_test(first, second):.3g}"), "rows": len(first)}
 
 
-def _gain(score: float, baseline: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Points over the baseline, and the share of its error that is gone: (s - b) / (100 - b)."""
-    if baseline is None or baseline["score"] is None:
-        return None
-    points, error = score - baseline["score"], 100 - baseline["score"]
-    reduction = round(points / error, 4) if error > 0 else None
-    return {"points": round(points, 4), "error_reduction": reduction}
+def _gain(kept: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:
+    """Points over the baseline, and the share of its error that is gone: (s - b) / (100 - b).
+
+    On the test rows if there are some, because the run was chosen by its validation score.
+    """
+    name = "test" if "test" in kept and "test" in baseline else "score"
+    points, error = kept[name] - baseline[name], 100 - baseline[name]
+    return {
+        "points": round(points, 4),
+        "error_reduction": round(points / error, 4) if error > 0 else None,
+        **({"split": "test"} if name == "test" else {}),
+    }

@@ -53,7 +53,6 @@ class Batches:
         return batches
 
     def _rows(self, epoch: int) -> list[int]:
-        """The rows of an epoch, part by part."""
         rows: list[int] = []
         start = 0
         for number, size in enumerate(self.parts):

@@ -31,9 +31,10 @@ def save_checkpoint(run: "Run", folder: RunFolder) -> None:
         tensors["embedding"] = run.embedding[1]
     for index, state in run.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{index}/{name}": value for name, value in state.items()}
-    progress = {name: getattr(run, name) for name in PROGRESS}
-    note = {"config": run.config.plain(), "origin": run.origin, **progress, "losses": run.losses}
-    folder.write_checkpoint(tensors, note)
+    progress = {name: getattr(run, name) for name in (*PROGRESS, "losses")}
+    folder.write_checkpoint(
+        tensors, {"config": run.config.plain(), "origin": run.origin, **progress}
+    )
 
 
 def load_checkpoint(run: "Run", folder: RunFolder) -> None:
@@ -58,18 +59,16 @@ def load_checkpoint(run: "Run", folder: RunFolder) -> None:
 
 
 def _check_origin(run: "Run", note: dict[str, Any], folder: RunFolder) -> None:
-    """Check that the checkpoint has the same settings, data and backbone."""
     elsewhere = (
         f"choose another {setting('output')}, or start the run again with {setting('overwrite')}"
     )
     if change := run.config.changed(_settings(run, note)):
         raise UserError(f"{folder.path} holds a run with other settings ({change}); {elsewhere}.")
-    origin = note.get("origin", {})
-    changed = [what for what, digest in run.origin.items() if origin.get(what) != digest]
-    if changed:
-        raise UserError(
-            f"The {changed[0]} of the run in {folder.path} has changed since; {elsewhere}."
-        )
+    for what, digest in run.origin.items():
+        if note.get("origin", {}).get(what) != digest:
+            raise UserError(
+                f"The {what} of the run in {folder.path} has changed since; {elsewhere}."
+            )
 
 
 def _settings(run: "Run", note: dict[str, Any]) -> Any:
@@ -105,12 +104,12 @@ def longer_schedule(run: "Run", note: dict[str, Any]) -> str | None:
 
 
 def _restore(run: "Run", tensors: dict[str, Tensor], note: dict[str, Any]) -> None:
-    run.load_state(_below(tensors, "state/"))
-    run.best = _below(tensors, "best/") or None
+    run.load_state(below(tensors, "state/"))
+    run.best = below(tensors, "best/") or None
     if "embedding" in tensors:
         run.embedding = (run.config.tuning.embed_at, tensors["embedding"])
     run.rng.set_state(tensors["rng"])
-    _load_optimizer(run.optimizer, _below(tensors, "optimizer/"))
+    load_optimizer(run.optimizer, below(tensors, "optimizer/"))
     for name in PROGRESS:
         setattr(run, name, note[name])
     run.losses = [(step, loss) for step, loss in note.get("losses", [])]  # older ones lack it
@@ -135,7 +134,7 @@ def _check_complete(run: "Run", tensors: dict[str, Tensor]) -> None:
         raise ValueError("parts are missing")
 
 
-def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
@@ -143,7 +142,8 @@ def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     }
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Load a state whose tensors are named `INDEX/NAME`."""
     state: dict[int, dict[str, Any]] = {}
     for name, tensor in tensors.items():
         index, _, key = name.partition("/")

@@ -1,7 +1,7 @@
 """Predictions with a prompt: by greedy generation, or the label of highest log-probability."""
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 
 import torch
 
@@ -9,10 +9,12 @@ from ..backbone import Backbone, Place
 from ..errors import UserError, setting
 from ..prompt import Prompt
 from ..tasks import prepend_sentinel
-from .bank import OnRows, PromptBank, ignore_rows
+from .bank import OnRows, PromptBank, Query, ignore_rows
 
 FREE_LENGTH = 32
 """The most tokens of an answer if there are no labels that limit it."""
+PART = 1024
+"""Rows whose labels are scored between two reports of progress."""
 
 
 class Predictor:
@@ -39,8 +41,7 @@ class Predictor:
         self.candidates = label_ids(backbone, self.labels, sentinel)
         self.spellings = label_spellings(backbone, self.labels, self.candidates)
         self.answer_length = max_answer_length(backbone, self.labels, answer_length, sentinel)
-        length = prompt.config.length
-        self.budget = backbone.text_budget(length, max_length, self.answer_length)
+        self.budget = backbone.text_budget(prompt.config.length, max_length, self.answer_length)
 
     def __call__(self, texts: Sequence[str], on_rows: OnRows = ignore_rows) -> list[str]:
         """Answers; a generated one may match no label."""
@@ -50,12 +51,15 @@ class Predictor:
         """The same for texts that are tokenised already."""
         return self._bank.answers([(0, row) for row in rows], on_rows, self.batch_size)
 
-    def probabilities(self, texts: Sequence[str]) -> list[dict[str, float]]:
+    def probabilities(
+        self, texts: Sequence[str], on_rows: OnRows = ignore_rows
+    ) -> list[dict[str, float]]:
         """The probabilities of the labels, which sum to 1, for each text."""
         if not self.labels:
             raise UserError("This prompt generates its answers and has no labels to choose among.")
         rows = self.backbone.tokenise(texts, self.budget) if texts else []
-        return self._bank.probabilities([(0, row) for row in rows], self.batch_size)
+        score = partial(self._bank.probabilities, batch_size=self.batch_size)
+        return in_parts(score, [(0, row) for row in rows], on_rows)
 
     @cached_property
     def _bank(self) -> PromptBank:
@@ -80,6 +84,20 @@ def answer_all(
     return answers
 
 
+def in_parts(
+    score: Callable[[Sequence[Query]], list[dict[str, float]]],
+    queries: Sequence[Query],
+    on_rows: OnRows = ignore_rows,
+) -> list[dict[str, float]]:
+    """`score(queries)`, a part at a time, so that its progress can be shown."""
+    results: list[dict[str, float]] = []
+    for start in range(0, len(queries), PART):
+        part = queries[start : start + PART]
+        results += score(part)
+        on_rows(len(part))
+    return results
+
+
 # -- labels and lengths ----------------------------------------------------------------------------
 
 
@@ -99,8 +117,9 @@ def check_answerable(backbone: Backbone, place: Place, labels: Sequence[str], sc
 
 def label_ids(backbone: Backbone, labels: Sequence[str], sentinel: bool) -> list[list[int]]:
     """The token ids of each label as an answer."""
-    ids = backbone.tokenise_targets(labels)
-    return prepend_sentinel(ids, backbone.tokenizer, backbone.name, sentinel)
+    return prepend_sentinel(
+        backbone.tokenise_targets(labels), backbone.tokenizer, backbone.name, sentinel
+    )
 
 
 def max_answer_length(

@@ -8,8 +8,7 @@ from ..artifacts.run_folder import MODEL, RunFolder
 from ..prompt import Prompt
 from ..tasks import Task
 from ..tasks.score_report import ScoreReport, task_report
-from .confusion import draw_confusion
-from .curve import learning_curve
+from .pictures import draw_pictures
 from .run import Run, RunFailedError
 from .tuned import Tuned
 
@@ -20,25 +19,23 @@ MAX_CALIBRATED = 1000
 def finish(run: Run, folder: RunFolder | None, curve: bool = True) -> Tuned | RunFailedError:
     """The prompt of a finished run, saved in its folder; or the error of a run without a prompt.
 
-    `curve`: also draw the learning curve.
+    `curve`: also draw its pictures.
     """
     try:
         run.restore_best()
     except RunFailedError as failed:
         return failed
     prompt = run.prompt.fold().to(run.backbone.device)
-    reports = run.team.on_main(lambda: _saved_reports(run, folder)) or _reports(run, folder, curve)
+    saved = run.team.on_main(lambda: _saved_reports(run, folder))
+    reports = saved or _reports(run, folder, curve)
     card = make_card(run, prompt, reports)
     path = None if folder is None else folder.path
     embedding = None if run.embedding is None else run.embedding[1]
-    judged = list(reports.values())[-1]
+    *_, judged = reports.values()
     tuned = Tuned(prompt, run.backbone, card, path, run.cost, embedding, judged.row_scores)
     if folder is not None and run.team.is_main:
-        if curve:
-            title = f"{run.task.name} on {run.backbone.name}: {card.method}, seed {card.seed}"
-            majority = card.majority[card.metric]
-            learning_curve(run.history, run.losses, card.metric, majority, title, folder.curve)
-            draw_confusion(judged, title, folder.confusion)
+        if curve and not (saved and folder.curve.exists()):
+            draw_pictures(run, tuned, reports, folder)
         if card.model is not None:
             folder.save_model(run.backbone)
         tuned.save(folder.path)
@@ -59,8 +56,9 @@ def _reports(run: Run, folder: RunFolder | None, calibrated: bool) -> dict[str, 
         texts = [example.input for example in getattr(task, split)]
         small = task.labels and task.members[0] is task and len(texts) <= MAX_CALIBRATED
         probabilities = run.predictor().probabilities(texts) if calibrated and small else None
-        baselines = run.config.tuning.baselines
-        reports[split] = task_report(task, split, answers, baselines, probabilities)
+        reports[split] = task_report(
+            task, split, answers, run.config.tuning.baselines, probabilities
+        )
     if folder is not None and run.team.is_main:
         folder.write_predictions(
             {
@@ -87,8 +85,11 @@ def _saved_reports(run: Run, folder: RunFolder | None) -> dict[str, ScoreReport]
 def make_card(run: Run, prompt: Prompt, reports: Mapping[str, ScoreReport]) -> Card:
     """The card of a run's folded prompt."""
     best = run.best_entry
-    uniform = math.log(run.backbone.vocab_size)
-    losses = {"first": run.first, "last": run.history[-1]["loss"], "uniform": uniform}
+    losses = {
+        "first": run.first,
+        "last": run.history[-1]["loss"],
+        "uniform": math.log(run.backbone.vocab_size),
+    }
     return Card(
         prompt=PromptCard.describing(prompt.config),
         method=run.config.method,
@@ -119,18 +120,17 @@ def make_card(run: Run, prompt: Prompt, reports: Mapping[str, ScoreReport]) -> C
 
 
 def _task_card(task: Task) -> TaskCard:
-    sizes = {
-        "train": len(task.train),
-        "validation": len(task.validation),
-        **({"test": len(task.test)} if task.test else {}),
-        "skipped": task.skipped,
-    }
     return TaskCard(
         name=task.name,
         form=task.form,
         commonest=task.majority_label,
         metrics=list(task.metrics),
-        rows=sizes,
+        rows={
+            "train": len(task.train),
+            "validation": len(task.validation),
+            **({"test": len(task.test)} if task.test else {}),
+            "skipped": task.skipped,
+        },
         digests=task.digests,
         answer_length=task.answer_length,
     )

@@ -93,6 +93,7 @@ def _backward_together(batches: Sequence[MicroBatch], budget: TokenBudget) -> li
         ]
     insert_at, first = _prompt_positions(batches), batches[0].run
     once = insert_at is None and _packs(first) and first.backbone.reads_prompts_once
+    once = once and any(batch.run.config.prompt.length for batch in batches)
     prompts, spans, rows = list[Tensor](), list[slice](), list[_Row]()
     for batch in batches:
         start = spans[-1].stop if spans else 0
@@ -194,10 +195,8 @@ def _prompt_lengths(prompts: Sequence[Tensor], spans: Sequence[slice]) -> Tensor
     )
 
 
-def _prompt_of(prompts: Sequence[Tensor], spans: Sequence[slice]) -> Tensor | None:
-    """Which of all prompts each row uses [B]; None where none has a vector."""
-    if all(part.shape[1] == 0 for part in prompts):
-        return None
+def _prompt_of(prompts: Sequence[Tensor], spans: Sequence[slice]) -> Tensor:
+    """Which of all prompts each row uses [B]."""
     indices, first = [], 0
     for part, span in zip(prompts, spans, strict=True):
         rows = span.stop - span.start

@@ -4,13 +4,13 @@ import dataclasses
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone
 from ..config import PRESETS, Choice, RunConfig, TaskConfig, TuningConfig, absolute_data
 from ..errors import UserError, setting
-from ..prompt import Material, Prompt, Source
-from ..prompt.prompt import build_prompt, empty_prompt
+from ..prompt import Material, Prompt, Source, build_prompt, empty_prompt
 from ..tasks import Task
 from .evaluate import check_answerable, label_ids, label_spellings, max_answer_length
 
@@ -49,13 +49,15 @@ def resolve(config: RunConfig, task: Task, backbone: Backbone) -> RunConfig:
     prompt, tuning = config.prompt, config.tuning
     if prompt.head.kind == "auto":
         prompt = dataclasses.replace(prompt, head=Choice(backbone.default_head(task.labels)))
-    if tuning.scoring == "auto":
-        # answers to your own labelled data are labels; named tasks follow the papers
-        own_labels = config.task.task is None and task.labels
-        scoring = "labels" if own_labels else backbone.default_scoring
-        tuning = dataclasses.replace(tuning, scoring=scoring)  # type: ignore[arg-type]
-    if tuning.max_length is None:
-        tuning = dataclasses.replace(tuning, max_length=backbone.default_max_length)
+    # answers to your own labelled data are labels; named tasks follow the papers
+    default: Any = (
+        "labels" if config.task.task is None and task.labels else backbone.default_scoring
+    )
+    tuning = dataclasses.replace(
+        tuning,
+        scoring=default if tuning.scoring == "auto" else tuning.scoring,
+        max_length=tuning.max_length or backbone.default_max_length,
+    )
     data = TaskConfig.of(absolute_data(config.task.plain()))
     return dataclasses.replace(
         config, dtype=backbone.dtype, task=data, prompt=prompt, tuning=tuning
@@ -76,8 +78,8 @@ def initial_prompt(config: RunConfig, task: Task, backbone: Backbone) -> Prompt:
 
 def empty_prompt_for(config: RunConfig, task: Task, backbone: Backbone) -> Prompt:
     """The prompt that a checkpoint is loaded into."""
-    head = (len(task.labels), backbone.feature_size)
-    return empty_prompt(config.prompt, backbone.hidden, backbone.unit, head=head)
+    sizes = (len(task.labels), backbone.feature_size)
+    return empty_prompt(config.prompt, backbone.hidden, backbone.unit, head=sizes)
 
 
 def load_source(name: str, backbone: Backbone) -> Source:

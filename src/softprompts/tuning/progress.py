@@ -3,27 +3,38 @@
 The command line has its own bars on a terminal (`cli/progress.py`), and these lines in logs.
 """
 
-import importlib
+import contextlib
 import os
 import sys
+import threading
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from tqdm.auto import tqdm
 
 from ..config import spell
 from .run import Run
 from .watch import Watcher
 
 Settings = Mapping[str, Any]
+QUIET_SECONDS = 5.0
+"""Answers that take less time than this need no progress."""
+HOLD_SECONDS = 0.5
+"""Stages are announced once one takes this long, or all succeed: an error at once stands alone."""
 
 
 def make_watcher(verbose: bool = True, varied: Sequence[Settings] = ()) -> Watcher:
     """The watcher of a call from Python; `varied` are the settings in which its runs differ."""
-    if not verbose or os.environ.get("RANK", "0") != "0":
+    if not _prints(verbose):
         return Watcher()
     return Bars(varied) if _in_notebook() else Lines(varied)
+
+
+def _prints(verbose: bool) -> bool:
+    """Of several processes, the first one prints."""
+    return verbose and os.environ.get("RANK", "0") == "0"
 
 
 def _in_notebook() -> bool:
@@ -37,19 +48,44 @@ class Lines(Watcher):
 
     def __init__(self, varied: Sequence[Settings] = ()) -> None:
         self.varied = list(varied)
-        self.names: dict[int, str] = {}
-        """The names of the runs, by their ids."""
+        self.names: dict[int, str] = {}  # by the run's id
         self.started_at = time.monotonic()
+        self.held: list[str] = []
+        """Messages that wait for HOLD_SECONDS to pass, or for the start."""
+        self.timer = threading.Timer(0, self.release)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.held.clear()
+        self.release()
 
     def on_message(self, message: str) -> None:
-        self.write(message)
+        self.timer.cancel()
+        self.held.append(message)
+        self.timer = threading.Timer(HOLD_SECONDS, self.release)
+        self.timer.daemon = True
+        self.timer.start()
+
+    def release(self) -> None:
+        self.timer.cancel()
+        with contextlib.suppress(IndexError):  # no more, or the other thread was faster
+            while True:
+                self.write(self.held.pop(0))
 
     def on_start(self, runs: Sequence[Run]) -> None:
-        for run, settings in zip(runs, self.varied, strict=False):
-            named = ", ".join(f"{name} {spell(value)}" for name, value in settings.items())
-            self.names[id(run)] = named
+        self.release()
+        self.names = {
+            id(run): ", ".join(f"{name} {spell(value)}" for name, value in settings.items())
+            for run, settings in zip(runs, self.varied, strict=False)
+        }
 
     def on_evaluation(self, run: Run) -> None:
+        self.release()
         seconds = time.monotonic() - self.started_at
         name = self.names.get(id(run)) or run.task.name
         self.write(f"{name}: step {run.step} of {run.steps}, {scores(run)}, {seconds:.0f} s")
@@ -65,9 +101,6 @@ class Bars(Lines):
 
     def __init__(self, varied: Sequence[Settings] = ()) -> None:
         super().__init__(varied)
-        with warnings.catch_warnings():  # a notebook without ipywidgets gets a bar of text
-            warnings.simplefilter("ignore")
-            self.tqdm: Any = importlib.import_module("tqdm.auto").tqdm
         self.bar: Any = None
         self.done: dict[int, int] = {}
         """Steps that the bar has counted, by the run's id."""
@@ -81,18 +114,15 @@ class Bars(Lines):
         if self.bar is not None:
             self.bar.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def on_message(self, message: str) -> None:
-        self.tqdm.write(message, file=sys.stderr)
+        tqdm.write(message, file=sys.stderr)
 
     def on_start(self, runs: Sequence[Run]) -> None:
         super().on_start(runs)
         self.done = {id(run): run.step for run in runs}
         total, first = sum(run.steps for run in runs), sum(run.step for run in runs)
         name = runs[0].task.name if len(runs) == 1 else f"{len(runs)} runs"
-        self.bar = self.tqdm(total=total, initial=first, desc=name, unit="step", file=sys.stderr)
+        self.bar = tqdm(total=total, initial=first, desc=name, unit="step", file=sys.stderr)
 
     def on_step(self, run: Run) -> None:
         steps = run.steps if run.finished else run.step
@@ -109,3 +139,36 @@ def scores(run: Run) -> str:
     last, best = run.history[-1], run.best_entry
     metric = run.metric
     return f"loss {last['loss']:.3f}, {metric} {last[metric]:.1f} (best {best[metric]:.1f})"
+
+
+class RowProgress:
+    """Called with the rows that have just been answered: once it takes long, a bar in notebooks,
+    lines elsewhere."""
+
+    def __init__(self, rows: int, verbose: bool = True) -> None:
+        self.rows, self.shown = rows, _prints(verbose)
+        self.answered, self.started_at = 0, time.monotonic()
+        self.line_due = self.started_at + QUIET_SECONDS
+        self.bar: Any = None
+        if self.shown and _in_notebook():
+            self.bar = tqdm(
+                total=rows, desc="answering", unit="row", delay=QUIET_SECONDS, file=sys.stderr
+            )
+
+    def __call__(self, rows: int) -> None:
+        self.answered += rows
+        now = time.monotonic()
+        if self.bar is not None:
+            self.bar.update(rows)
+            if self.answered >= self.rows:
+                self.bar.close()
+        elif self.shown and self.line_due <= now and self.answered < self.rows:
+            seconds = now - self.started_at
+            left = seconds * (self.rows / self.answered - 1)
+            self.line_due = now + max(QUIET_SECONDS, seconds / 10)
+            print(
+                f"softprompts: {self.answered:,} of {self.rows:,} rows answered, "
+                f"{seconds:.0f} s, about {left:.0f} s left",
+                file=sys.stderr,
+                flush=True,
+            )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..backbone import Backbone
 from ..config import RunConfig
-from ..errors import UserError
+from ..errors import UserError, setting, spelled
 from ..tasks import Example, Task, prepend_sentinel
 from .batches import Batches
 from .evaluate import Predictor
@@ -225,7 +225,8 @@ class Run:
         self.losses.append((self.step, round(mean, 4)))
         if len(self.losses) > MAX_POINTS:
             self.losses = self.losses[1::2]
-        advice = f"lower lr (now {self.config.tuning.lr:g}) or set clip to 1"
+        rate, clip = setting("tuning.lr"), setting("tuning.clip")
+        advice = f"lower {rate} (now {self.config.tuning.lr:g}) or set {clip} to 1"
         if not math.isfinite(mean) or not finite:
             self.fail(f"the loss was not finite at step {self.step}; {advice}")
         elif mean > 3 * max(self.first, math.log(self.backbone.vocab_size)):
@@ -233,7 +234,7 @@ class Run:
 
     def fail(self, why: str) -> None:
         """End the run, whose parameters are unusable; the best prompt so far stays."""
-        self.stopped, self.failed = why, True
+        self.stopped, self.failed = spelled(why), True
 
     # -- evaluation --------------------------------------------------------------------------------
 

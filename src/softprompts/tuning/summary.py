@@ -28,7 +28,6 @@ def records(
     members: Sequence[Member], results: Sequence[Tuned | RunFailedError], folder: Path
 ) -> list[Record]:
     """Each run's settings, folder and card; for a run that left no prompt, why."""
-    p_values = _p_values(results)
     return [
         {
             "settings": member.varied,
@@ -39,7 +38,7 @@ def records(
                 else {**result.card.plain(), "cost": result.cost, "p_vs_best": p_value}
             ),
         }
-        for member, result, p_value in zip(members, results, p_values, strict=True)
+        for member, result, p_value in zip(members, results, _p_values(results), strict=True)
     ]
 
 
@@ -51,16 +50,15 @@ def _p_values(results: Sequence[Tuned | RunFailedError]) -> list[float | None]:
         rows = _rows_key(tuned)
         if rows not in best or judged_score(tuned.card) > judged_score(best[rows].card):
             best[rows] = tuned
-    values: list[float | None] = []
-    for result in results:
-        rival = best.get(_rows_key(result)) if isinstance(result, Tuned) else None
-        if rival is None or rival is result or not isinstance(result, Tuned):
-            values.append(None)
-        elif len(result.row_scores) == len(rival.row_scores):
-            values.append(float(f"{paired_test(result.row_scores, rival.row_scores):.3g}"))
-        else:
-            values.append(None)
-    return values
+
+    def p_value(result: Tuned | RunFailedError) -> float | None:
+        if isinstance(result, RunFailedError) or (rival := best.get(_rows_key(result))) is None:
+            return None
+        if rival is result or len(result.row_scores) != len(rival.row_scores):
+            return None
+        return float(f"{paired_test(result.row_scores, rival.row_scores):.3g}")
+
+    return list(map(p_value, results))
 
 
 def _rows_key(tuned: Tuned) -> str:
@@ -75,14 +73,10 @@ def judged_score(card: Card) -> float:
 
 def over_seeds(runs: Sequence[Record]) -> list[Record]:
     """Mean and standard deviation of the metrics over runs that differ only in their seed."""
-    groups: list[tuple[Record, list[Record]]] = []
+    groups: dict[str, tuple[Record, list[Record]]] = {}
     for run in runs:
         others = {name: value for name, value in run["settings"].items() if name != SEED}
-        same = next((group for settings, group in groups if settings == others), None)
-        if same is None:
-            groups.append((others, [run]))
-        else:
-            same.append(run)
+        groups.setdefault(str(others), (others, []))[1].append(run)
     return [
         {
             "settings": others,
@@ -91,7 +85,7 @@ def over_seeds(runs: Sequence[Record]) -> list[Record]:
             **_spread([run["metrics"] for run in group if not run["failed"]]),
             "test": _spread([run["test"] for run in group if run.get("test")]),
         }
-        for others, group in groups
+        for others, group in groups.values()
     ]
 
 

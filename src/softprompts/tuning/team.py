@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from accelerate import PartialState
 from torch import Tensor
 
 from ..backbone import Backbone, load_backbone
@@ -70,8 +71,6 @@ class Parallel(Team):
     """The processes that `accelerate launch` or torchrun started."""
 
     def __init__(self, cpu: bool) -> None:
-        from accelerate import PartialState
-
         self.state = PartialState(cpu=cpu)
         self.rank, self.size = self.state.process_index, self.state.num_processes
         self.sharded = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1")
@@ -82,6 +81,7 @@ class Parallel(Team):
         dtype = resolve_dtype(dtype, target)
         if not self.sharded:
             return load_backbone(model, dtype, str(target), trust_remote_code)
+        # optional parts of torch, which some builds lack
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 

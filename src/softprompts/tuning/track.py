@@ -9,6 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from accelerate import PartialState
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
 from ..artifacts.run_folder import RunFolder
 from ..errors import UserError, choices
 from .run import CHECK_EVERY, Run
@@ -19,11 +22,7 @@ TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 def check_trackers(names: Sequence[str]) -> None:
     """Refuse a tracker that is unknown or not installed, before anything is loaded."""
-    if not names:
-        return
-    from accelerate.tracking import get_available_trackers
-
-    available = {str(tracker.value) for tracker in get_available_trackers()}
+    available = {str(tracker.value) for tracker in get_available_trackers()} if names else set()
     for name in names:
         if name not in TRACKERS:
             raise UserError(f"There is no tracker {name!r}; {choices(name, TRACKERS)}")
@@ -49,8 +48,6 @@ class Tracking(Watcher):
     def __enter__(self) -> "Tracking":
         if not self.names:
             return self
-        from accelerate import PartialState
-
         PartialState(cpu=self.members[0][0].backbone.device.type == "cpu")
         with redirect_stdout(sys.stderr):  # trackers print, and standard output is for results
             for number, (run, folder) in enumerate(self.members, 1):
@@ -62,12 +59,13 @@ class Tracking(Watcher):
         return self
 
     def _start(self, run: Run, folder: Path) -> None:
-        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-
         name, settings = folder.resolve().name, _flat(run.config.plain())
-        logs = str(RunFolder(folder).trackers)
+        logs = RunFolder(folder).trackers
         options: dict[str, dict[str, Any]] = {
-            "tensorboard": {"logging_dir": logs, "purge_step": run.step + 1},
+            "tensorboard": {
+                "logging_dir": str(logs),
+                "purge_step": run.step + 1,
+            },
             "wandb": {"name": name, "dir": str(folder)},
             "mlflow": {"run_name": name},
             "trackio": {"name": name},
@@ -101,9 +99,8 @@ class Tracking(Watcher):
 
     def log(self, run: Run, values: Mapping[str, float]) -> None:
         for tracker in self.trackers.get(id(run), ()):
-            options = {}
-            if tracker.name == "mlflow" and not self._single:
-                options["run_id"] = tracker.tracker.info.run_id
+            by_id = tracker.name == "mlflow" and not self._single
+            options = {"run_id": tracker.tracker.info.run_id} if by_id else {}
             tracker.log(dict(values), step=run.step, **options)
 
     def on_message(self, message: str) -> None:
@@ -121,8 +118,7 @@ class Tracking(Watcher):
     def on_evaluation(self, run: Run) -> None:
         if self.trackers:
             entry = run.history[-1]
-            names = (*run.task.metrics, "invalid")
-            scores = {f"validation/{name}": entry[name] for name in names}
+            scores = {f"validation/{name}": entry[name] for name in (*run.task.metrics, "invalid")}
             self.log(run, {**scores, "train/mean_loss": entry["loss"]})
         self.watcher.on_evaluation(run)
 

@@ -3,9 +3,9 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone
@@ -150,6 +150,8 @@ def _tune(
     paths = [None if folder is None else folder.path for folder in folders]
     with Tracking(trackers if team.is_main else (), runs, paths, watcher) as tracking:
         Cohort(runs, paths, tracking).train()
+    if test_rows := sum(len(run.task.test) for run in runs):
+        watcher.on_message(f"answering {test_rows:,} test rows")
     return [finish(run, folder, curves) for run, folder in zip(runs, folders, strict=True)]
 
 
@@ -174,7 +176,9 @@ def _load(
     )
     configs = team.on_main(
         lambda: [
-            _keep_scoring(config, folder) if folder and not overwrite else config
+            keep_scoring(config, [folder, *_alike(config, configs, folders)])
+            if folder and not overwrite
+            else config
             for config, folder in zip(configs, folders, strict=True)
         ]
     )
@@ -200,10 +204,22 @@ def _load(
     return runs
 
 
-def _keep_scoring(config: RunConfig, folder: RunFolder) -> RunConfig:
-    """A run that exists keeps its scoring: earlier versions chose another by default."""
+def keep_scoring(config: RunConfig, folders: Iterable[RunFolder]) -> RunConfig:
+    """A config with the scoring of the first of these runs that has one.
+
+    Earlier versions chose another by default. A run that exists keeps its own, and a new run is
+    scored as those that it is compared with.
+    """
     if config.tuning.scoring != "auto":
         return config
+    scoring = next((known for known in map(_saved_scoring, folders) if known), None)
+    if scoring is None:
+        return config
+    return dataclasses.replace(config, tuning=dataclasses.replace(config.tuning, scoring=scoring))
+
+
+def _saved_scoring(folder: RunFolder) -> Literal["generate", "labels"] | None:
+    """How a run is scored that has a checkpoint or a prompt; None if it has none."""
     scoring: Any = None
     with contextlib.suppress(UserError):  # a corrupted file is reported when it is loaded
         if folder.has_checkpoint:
@@ -211,9 +227,20 @@ def _keep_scoring(config: RunConfig, folder: RunFolder) -> RunConfig:
             scoring = saved.get("tuning", {}).get("scoring")
         elif folder.has_prompt:
             scoring = folder.card().scoring
-    if scoring not in ("generate", "labels"):
-        return config
-    return dataclasses.replace(config, tuning=dataclasses.replace(config.tuning, scoring=scoring))
+    return scoring if scoring in ("generate", "labels") else None
+
+
+def _alike(
+    config: RunConfig, configs: Sequence[RunConfig], folders: Sequence[RunFolder | None]
+) -> list[RunFolder]:
+    """The folders of runs with the same task, model and scoring."""
+    return [
+        folder
+        for other, folder in zip(configs, folders, strict=True)
+        if folder is not None
+        and (other.task, other.model, other.tuning.scoring)
+        == (config.task, config.model, config.tuning.scoring)
+    ]
 
 
 def _load_backbone(team: Team, config: RunConfig) -> Backbone:

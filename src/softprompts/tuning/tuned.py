@@ -14,11 +14,11 @@ from ..artifacts.peft import read_adapter, write_adapter
 from ..artifacts.run_folder import MODEL, RunFolder
 from ..backbone import Backbone, load_backbone
 from ..backbone.load import BUNDLED_MODELS
+from ..backbone.quantized import QUANTIZED
 from ..config import PromptConfig, run_config
 from ..errors import UserError, setting, spelled
 from ..files import find_path
-from ..prompt import Prompt
-from ..prompt.prompt import folded_prompt
+from ..prompt import Prompt, folded_prompt
 from ..tasks import (
     Row,
     TextFormat,
@@ -31,6 +31,7 @@ from ..tasks import (
 )
 from .advice import advice
 from .evaluate import Predictor
+from .progress import RowProgress
 
 Question = str | Mapping[str, Any]
 """A text, or a row with the columns of the prompt's task."""
@@ -98,9 +99,15 @@ class Tuned:
             inputs += form.inputs(Row(dict(question), f"text {number}"))
         return inputs
 
-    def predict(self, questions: Sequence[Question], scoring: str | None = None) -> list[str]:
-        """An answer for each text or row, in order."""
-        return self.predictor(scoring)(self.inputs(questions))
+    def predict(
+        self, questions: Sequence[Question], scoring: str | None = None, verbose: bool = True
+    ) -> list[str]:
+        """An answer for each text or row, in order.
+
+        `verbose`: show progress if it takes more than a few seconds.
+        """
+        inputs = self.inputs(questions)
+        return self.predictor(scoring)(inputs, RowProgress(len(inputs), verbose))
 
     def evaluate(
         self,
@@ -108,6 +115,7 @@ class Tuned:
         split: str = "validation",
         scoring: str | None = None,
         skip_bad_rows: bool = False,
+        verbose: bool = True,
     ) -> dict[str, float]:
         """The scores on labelled rows with the task's columns: data in memory as for `tune`, a
         file, or a `split` of a dataset."""
@@ -115,13 +123,17 @@ class Tuned:
         rows = read_rows(name, split)
         self.form.check_columns(rows)
         examples = self.form.examples(rows, skip_bad_rows, "validation")
-        predictions = self.predictor(scoring)([example.input for example in examples])
-        metrics = self.card.task.metrics
+        inputs = [example.input for example in examples]
+        predictions = self.predictor(scoring)(inputs, RowProgress(len(inputs), verbose))
+        metrics = self.card.task.metrics or self.form.metrics
         return rounded(score(metrics, examples, predictions, self.form.labels))
 
-    def probabilities(self, questions: Sequence[Question]) -> list[dict[str, float]]:
+    def probabilities(
+        self, questions: Sequence[Question], verbose: bool = True
+    ) -> list[dict[str, float]]:
         """The probabilities of the labels, which sum to 1, for each text or row."""
-        return self.predictor().probabilities(self.inputs(questions))
+        inputs = self.inputs(questions)
+        return self.predictor().probabilities(inputs, RowProgress(len(inputs), verbose))
 
     def export_peft(self, folder: str | Path, texts: Sequence[Question] = ()) -> Path:
         """Write the prompt as a Hugging Face PEFT adapter.
@@ -169,7 +181,8 @@ def load(
     trust_remote_code: bool = False,
     backbone: Backbone | None = None,
 ) -> Tuned:
-    """A saved prompt with its backbone, which is loaded by its name on the card unless given.
+    """A saved prompt with its backbone, which is loaded by its name on the card unless given; if
+    it was tuned on int8 or int4 weights, on such weights again.
 
     A card never decides whether remote code is run.
     """
@@ -178,6 +191,8 @@ def load(
     labels = card.answering().form.labels
     if backbone is None:
         own = str(saved.model) if card.model == MODEL else _model_of(card, saved.path)
+        if dtype == "auto" and card.backbone.dtype in QUANTIZED:
+            dtype = card.backbone.dtype
         backbone = load_backbone(model or own, dtype, device, trust_remote_code)
     card.check_backbone(backbone, saved.path)
     head = prompt.head_sizes()
@@ -252,17 +267,16 @@ def _imported_card(
         }
     )
     predictor = Predictor(backbone, prompt, form.labels, max_length=backbone.default_max_length)
-    task = TaskCard(
-        name=adapter.resolve().name,
-        form=form,
-        metrics=["accuracy", "macro_f1"],
-        absent=frozenset({"rows", "digests", "answer_length"}),
-    )
     return Card(
         prompt=PromptCard.describing(prompt.config),
         method=f"imported from PEFT ({kind})",
         backbone=BackboneCard.describing(backbone),
-        task=task,
+        task=TaskCard(
+            name=adapter.resolve().name,
+            form=form,
+            metrics=["accuracy", "macro_f1"],
+            absent=frozenset({"rows", "digests", "answer_length"}),
+        ),
         scoring=predictor.scoring,
         config=config.plain(),
         absent=UNTRAINED,

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ..batch import Losses, Text, to_device
 from ..modules import only_columns, transformer_layers
@@ -204,17 +205,20 @@ class PackedRows(Packed):
         """Inside, the model's attention is ours, and its layers are compiled if they are to be."""
         before = [config._attn_implementation for config in self._configs]
         layers = self._layers if self.compiled else []
+        replaced = [vars(layer).pop("forward", None) for layer, _ in layers]
         for config in self._configs:
             config._attn_implementation = ATTENTION
-        for layer, forward in layers:
-            layer.forward = forward
+        for (layer, forward), own in zip(layers, replaced, strict=True):
+            layer.forward = forward if own is None else partial(_checkpointed, forward)
         try:
             yield
         finally:
             for config, implementation in zip(self._configs, before, strict=True):
                 config._attn_implementation = implementation
-            for layer, _ in layers:
+            for (layer, _), own in zip(layers, replaced, strict=True):
                 del layer.forward
+                if own is not None:
+                    layer.forward = own
 
     def _replay(self, rows: Rows, batch: Batch, head: Head | None) -> tuple[Tensor, ...]:
         """`_run` by replaying the step recorded for these sizes."""
@@ -250,6 +254,11 @@ def _pooled(states: Tensor, batch: Batch, pool: str) -> Tensor:
     return (member / member.sum(1, keepdim=True)) @ states.masked_fill(
         (batch.row_of < 0)[:, None], 0
     )
+
+
+def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A layer that keeps no activations, as `recompute_activations` makes them."""
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
 def _call(layer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,164 @@
+"""Pictures of a run: its learning curve, and the confusion matrix of its answers.
+
+They need matplotlib (`pip install 'softprompts[plots]'`).
+"""
+
+import contextlib
+import datetime
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..artifacts.run_folder import RunFolder
+from ..errors import UserError
+from ..files import write_atomically
+from ..tasks.score_report import BASELINE_NAMES, ScoreReport
+from .prepare import initial_prompt
+from .run import Run
+from .tuned import Tuned
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_LABELS = 30
+"""The most labels of a confusion matrix that is drawn."""
+NO_LABEL = "(no label)"
+CHEAP = 0.1
+"""The untrained prompt is scored if that takes at most this share of the rows of training."""
+
+
+def draw_pictures(
+    run: Run, tuned: Tuned, reports: Mapping[str, ScoreReport], folder: RunFolder
+) -> None:
+    """Draw what a finished run's folder shows; nothing without matplotlib."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return
+    card, validation = tuned.card, reports["validation"]
+    model = run.backbone.name
+    model = Path(model).name if Path(model).is_dir() else model
+    title = "\n".join(
+        [
+            *textwrap.wrap(f"{folder.path.resolve().name}: {run.task.name} on {model}", 80),
+            f"{card.method}, seed {card.seed}, {datetime.date.today()}",
+        ]
+    )
+    levels = {
+        BASELINE_NAMES.get(name, name): baseline["metrics"][card.metric]
+        for name, baseline in validation.baselines.items()
+        if card.metric in baseline["metrics"]
+    }
+    history = [*untrained_entry(run, tuned), *run.history]
+    test = None if card.test is None else card.test[card.metric]
+    _write(curve_figure(history, run.losses, card.metric, title, levels, test), folder.curve)
+    split, judged = list(reports.items())[-1]
+    if 2 <= len(judged.classes) <= MAX_LABELS:
+        title = f"{title}\n{judged.rows} {split} rows"
+        _write(confusion_figure(judged, title), folder.confusion)
+
+
+def _write(figure: "Figure", path: Path) -> None:
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=150))
+
+
+def untrained_entry(run: Run, tuned: Tuned) -> list[dict[str, Any]]:
+    """The history's entry of step 0; none if it would be expensive to compute."""
+    tuning = run.config.tuning
+    trained_rows = run.step * tuning.batch_size * tuning.accumulate
+    if (
+        len(run.held_out) > CHEAP * trained_rows
+        or run.team.size > 1
+        or "model" in run.trained
+        or run.history[0]["step"] == 0
+    ):
+        return []
+    with contextlib.suppress(UserError):  # a prompt that it started from may be gone
+        prompt = initial_prompt(run.config, run.task, run.backbone).to(run.backbone.device)
+        predictor = replace(tuned, prompt=prompt.eval()).predictor()
+        return [{"step": 0, **run.task.score(predictor.answers(run.held_out))}]
+    return []
+
+
+def curve_figure(
+    history: Sequence[Mapping[str, Any]],
+    losses: Sequence[tuple[int, float]],
+    metric: str,
+    title: str,
+    levels: Mapping[str, float],
+    test: float | None = None,
+) -> "Figure":
+    """The validation score, beside the levels of baselines, above the training loss.
+
+    An entry of `history` without a loss is that of the untrained prompt. `losses` are steps, and
+    the mean losses since the steps before. Without any, as in runs of older versions, the mean
+    losses between evaluations are drawn. `test` is the kept prompt's score on the test rows.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 5.5), layout="constrained")
+    score_axes, loss_axes = figure.subplots(2, 1, sharex=True)
+    steps, scores = zip(*((entry["step"], entry[metric]) for entry in history), strict=True)
+    score_axes.plot(steps, scores, color="tab:blue", marker="o", markersize=3, label="validation")
+    evaluations = [entry for entry in history if "loss" in entry]
+    kept = max(evaluations, key=lambda entry: entry[metric])
+    score_axes.plot(kept["step"], kept[metric], "o", color="tab:red", label="kept")
+    if test is not None:
+        score_axes.plot(kept["step"], test, "D", color="tab:green", label="kept, test rows")
+    for (name, level), style in zip(levels.items(), (":", "--", "-."), strict=False):
+        score_axes.axhline(level, color="0.5", linestyle=style, linewidth=1.2, label=name)
+    lowest = min(0, *scores, *levels.values())
+    score_axes.set(ylabel=f"{metric.replace('_', ' ')} (%)", ylim=(lowest - 3, 103))
+    score_axes.legend(
+        loc="lower center", bbox_to_anchor=(0.5, 1), ncols=5, fontsize="small", frameon=False
+    )
+    points = losses or [(entry["step"], entry["loss"]) for entry in evaluations]
+    if points and points[-1][0] > 0:
+        ends, values = zip(*points, strict=True)
+        loss_axes.stairs(values, [0, *ends], baseline=None, color="tab:orange", linewidth=1.5)
+        loss_axes.set_ylim(0, 1.05 * max(values))
+    loss_axes.set(xlabel="step", ylabel="training loss\n(nats per target token)")
+    last = max(1, steps[-1])
+    loss_axes.set_xlim(-0.02 * last, 1.02 * last)
+    for axes in (score_axes, loss_axes):
+        axes.grid(color="0.92", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def confusion_figure(report: ScoreReport, title: str) -> "Figure":
+    """Targets against predictions, with counts, shaded by the share of their target."""
+    from matplotlib.figure import Figure
+
+    labels = list(report.classes)
+    columns = [*labels, NO_LABEL] if report.invalid else labels
+    rows = []
+    for target in labels:
+        counts = report.confusion.get(target, {})
+        row = [counts.get(label, 0) for label in labels]
+        rows.append([*row, sum(counts.values()) - sum(row)][: len(columns)])
+    shares = [[count / max(1, sum(row)) for count in row] for row in rows]
+    size = 2.5 + 0.45 * len(columns)
+    figure = Figure(figsize=(max(5.5, size + 1), max(4.0, size)), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    names = [name if len(name) <= 24 else f"{name[:23]}…" for name in columns]
+    axes.set_xticks(range(len(columns)), names)
+    axes.set_yticks(range(len(labels)), names[: len(labels)])
+    if max(map(len, names)) > 6:
+        axes.tick_params("x", rotation=45)
+        for name in axes.get_xticklabels():
+            name.set(ha="right", rotation_mode="anchor")
+    for i, row in enumerate(rows):
+        for j, count in enumerate(row):
+            if count:
+                dark = shares[i][j] > 0.5
+                axes.text(j, i, str(count), ha="center", va="center", color="w" if dark else "k")
+    axes.set(xlabel="prediction", ylabel="target")
+    figure.suptitle(title, fontsize=10)
+    figure.colorbar(image, label="share of the target's rows")
+    return figure

@@ -1,0 +1,25 @@
+"""Files of runs, prompts, libraries, studies and transfers are named in `artifacts/` only."""
+
+import ast
+from pathlib import Path
+
+import softprompts
+from softprompts.artifacts import library_folder, run_folder, study_folder, transfer_folder
+
+SOURCE = Path(softprompts.__file__).parent
+NAMES = {
+    *(*run_folder.FILES, run_folder.COHORT_TABLE),
+    *(study_folder.STUDY_FILE, study_folder.PLAN, study_folder.RESULT, study_folder.LEASE),
+    *(library_folder.INDEX, library_folder.LOCK, transfer_folder.CHOICE),
+}
+
+
+def test_files_are_named_in_one_place() -> None:
+    named = [
+        f"{path.relative_to(SOURCE)}:{node.lineno} {node.value}"
+        for path in SOURCE.rglob("*.py")
+        if path.parent != SOURCE / "artifacts"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in NAMES
+    ]
+    assert named == []

@@ -1,0 +1,139 @@
+"""Tables of a study: test scores where there are test rows, and always said which."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from softprompts.artifacts.study_folder import RESULT, CellResult
+from softprompts.cli.study import main
+from softprompts.study.tables import as_record, judge, markdown, score_table
+
+from .conftest import FEW, Write
+from .conftest import results as saved_results
+
+
+def result(target: str, score: float | None, test: float | None = None, **more: Any) -> CellResult:
+    fields = {"stage": "baseline", "backbone": "b", "seed": 0, "rows": 20, "majority": 50.0}
+    tests = {} if test is None else {"test": test, "test_rows": 8, "test_majority": 40.0}
+    return CellResult("x", target=target, score=score, **fields | tests | more)
+
+
+def test_runs_are_judged_by_test_rows_where_a_task_has_some() -> None:
+    both = judge([result("rte", 80.0, 75.0), result("cb", 60.0)])
+    assert [(one.split, one.score, one.rows, one.majority) for one in both] == [
+        ("test", 75.0, 8, 40.0),
+        ("validation", 60.0, 20, 50.0),
+    ]
+    text = markdown(score_table(both))
+    assert "Scores on the test rows of rte, and on the validation rows of cb" in text
+    assert "| rte (test) | cb (validation) |" in text
+    assert "| (no transfer) | 67.5 | 75.0 | 60.0 |" in text
+    assert markdown(score_table(both[:1])).startswith("Scores on the test rows, mean")
+    assert markdown(score_table(judge([result("rte", 80.0, 75.0)], "validation"))).startswith(
+        "Scores on the validation rows, mean"
+    )
+    records = [as_record(one) for one in both]
+    assert [(r["judged_by"], r["judged_score"], r["score"]) for r in records] == [
+        ("test", 75.0, 80.0),
+        ("validation", 60.0, 60.0),
+    ]
+
+
+def test_test_and_validation_scores_of_a_task_are_never_mixed() -> None:
+    """An older run has no test score; one that is not finished has no score at all."""
+    older = [result("rte", 80.0, 75.0), result("rte", 82.0, seed=1, source="mnli")]
+    assert {one.split for one in judge(older)} == {"validation"}
+    unfinished = [older[0], result("rte", None, seed=1)]
+    assert [(one.split, one.score) for one in judge(unfinished)] == [("test", 75.0), ("test", None)]
+    mixture = result("rte", 70.0, stage="mixture-source")
+    assert [one.split for one in judge([older[0], mixture])] == ["test", "validation"]
+
+
+def test_a_report_is_on_the_test_rows_also_of_older_results(
+    finished_study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Older versions wrote the test score to the prompt's card only."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("scipy")
+    folder, report = tmp_path / "study", tmp_path / "report"
+    shutil.copytree(finished_study, folder)
+    for number, path in enumerate(sorted(folder.rglob("prompt.json"))):
+        card, cell = json.loads(path.read_text()), json.loads((path.parent / RESULT).read_text())
+        if cell["target"] == "helpdesk/register":
+            continue
+        card["test"] = dict.fromkeys(card["metrics"], 40.0 + number)
+        card["task"]["rows"]["test"] = 77
+        card["scores"] = {}
+        path.write_text(json.dumps(card))
+    assert main(["report", str(folder), "--output", str(report), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["validation_scores"] == json.loads(
+        (report / "validation_scores.json").read_text()
+    )
+    with (report / "records.csv").open() as file:
+        records = list(csv.DictReader(file))
+    by_target = {(r["target"], r["judged_by"]) for r in records if r["stage"] == "transfer"}
+    assert by_target == {("helpdesk/urgency", "test"), ("helpdesk/register", "validation")}
+    assert all(
+        float(r["judged_score"]) == float(r["test" if r["judged_by"] == "test" else "score"])
+        for r in records
+    )
+    baselines = [
+        float(r["test"])
+        for r in records
+        if (r["stage"], r["target"]) == ("baseline", "helpdesk/urgency")
+    ]
+    (row,) = (r for r in printed["scores"] if r["source"] is None)
+    assert row["targets"]["helpdesk/urgency"]["mean"] == pytest.approx(sum(baselines) / 2, abs=0.01)
+    page = (report / "report.md").read_text()
+    assert "Scores on the test rows of helpdesk/urgency, and on the validation rows of" in page
+    targets = {r["target"]: r for r in json.loads((report / "targets.json").read_text())}
+    assert targets["helpdesk/urgency"]["baseline"] == pytest.approx(sum(baselines) / 2)
+    assert [(r["rows"], r["split"]) for r in targets.values()] == [(77, "test"), (12, "validation")]
+    assert "measured on the test rows" in page
+
+
+def test_a_study_of_targets_alone_reports_with_figures(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("scipy")
+    study = write(**FEW, sources=[], variants={"base": {}, "slow": {"settings": {"lr": 0.01}}})
+    folder, report = str(tmp_path / "study"), tmp_path / "report"
+    assert main(["run", str(study), "--output", folder, "--device", "cpu", "--quiet"]) == 0
+    assert main(["report", folder, "--output", str(report)]) == 0
+    assert "(targets.png)" in (report / "scores.md").read_text()
+    svg = (report / "targets.svg").read_text()
+    assert "helpdesk/urgency" in svg
+    assert "trial, random-t5, 20" in svg
+    clusters = [path.name for path in report.rglob("clusters-*.png")]
+    assert len(clusters) == 4, "two similarities for each variant"
+    capsys.readouterr()
+
+
+def test_every_difference_of_a_report_has_a_paired_test(
+    finished_study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the 12 validation rows, or for an older study without predictions, over its seeds."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("scipy")
+    folder = tmp_path / "older"
+    shutil.copytree(
+        finished_study, folder, ignore=lambda *_: {"predictions.json", "embedding.safetensors"}
+    )
+    assert len(saved_results(folder)) == len(saved_results(finished_study))
+    for study, paired in ((finished_study, ("rows", 12)), (folder, ("seeds", 2))):
+        report = tmp_path / "reports" / study.name
+        assert main(["report", str(study), "--output", str(report), "--json"]) == 0
+        rows = json.loads((report / "transfer.json").read_text())
+        assert {(row["paired_over"], row["pairs"]) for row in rows} == {paired}
+        assert all(0 < row["p_paired"] <= 1 for row in rows)
+        page = (report / "report.md").read_text()
+        assert page.count(f", {paired[1]} {paired[0]} |") >= len(rows)
+        methods = json.loads((report / "retrieval-of-all-targets.json").read_text())
+        assert {(row["paired_over"], row["pairs"]) for row in methods[1:]} == {("targets", 2)}
+    capsys.readouterr()
