@@ -95,7 +95,7 @@ def measure(members: Sequence[Member]) -> dict[str, Any]:
     """Both modes on one loaded model, each after a warm-up step."""
     first = members[0].config
     backbone = load_backbone(first.model, first.dtype, first.device, first.trust_remote_code)
-    backbone.compile()  # as for many steps, or the warm-up would compile nothing
+    backbone.accelerate(compile=True)  # as for many steps, or the warm-up would compile nothing
     modes = {"cohort": [list(members)], "one_by_one": [[member] for member in members]}
     results: dict[str, Any] = {}
     folder = Path(tempfile.mkdtemp(prefix="study-"))

@@ -37,11 +37,11 @@ def error_of(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--threads", "99999999999"], "--threads is 99,999,999,999"),
         (
             ["--model", "t5-base", "--dtype", "fp64"],
-            "auto, fp32, bf16.",
+            "auto, fp32, bf16, int8, int4.",
         ),
         (
             ["--model", "llama-135m", "--dtype", "fp16"],
-            "auto, fp32, bf16.",
+            "auto, fp32, bf16, int8, int4.",
         ),
     ],
 )

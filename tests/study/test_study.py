@@ -328,7 +328,7 @@ def test_a_model_that_cannot_be_loaded_is_reported_before_anything_runs(
         ({"backbones": [model, "no-such-model"]}, NO_MODEL),
         (
             {"settings": {**QUICK, "dtype": "fp16"}},
-            r"dtype is 'fp16'; did you mean bf16\? The choices are auto, fp32, bf16\.",
+            r"dtype is 'fp16'; did you mean bf16\? The choices are auto, fp32, bf16, int8, int4\.",
         ),
         ({"settings": {**QUICK, "device": "nowhere"}}, "The device 'nowhere' is not available"),
     ):

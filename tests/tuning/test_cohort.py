@@ -1,6 +1,7 @@
 """A cohort: many runs, one forward and backward pass, each with its result when run alone."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from softprompts.config import run_config
 from softprompts.errors import UserError
 from softprompts.tasks import load_task
 from softprompts.tuning import Cohort, Run, microbatch
+from softprompts.tuning.watch import Watcher
 
 from ..models import random_model
 
@@ -341,3 +343,27 @@ def test_evaluation_uses_smaller_batches_when_memory_is_short(
     monkeypatch.setattr(type(t5), "generate", small)
     Cohort([run], [None]).train()
     assert_same(run, wanted)
+
+
+def test_layers_are_compiled_only_if_much_training_is_left(
+    toy_csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 steps took 10 s; compiling pays off if 75 s or more are left."""
+    (run,) = make(toy_csv, random_model("gpt2"), MIXED[0])
+    packed = SimpleNamespace(recorded=True, compiled=False, graphs=SimpleNamespace(seconds=2.0))
+    calls: list[bool] = []
+    monkeypatch.setattr(run.backbone, "accelerate", lambda compile: calls.append(compile))
+    messages: list[str] = []
+    watcher = Watcher()
+    watcher.on_message = messages.append  # type: ignore[method-assign]
+    cohort = Cohort([run], [None], watcher)
+    run.backbone.packed = packed  # type: ignore[assignment]
+    monkeypatch.setattr(cohort.phases, "seconds", lambda: {"train": 12.0})
+    for steps, expected in ((740, 0), (760, 1)):
+        run.steps = steps
+        cohort._compile_if_long([run], 100)
+        assert len(calls) == expected
+    assert messages == ["compiling the model, because about 76 s of training are left"]
+    packed.compiled = True
+    cohort._compile_if_long([run], 100)
+    assert len(calls) == 1, "not again"

@@ -91,8 +91,6 @@ def test_stages_that_take_time_are_announced(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("softprompts.tuning.cohort.COMPILE_FROM", 4)
-    monkeypatch.setattr("softprompts.backbone.Backbone.compile", lambda *_: None, raising=False)
     monkeypatch.setattr("softprompts.tuning.tune.load_task", with_test_rows)
     if reader == "notebook":
         in_notebook(monkeypatch)
@@ -113,7 +111,6 @@ def test_stages_that_take_time_are_announced(
     shown = tune(4)
     for stage in (
         *("reading the data", "loading t5-tiny", "tokenising 24 rows", "answering 5 test rows"),
-        "compiling the model, which makes the first steps slow",
     ):
         assert stage in shown
     assert f"resuming {tmp_path} at step 4 of 6" in tune(6)

@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,7 +21,6 @@ from typing import Any, ClassVar, Literal, Protocol, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 
 from ..errors import UserError, setting
 from .batch import Candidates, Losses, Place, Text, to_device
@@ -133,8 +133,11 @@ class Backbone(ABC):
         """On a GPU, record training steps, and compile layers unless they are compiled already:
         slow at first, faster afterwards. Without `record`, undo both."""
         if self.packed is not None:
+            before = self.packed.compiled
             self.packed.recorded = record and self.device.type == "cuda" and self._has_kernels
-            self.packed.compiled = (compile or self.packed.compiled) and self.packed.recorded
+            self.packed.compiled = (compile or before) and self.packed.recorded
+            if self.packed.compiled != before:
+                self.packed.graphs.clear()  # recorded with the other layers
 
     @cached_property
     def _has_kernels(self) -> bool:
@@ -149,13 +152,15 @@ class Backbone(ABC):
         """Call layers only through the model itself, which sharding needs."""
         self.packed = None
 
-    def compile_counts(self) -> dict[str, int]:
-        """The number of layers compiled and of steps recorded so far."""
+    def compile_counts(self) -> dict[str, float]:
+        """The number of layers compiled and of steps recorded so far, and the seconds it took."""
         if self.packed is None or not self.packed.recorded:
             return {}
+        compiler = sys.modules.get("torch._dynamo.utils")  # importing it takes seconds
         return {
-            "compiled": counters["stats"]["unique_graphs"],  # by this process
+            "compiled": compiler.counters["stats"]["unique_graphs"] if compiler else 0,
             "recorded": self.packed.graphs.recorded,
+            "compile_s": self.packed.graphs.seconds,
         }
 
     def free_memory(self) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ combinations are tuned on one frozen model, as a cohort; each run has its own fo
 
 def main(argv: Sequence[str]) -> int:
     """Tune a prompt on a task or on your own data, or many at once."""
+    began = time.monotonic()
     options, layers = flags.parse_run(_parser(), argv)
     members = expand_lists(*layers)
     for task in {str(member.config.task): member.config.task for member in members}.values():
@@ -33,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
 
     tune = _tune_cohort if members[0].varied else _tune_one  # whether a run failed
     try:
-        failed = tune(members, options.output or _default_folder(members[0]), options)
+        failed = tune(members, options.output or _default_folder(members[0]), options, began)
     except RunFailedError as error:
         failed = True
         if is_main_process():
@@ -44,21 +46,32 @@ def main(argv: Sequence[str]) -> int:
     return 1 if failed and is_main_process() else 0
 
 
-def _tune_one(members: Sequence[Member], folder: Path, options: argparse.Namespace) -> bool:
+def _tune_one(
+    members: Sequence[Member], folder: Path, options: argparse.Namespace, began: float
+) -> bool:
+    from ..tuning.phases import Phases
     from ..tuning.tune import tune_config
     from .progress import RunProgress
     from .tune_summary import describe
 
     with RunProgress(options.quiet or not is_main_process()) as watcher:
         tuned = tune_config(
-            members[0].config, folder, options.overwrite, watcher, trackers=options.trackers
+            members[0].config,
+            folder,
+            options.overwrite,
+            watcher,
+            trackers=options.trackers,
+            phases=Phases(began),
         )
     if is_main_process():
         print_result(options, tuned.card.plain() | {"cost": tuned.cost}, describe(tuned))
     return tuned.card.failed
 
 
-def _tune_cohort(members: Sequence[Member], folder: Path, options: argparse.Namespace) -> bool:
+def _tune_cohort(
+    members: Sequence[Member], folder: Path, options: argparse.Namespace, began: float
+) -> bool:
+    from ..tuning.phases import Phases
     from ..tuning.summary import over_seeds, records, write_table
     from ..tuning.tune import tune_cohort
     from .progress import CohortProgress
@@ -73,6 +86,7 @@ def _tune_cohort(members: Sequence[Member], folder: Path, options: argparse.Name
             watcher,
             trackers=options.trackers,
             exclusive=True,
+            phases=Phases(began),
         )
     runs = records(members, results, folder)
     if is_main_process():

@@ -1,7 +1,8 @@
 """The results of `softprompts tune` as text: one run's, and a cohort's as a table."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..artifacts.card import Card
 from ..artifacts.run_folder import COHORT_TABLE
@@ -48,13 +49,21 @@ def describe(tuned: Tuned) -> str:
             f"{card.max_length} tokens, prompt included"
         )
     if cost is not None:
-        memory = "" if cost["peak_gib"] is None else f", {cost['peak_gib']:.1f} GiB at peak"
-        resumed = f", resumed at step {cost['from_step']}" if cost["from_step"] else ""
-        lines.append(f"training took {cost['seconds']:.0f} s{memory}{resumed}")
+        lines.append(describe_cost(cost))
     elif card.steps:
         lines.append("the run was already finished; --overwrite tunes it again")
     lines.append(f"the prompt, its card and its learning curve are in {tuned.folder}")
     return "\n".join(lines)
+
+
+def describe_cost(cost: Mapping[str, Any]) -> str:
+    """Where the time went; phases of less than half a second are left out."""
+    phases = cost["phases"]
+    shown = [f"{name} {seconds:.1f}" for name, seconds in phases.items() if seconds >= 0.5]
+    parts = f" ({', '.join(shown)})" if len(shown) > 1 else ""
+    memory = "" if cost["peak_gib"] is None else f", {cost['peak_gib']:.1f} GiB at peak"
+    resumed = f", resumed at step {cost['from_step']}" if cost["from_step"] else ""
+    return f"took {sum(phases.values()):.0f} s{parts}{memory}{resumed}"
 
 
 def cohort_table(runs: Sequence[Record], folder: Path) -> str:
@@ -105,6 +114,8 @@ def cohort_table(runs: Sequence[Record], folder: Path) -> str:
     lines += [
         f"{Path(run['folder']).name} failed: {run['stopped']}" for run in runs if run["failed"]
     ]
+    if cost := next((run["cost"] for run in runs if run.get("cost")), None):
+        lines.append(describe_cost(cost))
     return "\n".join([*lines, f"the runs and {COHORT_TABLE} are in {folder}"])
 
 

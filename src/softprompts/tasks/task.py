@@ -102,7 +102,8 @@ class Task:
 
     def majority(self) -> dict[str, float]:
         """The scores of always predicting the majority label of each member."""
-        return self.score([task.majority_label for task in self.members for _ in task.validation])
+        labels = [[task.majority_label] * len(task.validation) for task in self.members]
+        return self.score(list(itertools.chain.from_iterable(labels)))
 
     def score(
         self, predictions: Sequence[str], examples: Sequence[Example] | None = None

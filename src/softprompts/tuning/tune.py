@@ -15,6 +15,7 @@ from ..tasks import Task, load_task, lone_classes, register_data
 from .checkpoint import load_checkpoint, longer_schedule
 from .cohort import Cohort
 from .finish import finish
+from .phases import Phases
 from .progress import make_watcher
 from .run import Run, RunFailedError
 from .summary import write_table
@@ -90,6 +91,7 @@ def tune_config(
     watcher: Watcher | None = None,
     backbone: Backbone | None = None,
     trackers: Sequence[str] = (),
+    phases: Phases | None = None,
 ) -> Tuned:
     """Tune one prompt, resuming if the folder holds a checkpoint.
 
@@ -98,7 +100,9 @@ def tune_config(
     team = make_team(config.device)
     folders = [None if folder is None else RunFolder(folder)]
     with team.exclusive(folder):
-        (result,) = _tune(team, [config], folders, overwrite, watcher, backbone, trackers)
+        (result,) = _tune(
+            team, [config], folders, overwrite, watcher, backbone, trackers, phases=phases
+        )
     if isinstance(result, RunFailedError):
         raise result
     return result
@@ -114,6 +118,7 @@ def tune_cohort(
     on_start: OnStart = lambda runs: None,
     curves: bool = True,
     exclusive: bool = False,
+    phases: Phases | None = None,
 ) -> list[Tuned | RunFailedError]:
     """Tune all members on one backbone, each in its own folder below `folder`, where it resumes if
     there is a checkpoint.
@@ -127,7 +132,7 @@ def tune_cohort(
     configs = [member.config for member in members]
     with team.exclusive(folder if exclusive else None):
         return _tune(
-            team, configs, folders, overwrite, watcher, backbone, trackers, on_start, curves
+            team, configs, folders, overwrite, watcher, backbone, trackers, on_start, curves, phases
         )
 
 
@@ -141,18 +146,24 @@ def _tune(
     trackers: Sequence[str],
     on_start: OnStart = lambda runs: None,
     curves: bool = True,
+    phases: Phases | None = None,
 ) -> list[Tuned | RunFailedError]:
     check_trackers(trackers)
-    watcher = watcher or Watcher()
-    runs = _load(team, configs, folders, overwrite, backbone, watcher)
+    watcher, phases = watcher or Watcher(), phases or Phases()
+    runs = _load(team, configs, folders, overwrite, backbone, watcher, phases)
     on_start(runs)
     watcher.on_start(runs)
     paths = [None if folder is None else folder.path for folder in folders]
     with Tracking(trackers if team.is_main else (), runs, paths, watcher) as tracking:
-        Cohort(runs, paths, tracking).train()
+        Cohort(runs, paths, tracking, phases).train()
     if test_rows := sum(len(run.task.test) for run in runs):
         watcher.on_message(f"answering {test_rows:,} test rows")
-    return [finish(run, folder, curves) for run, folder in zip(runs, folders, strict=True)]
+    with phases("finish"):
+        results = [finish(run, folder, curves) for run, folder in zip(runs, folders, strict=True)]
+    for run in runs:
+        if run.cost is not None:
+            run.cost["phases"] = phases.seconds()
+    return results
 
 
 def _load(
@@ -162,15 +173,18 @@ def _load(
     overwrite: bool,
     backbone: Backbone | None,
     watcher: Watcher,
+    phases: Phases,
 ) -> list[Run]:
     """The runs, each at step 0 or where its checkpoint left off, with their folders ready."""
     watcher.on_message("reading the data")
-    tasks = team.on_all(lambda: load_tasks(configs))
+    with phases("data"):
+        tasks = team.on_all(lambda: load_tasks(configs))
     for lone in dict.fromkeys(filter(None, map(lone_classes, tasks))):
         watcher.on_message(f"warning: {lone}")
     if backbone is None:
         watcher.on_message(f"loading {configs[0].model}")
-    frozen = backbone or team.on_all(lambda: _load_backbone(team, configs[0]))
+    with phases("model"):
+        frozen = backbone or team.on_all(lambda: _load_backbone(team, configs[0]))
     resumed = team.on_main(
         lambda: [bool(not overwrite and folder and folder.has_checkpoint) for folder in folders]
     )
@@ -185,12 +199,13 @@ def _load(
     distinct = {id(task): task for task in tasks}.values()
     rows = sum(len(task.train) + len(task.validation) for task in distinct)
     watcher.on_message(f"tokenising {rows:,} rows")
-    runs = team.on_all(
-        lambda: [
-            Run(config, task, frozen, resumes, team)
-            for config, task, resumes in zip(configs, tasks, resumed, strict=True)
-        ]
-    )
+    with phases("data"):
+        runs = team.on_all(
+            lambda: [
+                Run(config, task, frozen, resumes, team)
+                for config, task, resumes in zip(configs, tasks, resumed, strict=True)
+            ]
+        )
     team.on_main(lambda: _open_folders(runs, folders, overwrite))
     for run, folder, resumes in zip(runs, folders, resumed, strict=True):
         if folder is not None and resumes:

@@ -3,6 +3,7 @@
 A step is recorded once for the sizes of its inputs and replayed.
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -24,6 +25,7 @@ class TrainingGraphs:
         self.graphs: OrderedDict[tuple[Any, ...], _Graph] = OrderedDict()
         self.buffers = _Buffers()
         self.recorded = 0  # steps so far, discarded ones included
+        self.seconds = 0.0  # that compiling and recording them took
 
     def __call__(
         self, step: Step, inputs: Sequence[Tensor], kind: object = None
@@ -34,9 +36,11 @@ class TrainingGraphs:
         """
         key = (kind, *(tensor.shape for tensor in inputs))
         if key not in self.graphs:
+            began = time.monotonic()
             pool = next(iter(self.graphs.values())).graph.pool() if self.graphs else None
             self.graphs[key] = _Graph(step, inputs, self.buffers, pool)
             self.recorded += 1
+            self.seconds += time.monotonic() - began
         self.graphs.move_to_end(key)
         if len(self.graphs) > MAX_GRAPHS:
             self.graphs.popitem(last=False)

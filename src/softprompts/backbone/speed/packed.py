@@ -171,7 +171,8 @@ class PackedT5(Packed):
 
     def _bias(self, layout: Layout, embeds: Tensor) -> PackedBias:
         if self.recorded:
-            torch._dynamo.maybe_mark_dynamic(layout.tiles, 0)
+            if self.compiled:
+                torch._dynamo.maybe_mark_dynamic(layout.tiles, 0)
             if self._extended is None or self._extended[0] != self.max_columns:
                 table = kernels.extend_table(self.table, self.max_columns)
                 self._extended = self.max_columns, table
