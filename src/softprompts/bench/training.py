@@ -193,7 +193,8 @@ def _ours(
     settings: Settings, backbone: Backbone, batches: Sequence[RunBatches], alone: int
 ) -> list[Subject]:
     compiles = set_compile(backbone, settings.compile_ours)
-    mode = "compiled" if compiles else "eager"
+    on_gpu = backbone.device.type == "cuda"
+    mode = "compiled" if compiles else "recorded" if on_gpu else "eager"
 
     def runs(count: int) -> list[Any]:
         return [
