@@ -69,10 +69,16 @@ class Prompt(nn.Module):
     @torch.no_grad()
     def chosen(self, embeds: Tensor, mask: Tensor) -> Tensor:
         """The prompt each row is sent to in evaluation [B]."""
+        return self.router_probabilities(embeds, mask).argmax(-1)
+
+    @torch.no_grad()
+    def router_probabilities(self, embeds: Tensor, mask: Tensor) -> Tensor:
+        """The probability of each prompt in evaluation [B, K]; all of the first without a
+        router."""
         if self.route.router is None:
-            return torch.zeros(len(embeds), dtype=torch.long)
+            return torch.eye(len(self.table))[:1].expand(len(embeds), -1)
         logits: Tensor = self.route.router(mean_embedding(embeds, mask) / self.unit)
-        return logits.argmax(-1)
+        return logits.softmax(-1)
 
     @torch.no_grad()
     def fold(self) -> "Prompt":

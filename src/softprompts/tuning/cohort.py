@@ -22,8 +22,8 @@ from .phases import Phases
 from .run import Run, check_losses
 from .watch import Watcher
 
-RECORD_FROM = 30
-"""Recording steps pays off if at least this many are left, counted over all runs."""
+RECORD_FROM = 50
+"""Recording steps pays off if a run has at least this many left."""
 COMPILE_FROM = 75.0
 """Compiling layers pays off if training takes at least this many seconds more: it takes about 30,
 and saves up to 40 %."""
@@ -62,7 +62,7 @@ class Cohort:
         """Rows of an evaluation batch; lowered when memory runs out."""
         for run in runs:
             run.backbone.reserve(max(map(len, run.inputs)) + run.config.prompt.length)
-        if sum(run.steps - run.step for run in runs) >= RECORD_FROM:
+        if max((run.steps - run.step for run in runs), default=0) >= RECORD_FROM:
             runs[0].backbone.accelerate()
 
     def train(self) -> None:
@@ -129,14 +129,17 @@ class Cohort:
     def _after_step(self, members: Sequence[Member]) -> None:
         """Evaluate the runs that are due, and save checkpoints."""
         runs = [run for run, _ in members if run.stopped is None]
-        self._evaluate([run for run in runs if run.due(run.config.tuning.evaluate_every)])
+        self.evaluate([run for run in runs if run.due(run.config.tuning.evaluate_every)])
         for run, folder in members:
             due = run.stopped is not None or run.due(run.config.tuning.checkpoint_every)
             if folder is not None and run.team.is_main and due:
                 save(run, folder)
 
-    def _evaluate(self, runs: Sequence[Run]) -> None:
-        """In one process, the rows of all runs share batches; several share each run's rows."""
+    def evaluate(self, runs: Sequence[Run]) -> list[list[str]]:
+        """Score these runs, and return their predictions.
+
+        In one process, the rows of all runs share batches; several share each run's rows.
+        """
         with self.phases("evaluate"):
             if runs and runs[0].team.size == 1:
                 predictions = self._predictions(runs)
@@ -148,6 +151,7 @@ class Cohort:
         for run, answers in zip(runs, predictions, strict=True):
             run.record(answers)
             self.watcher.on_evaluation(run)
+        return predictions
 
     def _predictions(self, runs: Sequence[Run]) -> list[list[str]]:
         jobs = [(run.predictor(), run.held_out) for run in runs]

@@ -1,0 +1,278 @@
+"""What a prompt has learned: the vocabulary near its tokens, what each token is worth, and which
+inputs a mixture sends where (Lester 2021, §7).
+
+Shape letters: K prompts of a mixture, P prompt tokens, H hidden, V vocabulary, B rows.
+"""
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..backbone import Backbone, Text
+from ..errors import UserError
+from ..tasks import Example
+from ..tuning.tuned import Tuned
+
+NEIGHBOURS = 5
+DUPLICATE = 0.95
+"""The cosine from which two tokens of a prompt count as near-duplicates."""
+EXAMPLES = 3
+"""Inputs to show for each prompt of a mixture."""
+MAX_ROWS = 128
+"""The most rows that the worth of tokens is measured on."""
+BATCH = 32
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A vocabulary entry near a prompt token."""
+
+    word: str
+    cosine: float
+
+
+@dataclass(frozen=True)
+class TokenReport:
+    """One token of a prompt."""
+
+    prompt: int
+    position: int
+    neighbours: list[Neighbour]
+    moved: float | None = None
+    """The distance from its start, over the start's norm; None if the start is not known."""
+    loss_without: float | None = None
+    """How much the loss rises when the token is left out; None without labelled rows."""
+
+
+@dataclass(frozen=True)
+class RoutingReport:
+    """Which inputs one prompt of a mixture takes."""
+
+    prompt: int
+    rows: int
+    classes: dict[str, int]
+    examples: list[str]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All that is known about a prompt."""
+
+    tokens: list[TokenReport]
+    duplicates: list[list[list[int]]]
+    """Groups of near-duplicate tokens, each as [prompt, position]."""
+    labels: dict[str, int]
+    """In how many tokens' neighbours each class label is."""
+    shared: dict[str, int]
+    """Neighbours of several tokens, and of how many."""
+    nearest_cosine: float
+    """The mean cosine between a token and its nearest neighbour."""
+    random_cosine: float
+    """The same for random vectors: what chance gives."""
+    loss: float | None = None
+    """The mean loss of the rows that tokens were left out for."""
+    rows: int = 0
+    routing: list[RoutingReport] = field(default_factory=list)
+    confidence: float | None = None
+    """The router's mean probability of the prompt it chooses."""
+    entropy: float | None = None
+    """The mean entropy of the router's probabilities, as a share of the largest possible."""
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def explain(
+    tuned: Tuned,
+    examples: Sequence[Example] = (),
+    start: Tensor | None = None,
+    on_token: Callable[[int], object] = lambda count: None,
+) -> Explanation:
+    """Explain a tuned prompt. `examples` are labelled rows of its task, for what each token is
+    worth and for a mixture's routing; `start` [K, P, H] are the vectors that training began from.
+
+    `on_token` is called with the number of tokens done, which the rows make slow.
+    """
+    vectors = tuned.prompt.table.detach().float().cpu()
+    if vectors.shape[1] == 0:
+        raise UserError("A prompt of length 0 has no tokens to explain.")
+    neighbours = nearest_words(tuned.backbone, vectors.flatten(0, 1))
+    chance = torch.randn(vectors.flatten(0, 1).shape, generator=torch.Generator().manual_seed(0))
+    random_neighbours = nearest_words(tuned.backbone, chance, 1)
+    moved = _moved(vectors, start)
+    loss, without = _worth(tuned, examples[:MAX_ROWS], on_token)
+    count, length = vectors.shape[:2]
+    tokens = [
+        TokenReport(k, p, neighbours[k * length + p], moved[k][p], without[k][p])
+        for k in range(count)
+        for p in range(length)
+    ]
+    words = Counter(word for own in neighbours for word in {plain_word(n.word) for n in own})
+    return Explanation(
+        tokens,
+        _duplicates(vectors),
+        {label: _tokens_near(tuned.backbone, label, neighbours) for label in tuned.form.labels},
+        {word: times for word, times in words.most_common() if times > 1 and word},
+        _mean([own[0].cosine for own in neighbours]),
+        _mean([own[0].cosine for own in random_neighbours]),
+        loss,
+        len(examples[:MAX_ROWS]),
+        *_routing(tuned, examples),
+    )
+
+
+@torch.no_grad()
+def nearest_words(
+    backbone: Backbone, vectors: Tensor, count: int = NEIGHBOURS
+) -> list[list[Neighbour]]:
+    """The vocabulary entries with the largest cosine to each vector: [N, H] -> N lists."""
+    special = set(backbone.tokenizer.all_special_ids)
+    ids = torch.tensor(
+        [index for index in range(min(backbone.vocab_size, len(backbone.tokenizer)))
+         if index not in special]
+    )  # fmt: skip
+    embeddings = backbone.input_embeddings(ids)
+    directions = torch.nn.functional.normalize(embeddings, dim=1)
+    cosines = torch.nn.functional.normalize(vectors, dim=1) @ directions.T
+    best = cosines.topk(min(count, len(ids)), dim=1)
+    pieces = backbone.tokenizer.convert_ids_to_tokens(ids[best.indices.flatten()].tolist())
+    words = iter(pieces)
+    return [
+        [Neighbour(next(words), round(value, 4)) for value in row] for row in best.values.tolist()
+    ]
+
+
+def plain_word(piece: str) -> str:
+    """A vocabulary entry without its tokenizer's marks for spaces."""
+    return piece.strip("▁Ġ#").lower()
+
+
+def _tokens_near(backbone: Backbone, label: str, neighbours: Sequence[Sequence[Neighbour]]) -> int:
+    """The number of tokens with a piece of the label among their neighbours."""
+    pieces = backbone.tokenizer.convert_ids_to_tokens(backbone.word_pieces(label))
+    wanted = {plain_word(piece) for piece in pieces} - {""}
+    return sum(any(plain_word(near.word) in wanted for near in own) for own in neighbours)
+
+
+def _duplicates(vectors: Tensor) -> list[list[list[int]]]:
+    """Groups of tokens that are connected by cosines from `DUPLICATE` on."""
+    count, length, _ = vectors.shape
+    directions = torch.nn.functional.normalize(vectors.flatten(0, 1), dim=1)
+    near = (directions @ directions.T >= DUPLICATE).tolist()
+    left, groups = set(range(count * length)), []
+    while left:
+        group, waiting = set(), {min(left)}
+        while waiting:
+            token = waiting.pop()
+            group.add(token)
+            waiting |= {other for other in left - group if near[token][other]}
+        left -= group
+        if len(group) > 1:
+            groups.append([list(divmod(token, length)) for token in sorted(group)])
+    return groups
+
+
+def _moved(vectors: Tensor, start: Tensor | None) -> list[list[float | None]]:
+    count, length, _ = vectors.shape
+    if start is None or start.shape != vectors.shape:
+        return [[None] * length for _ in range(count)]
+    distance = (vectors - start).norm(dim=2) / start.norm(dim=2).clamp(min=1e-12)
+    return [[round(part, 4) for part in row] for row in distance.tolist()]
+
+
+@torch.no_grad()
+def _worth(
+    tuned: Tuned, examples: Sequence[Example], on_token: Callable[[int], object]
+) -> tuple[float | None, list[list[float | None]]]:
+    """The mean loss per target token, and how much it rises without each token [K][P].
+
+    A single prompt is shortened by the token; in a mixture it is zero, because other prompts keep
+    theirs.
+    """
+    prompt, count, length = tuned.prompt, *tuned.prompt.table.shape[:2]
+    if not examples:
+        return None, [[None] * length for _ in range(count)]
+    batches = _batches(tuned, examples)
+    ablated = copy.deepcopy(prompt)
+
+    def loss(left_out: tuple[int, int] | None) -> float:
+        total = tokens = 0.0
+        for backbone, text, targets in batches:
+            ablated.table.copy_(prompt.table)
+            if left_out is not None and count > 1:
+                ablated.table[left_out] = 0
+            vectors = ablated(text.embeds, text.mask)
+            if left_out is not None and count == 1:
+                _, at = left_out
+                vectors = torch.cat([vectors[:, :at], vectors[:, at + 1 :]], dim=1)
+            losses = backbone.losses(vectors, text, targets)
+            total += float(losses.nll.sum())
+            tokens += float(losses.tokens.sum())
+        return total / tokens
+
+    whole, rises = loss(None), list[list[float | None]]()
+    for k in range(count):
+        rises.append([])
+        for p in range(length):
+            rises[-1].append(round(loss((k, p)) - whole, 5))
+            on_token(k * length + p + 1)
+    return round(whole, 5), rises
+
+
+def _batches(
+    tuned: Tuned, examples: Sequence[Example]
+) -> list[tuple[Backbone, Text, list[list[int]]]]:
+    """Rows of similar length, with their targets, and the backbone that predicts these."""
+    prompt = tuned.prompt
+    backbone = tuned.backbone.with_head(prompt.head, tuned.form.labels)
+    rows = backbone.tokenise([example.input for example in examples], tuned.predictor().budget)
+    targets = backbone.tokenise_targets([example.target for example in examples])
+    order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+    parts = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
+    return [
+        (
+            backbone,
+            backbone.embed_rows([rows[row] for row in part], prompt.config.place),
+            [targets[row] for row in part],
+        )
+        for part in parts
+    ]
+
+
+@torch.no_grad()
+def _routing(
+    tuned: Tuned, examples: Sequence[Example]
+) -> tuple[list[RoutingReport], float | None, float | None]:
+    """Which rows each prompt of a mixture takes, and how sure the router is."""
+    prompt, backbone = tuned.prompt, tuned.backbone
+    count, router = len(prompt.table), prompt.route.router
+    if count == 1 or router is None or not examples:
+        return [], None, None
+    budget = tuned.predictor().budget
+    chosen: list[int] = []
+    confidence = entropy = 0.0
+    for start in range(0, len(examples), 64):
+        part = [example.input for example in examples[start : start + 64]]
+        text = backbone.embed_rows(backbone.tokenise(part, budget))
+        probabilities = prompt.router_probabilities(text.embeds, text.mask)
+        confidence += float(probabilities.amax(1).sum())
+        entropy -= float((probabilities * probabilities.clamp(min=1e-12).log()).sum())
+        chosen += probabilities.argmax(1).tolist()
+    reports = []
+    for k in range(count):
+        own = [example for example, to in zip(examples, chosen, strict=True) if to == k]
+        classes = Counter(example.target for example in own) if tuned.form.labels else Counter()
+        shown = [example.input for example in own[:EXAMPLES]]
+        reports.append(RoutingReport(k, len(own), dict(classes.most_common()), shown))
+    rows = len(examples)
+    return reports, round(confidence / rows, 4), round(entropy / rows / math.log(count), 4)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(sum(values) / len(values), 4)

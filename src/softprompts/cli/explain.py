@@ -1,0 +1,112 @@
+"""The command `softprompts explain`."""
+
+import argparse
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config import TaskConfig
+from ..errors import UserError
+from ..files import write_atomically, write_json
+from ..library import default_folder
+from ..tasks import Example, Row, Task, load_task, read_rows
+from .command import add_model, check_prompt_folder, load_tuned_prompt, make_parser, output_folder
+from .output import print_result
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..analysis.explain import Explanation
+    from ..tuning.tuned import Tuned
+
+EXAMPLES = """softprompts explain runs/stars
+  softprompts explain runs/stars --file test.csv --output explained    # JSON, HTML, PNG"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Show what a tuned prompt has learned: the words near its tokens, what each token is worth,
+    and which inputs a mixture sends where."""
+    options = _parser().parse_args(argv)
+    check_prompt_folder(options.prompt, default_folder())
+    rows = read_rows(options.file, encoding=options.encoding) if options.file else []
+
+    from ..analysis.explain import explain
+    from ..analysis.explain_page import describe
+    from .progress import RowProgress
+
+    tuned = load_tuned_prompt(options)
+    task = None if rows else _own_task(tuned)
+    examples = _examples(tuned, rows, task)
+    count = tuned.prompt.table.shape[0] * tuned.prompt.table.shape[1] if examples else 0
+    with RowProgress("leaving out tokens", count, options.quiet) as progress:
+        explanation = explain(
+            tuned, examples, _start(tuned, task), lambda done: progress.advance_rows(1)
+        )
+    lines = describe(explanation)
+    if not examples:
+        lines.append("give labelled rows with --file to see what each token is worth")
+    if options.output:
+        _write(options.output, explanation, f"{options.prompt}: {tuned.card.task.name}")
+        lines.append(f"the explanation is in {options.output} as JSON, HTML and PNG")
+    return print_result(options, explanation.plain(), "\n".join(lines))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser("explain", EXAMPLES, main.__doc__)
+    parser.add_argument("prompt", metavar="PROMPT", type=Path, help="the folder that tune wrote")
+    parser.add_argument(
+        "--file",
+        metavar="FILE",
+        help="labelled rows with the task's columns (default: the task's validation rows)",
+    )
+    parser.add_argument("--encoding", default="utf-8", help="encoding of --file (default utf-8)")
+    parser.add_argument(
+        "--output", metavar="FOLDER", type=output_folder, help="also write JSON, HTML and a PNG"
+    )
+    add_model(parser, "the backbone, if it is not where the prompt's card says")
+    return parser
+
+
+def _own_task(tuned: "Tuned") -> Task | None:
+    """The task that the prompt was tuned on, if its rows are on this machine."""
+    with suppress(UserError):
+        config = TaskConfig.of(tuned.card.task_settings)
+        if config.task is not None or config.train is not None:
+            return load_task(config)
+    return None
+
+
+def _examples(tuned: "Tuned", rows: Sequence[Row], task: Task | None) -> list[Example]:
+    if rows:
+        tuned.form.check_columns(rows)
+        return list(tuned.form.examples(rows, split="validation"))
+    return [] if task is None else list(task.validation)
+
+
+def _start(tuned: "Tuned", task: Task | None) -> "Tensor | None":
+    """The vectors that training began from, if the run's settings are beside the prompt."""
+    from ..artifacts.run_folder import RunFolder
+    from ..tuning.prepare import initial_prompt, resolve
+
+    folder = None if tuned.folder is None else RunFolder(tuned.folder)
+    if task is None or folder is None or not folder.has_config:
+        return None
+    with suppress(UserError):
+        config = resolve(folder.config(), task, tuned.backbone)
+        return initial_prompt(config, task, tuned.backbone).fold().table.detach().cpu()
+    return None
+
+
+def _write(folder: Path, explanation: "Explanation", title: str) -> None:
+    from ..analysis.explain_page import figure, page
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "explanation.json", explanation.plain())
+    text = page(explanation, title)
+    write_atomically(folder / "explanation.html", lambda path: path.write_text(text, "utf-8"))
+    with suppress(ImportError):  # without matplotlib
+        drawing = figure(explanation, title)
+        write_atomically(
+            folder / "explanation.png", lambda path: drawing.savefig(path, format="png", dpi=120)
+        )
