@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .analysis.explain import explain
     from .backbone import Backbone, load_backbone, register_family
+    from .bench.cost import cost
     from .config import Choice, PromptConfig, RunConfig, TaskConfig, TuningConfig, run_config
     from .config.kinds import (
         register_head,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from .errors import UserError
     from .library.library import Library
     from .serving.engine import Engine, ensemble, probabilities
+    from .serving.ensemble import evaluate_ensemble
     from .study.study import Study
     from .tasks import register_metric, register_task
     from .transfer.transfer import transfer
@@ -48,7 +51,10 @@ _HOMES = {
     "Tuned": "tuning.tuned",
     "TuningConfig": "config",
     "UserError": "errors",
+    "cost": "bench.cost",
     "ensemble": "serving.engine",
+    "evaluate_ensemble": "serving.ensemble",
+    "explain": "analysis.explain",
     "import_peft": "tuning.tuned",
     "load": "tuning.tuned",
     "load_backbone": "backbone",
@@ -79,7 +85,10 @@ __all__ = [
     "TuningConfig",
     "UserError",
     "__version__",
+    "cost",
     "ensemble",
+    "evaluate_ensemble",
+    "explain",
     "import_peft",
     "load",
     "load_backbone",

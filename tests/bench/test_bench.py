@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from softprompts.analysis.flops import Architecture
 from softprompts.bench import inference, learners, training
 from softprompts.bench.flops import t5_flops
 from softprompts.cli.bench import main
@@ -274,7 +275,8 @@ def test_the_formula_matches_torch() -> None:
         ).loss
     with FlopCounterMode(display=False) as backward:
         loss.backward()
-    flops = t5_flops(backbone.model.config, [24] * 3, [8] * 3)
+    architecture = Architecture.of(backbone.model, backbone.family)
+    flops = t5_flops(architecture, [24] * 3, [8] * 3)
     assert flops.forward == forward.get_total_flops()
     # the backward pass of the decoder's first self-attention is not needed
     assert flops.step == pytest.approx(

@@ -60,6 +60,12 @@ def test_the_test_score_is_shown_everywhere(
     table = cohort_table(runs, tmp_path)
     assert "test" in table.splitlines()[0].split()
     assert "are those of the test rows" in table
+    assert "p vs best" in table
+    alone = [{**run, "p_vs_best": None} for run in runs]
+    assert "p vs best" not in cohort_table(alone, tmp_path), "no two runs on the same rows"
+    with monkeypatch.context() as patch:
+        patch.setitem(first.card.task.rows, "skipped", 1)
+        assert "1 bad row was skipped" in describe(first)
     assert over_seeds(runs)[0]["test"]["mean"]["accuracy"] == pytest.approx(
         sum(run["test"]["accuracy"] for run in runs) / 2
     )
@@ -127,6 +133,9 @@ def scored(accuracy: float, **parts: Any) -> Card:
 
 def test_advice_comes_in_the_order_that_helps() -> None:
     assert advice(scored(81.0)) is None
+    perfect = scored(100.0)
+    perfect.scores["validation"]["baselines"]["bag_of_words"]["metrics"]["accuracy"] = 100.0
+    assert advice(perfect) is None, "there is nothing left to improve"
     text = Tuned(None, None, scored(60.0)).advice  # type: ignore[arg-type]
     assert text == (
         "accuracy 60.0 is no better than the bag of words (80.0); "

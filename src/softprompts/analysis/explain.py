@@ -207,7 +207,7 @@ def _worth(
             ablated.table.copy_(prompt.table)
             if left_out is not None and count > 1:
                 ablated.table[left_out] = 0
-            vectors = ablated(text.embeds, text.mask)
+            vectors = ablated(text.embeds, backbone.content_mask(text))
             if left_out is not None and count == 1:
                 _, at = left_out
                 vectors = torch.cat([vectors[:, :at], vectors[:, at + 1 :]], dim=1)
@@ -229,9 +229,9 @@ def _batches(
     tuned: Tuned, examples: Sequence[Example]
 ) -> list[tuple[Backbone, Text, list[list[int]]]]:
     """Rows of similar length, with their targets, and the backbone that predicts these."""
-    prompt = tuned.prompt
-    backbone = tuned.backbone.with_head(prompt.head, tuned.form.labels)
-    rows = backbone.tokenise([example.input for example in examples], tuned.predictor().budget)
+    prompt, predictor = tuned.prompt, tuned.predictor()
+    backbone = predictor.backbone
+    rows = backbone.tokenise([example.input for example in examples], predictor.budget)
     targets = backbone.tokenise_targets([example.target for example in examples])
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
     parts = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
@@ -250,17 +250,16 @@ def _routing(
     tuned: Tuned, examples: Sequence[Example]
 ) -> tuple[list[RoutingReport], float | None, float | None]:
     """Which rows each prompt of a mixture takes, and how sure the router is."""
-    prompt, backbone = tuned.prompt, tuned.backbone
-    count, router = len(prompt.table), prompt.route.router
-    if count == 1 or router is None or not examples:
+    prompt, predictor = tuned.prompt, tuned.predictor()
+    count, backbone = len(prompt.table), predictor.backbone
+    if count == 1 or prompt.route.router is None or not examples:
         return [], None, None
-    budget = tuned.predictor().budget
     chosen: list[int] = []
     confidence = entropy = 0.0
     for start in range(0, len(examples), 64):
         part = [example.input for example in examples[start : start + 64]]
-        text = backbone.embed_rows(backbone.tokenise(part, budget))
-        probabilities = prompt.router_probabilities(text.embeds, text.mask)
+        text = backbone.embed_rows(backbone.tokenise(part, predictor.budget))
+        probabilities = prompt.router_probabilities(text.embeds, backbone.content_mask(text))
         confidence += float(probabilities.amax(1).sum())
         entropy -= float((probabilities * probabilities.clamp(min=1e-12).log()).sum())
         chosen += probabilities.argmax(1).tolist()

@@ -130,6 +130,7 @@ class Answering(NamedTuple):
     scoring: str
     max_length: int
     answer_length: int | None
+    chat: bool
 
 
 UNTRAINED = frozenset(
@@ -238,6 +239,11 @@ class Card(Part):
         return None if length is None else int(length)
 
     @property
+    def chat(self) -> bool:
+        """Whether texts go through the backbone's chat template; older cards do not say."""
+        return self._settings("tuning").get("chat") is True
+
+    @property
     def task_settings(self) -> dict[str, Any]:
         """The settings of the task, with the current paths of its data."""
         settings = self._settings("task")
@@ -284,7 +290,7 @@ class Card(Part):
             metric = name.rpartition(":")[2]
             if metric != MEAN and not has_metric(metric):
                 raise _corrupted(self.path, f"there is no metric {name!r}")
-        return Answering(form, scoring, max_length, self.task.answer_length)
+        return Answering(form, scoring, max_length, self.task.answer_length, self.chat)
 
     def check_backbone(self, backbone: Backbone, prompt: Path | str) -> None:
         """Refuse any backbone but the prompt's own; `prompt` names the prompt in the error."""

@@ -11,6 +11,8 @@
     predictions.json        the prompt's predictions for the validation and test rows
     checkpoint.safetensors  the state of training, which the run resumes from
     trackers/               TensorBoard's files
+    tournament.json, .png   how the run's settings were chosen, if by a tournament (tournament.py)
+    tournament/             the candidates' checkpoints, until it is decided
 
 A cohort's folder holds one such folder per run, and `cohort.csv`.
 """
@@ -51,12 +53,13 @@ CARD, PROMPT, EMBEDDING = "prompt.json", "prompt.safetensors", "embedding.safete
 CONFIG, METRICS, CURVE = "config.yaml", "metrics.jsonl", "curve.png"
 CONFUSION, PREDICTIONS = "confusion.png", "predictions.json"
 CHECKPOINT, MODEL, TRACKERS = "checkpoint.safetensors", "model", "trackers"
+TOURNAMENT, TOURNAMENT_PLOT, CANDIDATES = "tournament.json", "tournament.png", "tournament"
 COHORT_TABLE = "cohort.csv"
 
 PROMPT_FILES = (CARD, PROMPT, EMBEDDING, CONFIG, METRICS, CURVE)
 """What a copy of a prompt consists of."""
-FILES = (*PROMPT_FILES, CONFUSION, PREDICTIONS, CHECKPOINT)
-FOLDERS = (MODEL, TRACKERS)
+FILES = (*PROMPT_FILES, CONFUSION, PREDICTIONS, CHECKPOINT, TOURNAMENT, TOURNAMENT_PLOT)
+FOLDERS = (MODEL, TRACKERS, CANDIDATES)
 CHECKPOINT_FORMAT = 1
 
 
@@ -199,6 +202,25 @@ class RunFolder:
     @property
     def trackers(self) -> Path:
         return self.path / TRACKERS
+
+    @property
+    def tournament(self) -> Path:
+        return self.path / TOURNAMENT
+
+    @property
+    def tournament_plot(self) -> Path:
+        return self.path / TOURNAMENT_PLOT
+
+    def candidate(self, name: str) -> "RunFolder":
+        """The folder of a candidate's state while a tournament lasts."""
+        return RunFolder(self.path / CANDIDATES / name)
+
+    def remove_candidates(self, names: Sequence[str]) -> None:
+        """Remove the state of candidates, and the folder of all once it is empty."""
+        for name in names:
+            shutil.rmtree(self.candidate(name).path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # others are left, or there is none
+            (self.path / CANDIDATES).rmdir()
 
     # -- checkpoints -------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Each model family is one class in one file, registered with `register_family`.
 from .backbone import Backbone
 from .batch import Losses, Place, Text, to_device
 from .causal import Causal
+from .chat import chats_by_default, has_chat_template, with_chat
 from .encoder_decoder import EncoderDecoder
 from .families import register_family
 from .kv_cache import PromptCache
@@ -21,8 +22,11 @@ __all__ = [
     "Place",
     "PromptCache",
     "Text",
+    "chats_by_default",
+    "has_chat_template",
     "inspect_model",
     "load_backbone",
     "register_family",
     "to_device",
+    "with_chat",
 ]

@@ -63,6 +63,9 @@ class Backbone(ABC):
 
     frozen = True
 
+    chat_template: str = ""
+    """The template that texts are put into, if they are a chat model's."""
+
     @classmethod
     def handles(cls, config: Any) -> bool:
         """Whether this family loads models with this transformers config."""
@@ -332,6 +335,10 @@ class Backbone(ABC):
         with self.no_grad_if_frozen():
             embeds = self.embedding(ids)
         return Text(embeds, mask.long(), insert_at, ids, None, torch.from_numpy(sizes))
+
+    def content_mask(self, text: Text) -> Tensor:
+        """The tokens that a router reads [B, T]: not those of a chat template."""
+        return text.mask
 
     def no_grad_if_frozen(self) -> torch.set_grad_enabled:
         """Inside, embeddings are looked up without gradients unless the model itself is tuned."""

@@ -83,6 +83,14 @@ def meta_backbone(
 def inspect_model(name: str, trust_remote_code: bool = False) -> tuple[type[Backbone], Any, Any]:
     """A model's family, config and tokenizer, without its weights; a clear error if it cannot be a
     backbone."""
+    family, config = inspect_config(name, trust_remote_code)
+    with _load_errors(name):
+        tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
+    return family, config, tokenizer
+
+
+def inspect_config(name: str, trust_remote_code: bool = False) -> tuple[type[Backbone], Any]:
+    """The same without the tokenizer."""
     prepare_hub(model_path(name))
     load_config = partial(
         transformers.AutoConfig.from_pretrained,
@@ -106,8 +114,7 @@ def inspect_model(name: str, trust_remote_code: bool = False) -> tuple[type[Back
                 f"{name} is a {config.model_type} model, whose output depends on padding; "
                 "choose another model."
             )
-        tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
-    return family, config, tokenizer
+    return family, config
 
 
 @contextmanager

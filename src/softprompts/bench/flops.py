@@ -1,11 +1,13 @@
-"""Floating-point operations of a T5, counted from its tokens without pads.
+"""Floating-point operations that a T5 needs for its tokens without pads.
 
 FORMULA states the rules. Work beyond them (pads, keys and values of the cross-attention where a few
 target tokens need none, recomputed activations) does not count as achieved.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from ..analysis.flops import Architecture
 
 FORMULA = (
     "For each row with L encoder tokens (prompt and text, no pads) and n target tokens: 2 "
@@ -26,22 +28,18 @@ class Flops(NamedTuple):
     step: float
 
 
-def t5_flops(config: Any, inputs: Sequence[int], targets: Sequence[int]) -> Flops:
+def t5_flops(model: Architecture, inputs: Sequence[int], targets: Sequence[int]) -> Flops:
     """For rows with these numbers of encoder tokens, prompt included, and of target tokens."""
-    width, heads = config.d_model, config.num_heads
-    inner = heads * config.d_kv
-    attention = 4 * width * inner
-    feed_forward = (3 if config.is_gated_act else 2) * width * config.d_ff
     frozen = products = 0.0
+    layers, width, inner = model.decoder_layers, model.width, model.attention
     for source, target in zip(inputs, targets, strict=True):
-        frozen += 2 * source * config.num_layers * (attention + feed_forward)
-        products += 4 * source**2 * inner * config.num_layers
-        by_keys = (4 * source * width * inner, 4 * target * source * inner)
-        by_queries = (4 * target * width * inner, 4 * target * source * width * heads)
-        cross = min(by_keys, by_queries, key=sum)
-        frozen += config.num_decoder_layers * (
-            2 * target * (attention + feed_forward + 2 * width * inner) + cross[0]
+        matrices, attention = model.forward(source, target)
+        by_keys = (2 * source * model.cross_weights, 4 * target * source * inner * layers)
+        by_queries = (
+            4 * target * width * inner * layers,
+            4 * target * source * width * model.heads * layers,
         )
-        products += config.num_decoder_layers * (4 * target**2 * inner + cross[1])
-        frozen += 2 * target * width * config.vocab_size
+        cross = min(by_keys, by_queries, key=sum)
+        frozen += matrices - by_keys[0] + cross[0]
+        products += attention - by_keys[1] + cross[1]
     return Flops(frozen + products, 2 * frozen + 3 * products)

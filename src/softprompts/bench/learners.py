@@ -88,6 +88,7 @@ def make_run(
         "steps": len(batches.inputs),
         "evaluate_every": never,
         "checkpoint_every": never,
+        "chat": False,  # the rows are tokenised already
     }
     config = run_config({"model": backbone.name, "seed": seed, "tuning": schedule}, settings)
     examples = [Example("x", "yes"), Example("y", "no")]

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from ..analysis.flops import Architecture
 from ..backbone import Backbone
 from ..errors import UserError
 from .flops import FORMULA, t5_flops
@@ -80,7 +81,7 @@ def _flops(
     """Those of an average step, without the router's few."""
     texts = [len(text) + length for batch in batches.inputs[settings.warmup :] for text in batch]
     targets = [len(target) for batch in batches.targets[settings.warmup :] for target in batch]
-    flops = t5_flops(backbone.model.config, texts, targets)
+    flops = t5_flops(Architecture.of(backbone.model, backbone.family), texts, targets)
     return {
         "forward_flops": flops.forward / settings.steps,
         "step_flops": flops.step / settings.steps,

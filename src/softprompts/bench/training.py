@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..analysis.flops import Architecture
 from ..backbone import Backbone
 from .flops import FORMULA, t5_flops
 from .learners import (
@@ -325,7 +326,8 @@ def _flops_rate(
         for text in batch
     ]
     targets = [len(target) for run in batches for batch in run.targets[timed] for target in batch]
-    flops = t5_flops(backbone.model.config, texts, targets).step / (len(batches) * settings.steps)
+    flops = t5_flops(Architecture.of(backbone.model, backbone.family), texts, targets).step
+    flops /= len(batches) * settings.steps
     achieved = flops / median(measurement.seconds) / 1e12
     peak_known = backbone.device.type == "cuda" and backbone.dtype == "bf16"
     utilisation = achieved / settings.peak_tflops if peak_known else None

@@ -189,6 +189,11 @@ def check_prompt_folder(path: Path, library: Path) -> None:
 def add_tuned_prompt(parser: argparse.ArgumentParser) -> None:
     """The flags of a command that answers with a tuned prompt."""
     parser.add_argument("prompt", metavar="PROMPT", type=Path, help="the folder that tune wrote")
+    add_answering(parser)
+
+
+def add_answering(parser: argparse.ArgumentParser) -> None:
+    """The same flags without the prompt."""
     parser.add_argument(
         "--scoring",
         choices=["generate", "labels"],

@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     from .progress import RowProgress
 
     tuned = load_tuned_prompt(options)
-    data = _evaluation_set(tuned, options, rows)
+    data = evaluation_set(tuned, options, rows)
     examples, labels = data.examples, data.labels
     inputs = [example.input for example in examples]
     predictor = tuned.predictor(options.scoring)
@@ -118,11 +118,16 @@ def _baselines(
 
 def _check(options: argparse.Namespace) -> list[Row]:
     """Refuse what can be refused before torch is imported; returns the rows of --file."""
-    if options.file and options.task:
-        raise UserError("Rows come from --file or from --task; leave one out.")
     if options.errors is not None and options.errors.suffix not in (".csv", ".jsonl"):
         raise UserError(f"--errors is {options.errors}; end its name in .csv or .jsonl.")
     check_prompt_folder(options.prompt, default_folder())
+    return file_rows(options)
+
+
+def file_rows(options: argparse.Namespace) -> list[Row]:
+    """The rows of --file, if it is given; refuses wrong flags about rows."""
+    if options.file and options.task:
+        raise UserError("Rows come from --file or from --task; leave one out.")
     if options.task:
         definition(options.task)
     if not options.file:
@@ -158,6 +163,24 @@ def _write_errors(
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("evaluate", EXAMPLES, main.__doc__)
     add_tuned_prompt(parser)
+    add_rows(parser)
+    parser.add_argument(
+        "--errors",
+        metavar="FILE",
+        type=Path,
+        help="write the rows it got wrong, with probabilities, to a .csv or .jsonl file",
+    )
+    parser.add_argument(
+        "--no-baselines",
+        dest="baselines",
+        action="store_false",
+        help="do not compare with a bag-of-words classifier on the training rows",
+    )
+    return parser
+
+
+def add_rows(parser: argparse.ArgumentParser) -> None:
+    """The flags that say which rows are evaluated."""
     parser.add_argument(
         "--file",
         metavar="FILE",
@@ -182,22 +205,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--skip-bad-rows", action="store_true", help="skip rows with an empty text or label"
     )
-    parser.add_argument(
-        "--errors",
-        metavar="FILE",
-        type=Path,
-        help="write the rows it got wrong, with probabilities, to a .csv or .jsonl file",
-    )
-    parser.add_argument(
-        "--no-baselines",
-        dest="baselines",
-        action="store_false",
-        help="do not compare with a bag-of-words classifier on the training rows",
-    )
-    return parser
 
 
-def _evaluation_set(
+def evaluation_set(
     tuned: "Tuned", options: argparse.Namespace, rows: Sequence[Row]
 ) -> EvaluationSet:
     form, metrics = tuned.form, tuned.card.task.metrics or tuned.form.metrics

@@ -34,13 +34,13 @@ NAME_WIDTH = 22
 """Columns of a task's name on a narrow terminal."""
 
 
-class _Rate(ProgressColumn):
+class RateColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         unit = task.fields.get("unit", "steps")
         return Text(f"{task.speed:.1f} {unit}/s" if task.speed else f"- {unit}/s", style="cyan")
 
 
-class _TimeLeft(ProgressColumn):
+class TimeLeftColumn(ProgressColumn):
     """The time left: a better estimate than the bar's own rate, if there is one."""
 
     def render(self, task: Task) -> Text:
@@ -100,10 +100,10 @@ class RunProgress(Watcher):
             BarColumn(8 if self.narrow else 40),
             MofNCompleteColumn(),
             TextColumn("{task.fields[info]}"),
-            _Rate(),
+            RateColumn(),
             *(() if self.narrow else (TimeElapsedColumn(),)),
             TextColumn("left"),
-            _TimeLeft(),
+            TimeLeftColumn(),
         )
         self.shown = console.is_terminal and not quiet
         self.log = Watcher() if quiet or self.shown else Lines()
@@ -209,10 +209,10 @@ class CohortProgress(Watcher):
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            _Rate(),
+            RateColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
-            _TimeLeft(),
+            TimeLeftColumn(),
         )
         self.progress = Progress(*columns, console=self.console, auto_refresh=False)
         self.pace = Pace()
@@ -292,7 +292,7 @@ class RowProgress(Progress):
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            _Rate(),
+            RateColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
         )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..config import Member, expand_lists
+from ..config.candidates import check_minutes, make_candidates
 from ..files import safe_name
 from ..tasks import check_task
 from . import flags
@@ -15,6 +16,7 @@ from .output import is_main_process, print_result
 
 EXAMPLES = """softprompts tune --task helpdesk/intent
   softprompts tune --train reviews.csv --text review --label stars --preset residual
+  softprompts tune --task helpdesk/intent --auto          # finds its own method (docs/auto.md)
   softprompts tune --config runs/stars/config.yaml --seed 1 --output runs/stars-1
   softprompts tune --task helpdesk/intent,helpdesk/urgency --lr 0.1,0.3 --seed 0,1,2  # 12 runs"""
 LISTS = """Tasks, presets, numbers and choices may be lists, such as --seed 0,1,2 --lr 0.1,0.3. All
@@ -26,16 +28,27 @@ def main(argv: Sequence[str]) -> int:
     """Tune a prompt on a task or on your own data, or many at once."""
     began = time.monotonic()
     options, layers = flags.parse_run(_parser(), argv)
-    members = expand_lists(*layers)
+    minutes = check_minutes(options.minutes, options.auto, *layers)
+    members, default = (
+        make_candidates(*layers, minutes=minutes)
+        if options.auto
+        else (expand_lists(*layers), False)
+    )
     for task in {str(member.config.task): member.config.task for member in members}.values():
         check_task(task)
 
     from ..tuning.run import RunFailedError
     from ..tuning.team import leave_team
 
-    tune = _tune_cohort if members[0].varied else _tune_one  # whether a run failed
+    folder = options.output or _default_folder(members[0], options.auto)
     try:
-        failed = tune(members, options.output or _default_folder(members[0]), options, began)
+        if options.auto:
+            from .tune_auto import tune_and_print
+
+            failed = tune_and_print(members, default, minutes, folder, options, began)
+        else:
+            tune = _tune_cohort if members[0].varied else _tune_one
+            failed = tune(members, folder, options, began)
     except RunFailedError as error:
         failed = True
         if is_main_process():
@@ -115,19 +128,34 @@ def _parser() -> argparse.ArgumentParser:
         type=lambda text: [name.strip() for name in text.split(",") if name.strip()],
         help="log to tensorboard, wandb, mlflow or trackio; several separated by commas",
     )
+    parser.add_argument(
+        "--auto",
+        action="store_true",
+        help="let methods, learning rates, lengths and starts compete on rows held out of the "
+        "training data, and tune the winner for --steps; lists of settings replace the built-in "
+        "candidates (docs/auto.md)",
+    )
+    parser.add_argument(
+        "--minutes",
+        metavar="VALUE",
+        help="with --auto, about how long all of it may take, instead of --steps",
+    )
     flags.add_run(parser)
     parser.add_argument_group("lists", LISTS)
     return parser
 
 
-def _default_folder(member: Member) -> Path:
-    """`runs/TASK-PRESET-seedN`; for lists, the settings that runs share, and the varied names."""
+def _default_folder(member: Member, auto: bool = False) -> Path:
+    """`runs/TASK-PRESET-seedN`; for lists, the settings that runs share, and the varied names; for
+    a tournament, `runs/TASK-auto-seedN`."""
     config, task = member.config, member.config.task
     parts = {
         "task": task.task or f"{Path(task.train or '').stem}-{task.label}",
-        "preset": config.method,
+        "preset": "auto" if auto else config.method,
         "seed": f"seed{config.seed}",
     }
+    if auto:
+        return Path("runs") / safe_name("-".join(parts.values()))
     shared = [part for name, part in parts.items() if name not in member.varied]
     varied = ["by", *member.varied] if member.varied else []
     return Path("runs") / safe_name("-".join([*shared, *varied]))

@@ -40,7 +40,8 @@ def describe(tuned: Tuned) -> str:
     if (text := advice(card)) is not None:
         lines.append(spelled(text))
     if rows["skipped"]:
-        lines.append(f"{rows['skipped']} bad rows were skipped")
+        skipped = rows["skipped"]
+        lines.append(f"{skipped} bad row{'s were' if skipped > 1 else ' was'} skipped")
     if card.stopped:
         lines.append(f"stopped early: {card.stopped}")
     if card.cut_texts:
@@ -75,6 +76,9 @@ def cohort_table(runs: Sequence[Record], folder: Path) -> str:
     for run in runs:
         settings = map(spell, run["settings"].values())
         rows.append([*settings, *_scores(run, tested), Path(run["folder"]).name])
+    if all(run.get("p_vs_best") is None for run in runs):  # no two runs on the same rows
+        column = rows[0].index("p vs best")
+        rows = [row[:column] + row[column + 1 :] for row in rows]
     lines = list(aligned(rows))
     if tested:
         lines.append("intervals, rows, baselines and paired tests are those of the test rows")
@@ -108,7 +112,7 @@ def cohort_table(runs: Sequence[Record], folder: Path) -> str:
     if notes:
         name, text = next(iter(notes.items()))
         lines.append(
-            f"{len(notes)} of {len(runs)} runs are no better than a baseline; "
+            f"{len(notes)} of {len(runs)} runs are no better than a baseline; for example, "
             f"{Path(name).name}: {spelled(text)}"
         )
     lines += [

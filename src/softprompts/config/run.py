@@ -74,7 +74,8 @@ class RunConfig(Settings):
         if isinstance(saved, Mapping) and isinstance(saved.get("task"), Mapping):
             saved = {**saved, "task": absolute_data(saved["task"])}
         new = {**self.plain(), "task": absolute_data(self.task.plain())}
-        return difference(saved, _json(new), _json(RunConfig().plain()))
+        older = merge(RunConfig().plain(), {"tuning": {"chat": False}})  # which had no chat
+        return difference(saved, _json(new), _json(older))
 
     def save(self, path: Path) -> None:
         text = yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True)

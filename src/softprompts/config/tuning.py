@@ -76,6 +76,11 @@ class TuningConfig(Settings):
     """Maximum number of tokens, prompt included; longer texts are truncated. Default: 512, or the
     model's limit if that is smaller."""
 
+    chat: bool | None = None
+    """Put each text into the chat template of a decoder-only model, as the user's turn, and take
+    the assistant's as the answer; default: if the model is tuned to follow instructions
+    (docs/backbones.md)."""
+
     evaluate_every: int = option(100, minimum=1)
     """Steps between evaluations."""
 

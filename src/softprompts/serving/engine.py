@@ -86,10 +86,7 @@ class Engine:
         if not names:
             raise UserError("An ensemble needs prompts; name at least one.")
         if by == "vote":
-            return [
-                Counter(votes).most_common(1)[0][0]
-                for votes in zip(*self.every(names, questions), strict=True)
-            ]
+            return [majority(votes) for votes in zip(*self.every(names, questions), strict=True)]
         rows = self.mean_probabilities(names, questions, logs=by == "mean")
         return [max(row, key=lambda label: row[label]) for row in rows]
 
@@ -141,6 +138,11 @@ class Engine:
         if name not in self.tuned:
             raise UserError(f"The engine has no prompt {name!r}; {choices(name, self.tuned)}")
         return self.tuned[name]
+
+
+def majority(votes: Sequence[str]) -> str:
+    """The most frequent answer; of several, the one that came first."""
+    return Counter(votes).most_common(1)[0][0]
 
 
 def ensemble(

@@ -88,18 +88,19 @@ def _origins(config: RunConfig) -> tuple[object, ...]:
 
 
 def scored_alike(cell: Cell, cells: Mapping[str, Cell], folder: StudyFolder) -> Cell:
-    """The cell with the scoring that cells of your own labelled data on its model began with.
+    """The cell with the scoring, and the use of a chat template, that cells like it on its model
+    began with.
 
-    Earlier versions generated answers by default; a study that one began ends as it began.
+    Earlier versions generated answers to your own labelled data, and used no template, by default;
+    a study that one began ends as it began.
     """
-    if not _is_labelled(cell.config):
-        return cell
     others = [
         name
         for name, other in cells.items()
         if other.config.model == cell.config.model
         and other.config.tuning.scoring == "auto"
-        and _is_labelled(other.config)
+        and other.config.tuning.chat is None
+        and _is_labelled(other.config) == _is_labelled(cell.config)
     ]
     runs = map(folder.cell, (cell.name, *others))
     return dataclasses.replace(cell, config=keep_scoring(cell.config, runs))

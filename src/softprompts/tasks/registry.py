@@ -165,7 +165,10 @@ def definition(name: str) -> Definition:
     starters = {full.rpartition("/")[2]: full for full in _STARTERS}
     short = [full.rpartition("/")[2] for full in _TASKS]
     similar = closest(name, [*_STARTERS, *_TASKS, *short, *starters])
-    hint = "list them all with `softprompts tasks list`."
+    hint = (
+        "list them all with `softprompts tasks list`; if a plugin registers it, name the plugin "
+        "in SOFTPROMPTS_PLUGINS."
+    )
     if matches:
         hint = f"it could be {', '.join(task.name for task in matches)}."
     elif similar is not None:

@@ -18,6 +18,7 @@ from ..config import TaskConfig
 from ..errors import UserError
 from .metrics import rounded, score
 from .registry import BENCHMARKS
+from .sampling import split_held_out
 from .task_definition import Example
 from .text_format import TextFormat
 
@@ -60,6 +61,11 @@ class Task:
         return dataclasses.replace(
             self, train=self.train[:1], validation=self.validation[:1], test=self.test[:1]
         )
+
+    def held_out(self, fraction: float) -> "Task":
+        """A copy that is validated on a part of its training rows, and trained on the others."""
+        train, validation = split_held_out(self.train, fraction, 0, bool(self.labels))
+        return dataclasses.replace(self, train=train, validation=validation, test=[])
 
     @property
     def labels(self) -> list[str]:
@@ -127,6 +133,10 @@ class Mixture(Task):
     @property
     def truncated(self) -> Task:
         members = tuple(task.truncated for task in self.members)
+        return dataclasses.replace(self, members=members, **_concatenated(members))
+
+    def held_out(self, fraction: float) -> Task:
+        members = tuple(task.held_out(fraction) for task in self.members)
         return dataclasses.replace(self, members=members, **_concatenated(members))
 
     @property

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ..artifacts.card import UNTRAINED, BackboneCard, Card, Lineage, PromptCard
-from ..backbone import Backbone
+from ..backbone import Backbone, has_chat_template
 from ..errors import UserError, setting
 from ..prompt.prompt import Prompt, folded_prompt
 from ..tasks import prepend_sentinel
@@ -151,8 +151,11 @@ def recycled_card(
     prepend_sentinel([], target.tokenizer, target.name, answering.form.sentinel)
     max_length = min(answering.max_length, target.max_positions or answering.max_length)
     scoring = answering.scoring if target.generates else "labels"
+    chat = answering.chat and has_chat_template(target)
     # Raises if the target cannot generate a label.
-    Predictor(target, prompt.to(target.device), answering.form.labels, scoring, max_length)
+    Predictor(
+        target, prompt.to(target.device), answering.form.labels, scoring, max_length, chat=chat
+    )
     return Card(
         prompt=PromptCard.describing(prompt.config),
         method=f"recycled by {how.method}",
@@ -162,7 +165,7 @@ def recycled_card(
         config={
             **card.config,
             "model": target.name,
-            "tuning": {**card.config["tuning"], "max_length": max_length},
+            "tuning": {**card.config["tuning"], "max_length": max_length, "chat": chat},
         },
         lineage=Lineage(
             recycled_from=name,

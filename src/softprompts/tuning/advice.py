@@ -33,7 +33,8 @@ def exploded(card: Card) -> bool:
 
 
 def advice(card: Card, report: Mapping[str, Any] | None = None) -> str | None:
-    """Which baselines a prompt does not beat, and what to try; None if it beats them all.
+    """Which baselines a prompt does not beat, and what to try; None if it beats them all, or if
+    its score is perfect.
 
     `report` is the plain `ScoreReport` of other rows than those that the card's are of.
     """
@@ -44,7 +45,7 @@ def advice(card: Card, report: Mapping[str, Any] | None = None) -> str | None:
         for baseline, scores in report.get("baselines", {}).items()
         if value <= scores["metrics"][name]
     ]
-    if not better:
+    if not better or value >= 100:
         return None
     what = f"{name} {value:.1f} is no better than {' and '.join(better)}"
     steps = ", then ".join(_remedies(card))

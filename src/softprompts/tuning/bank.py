@@ -45,6 +45,8 @@ class BatchKind(NamedTuple):
     """What their linear heads read; None: they have none."""
     cached: bool
     """Whether the model has read their prompts already."""
+    chat: bool
+    """Whether they are turns of a chat template."""
 
 
 @dataclass
@@ -144,7 +146,8 @@ class PromptBank:
         prompt, text = self._prompts_and_text(kind, rows)
         predictors = [self.predictors[number] for number, _ in rows]
         lengths = [predictor.answer_length for predictor in predictors]
-        texts = self.backbone.decode(self.backbone.generate(prompt, text, lengths))
+        backbone = predictors[0].backbone
+        texts = backbone.decode(backbone.generate(prompt, text, lengths))
         return [
             predictor.spellings.get(answer, answer)
             for predictor, answer in zip(predictors, texts, strict=True)
@@ -158,8 +161,10 @@ class PromptBank:
         """All rows once: those of one kind together, and among these, those of similar length."""
         kinds: dict[BatchKind, list[int]] = {}
         for index, cached in enumerate(self._cached(queries)):
-            head = self.predictors[queries[index][0]].prompt.head
-            kind = BatchKind(scoring[index], None if head is None else head.pool, cached)
+            predictor = self.predictors[queries[index][0]]
+            pool = None if predictor.prompt.head is None else predictor.prompt.head.pool
+            chat = bool(predictor.backbone.chat_template)
+            kind = BatchKind(scoring[index], pool, cached, chat)
             kinds.setdefault(kind, []).append(index)
         max_padding = MAX_PADDING if self.backbone.device.type == "cpu" else math.inf
         for kind, indices in kinds.items():
@@ -180,19 +185,25 @@ class PromptBank:
         if kind.cached and self.cache is not None:
             rest = [row[len(self.openings[number] or ()) :] for number, row in rows]
             longest = max(len(self.cached_vectors[number]) for number in numbers)
-            return self.cache.rows(index, longest), self._embed(rest, ["prefix"] * len(rows))
+            text = self._embed(self.backbone, rest, ["prefix"] * len(rows))
+            return self.cache.rows(index, longest), text
+        backbone = self.predictors[numbers[0]].backbone
         prompts = [self.predictors[number].prompt for number in numbers]
-        text = self._embed([row for _, row in rows], [prompt.config.place for prompt in prompts])
+        places = [prompt.config.place for prompt in prompts]
+        text = self._embed(backbone, [row for _, row in rows], places)
         lengths = [prompt.config.length for prompt in prompts]
         vectors = self.vectors[index, : max(lengths)]
         for number in {number for number in numbers if self.constant[number] is None}:
             indices = [row for row, other in enumerate(numbers) if other == number]
             part, prompt = text.rows(indices), self.predictors[number].prompt
-            vectors[indices, : prompt.config.length] = prompt(part.embeds, part.mask)
+            mask = backbone.content_mask(part)
+            vectors[indices, : prompt.config.length] = prompt(part.embeds, mask)
         differ = len(set(lengths)) > 1
         return vectors, text._replace(prompt_lengths=torch.tensor(lengths) if differ else None)
 
-    def _embed(self, rows: Sequence[Sequence[int]], places: Sequence[Place]) -> Text:
+    def _embed(
+        self, backbone: Backbone, rows: Sequence[Sequence[int]], places: Sequence[Place]
+    ) -> Text:
         """Each text once, however many prompts it is for, with the places of the prompts."""
         unique = {row: number for number, row in enumerate(dict.fromkeys(map(tuple, rows)))}
         numbers = [unique[tuple(row)] for row in rows]
@@ -203,7 +214,7 @@ class PromptBank:
         if kinds == ["prefix"]:
             return text
         ids, mask = self.backbone.collate(list(unique))
-        columns = [self.backbone.prompt_columns(ids, mask, place) for place in kinds]
+        columns = [backbone.prompt_columns(ids, mask, place) for place in kinds]
         first = mask.new_zeros(len(mask))
         insert_at = torch.stack([first if column is None else column for column in columns])
         return text._replace(insert_at=insert_at[[kinds.index(place) for place in places], numbers])
@@ -262,14 +273,15 @@ class PromptBank:
 
         None if they, or the prompt, are not the same for all texts.
         """
-        special = self.backbone.token_ids(["x"])[0][: self.backbone.special_token_counts[0]]
-        before: dict[str, list[int]] = {"prefix": [], "after-bos": special}
-        return [
-            None
-            if vectors is None or not len(vectors)
-            else before.get(predictor.prompt.config.place)
-            for vectors, predictor in zip(self.constant, self.predictors, strict=True)
-        ]
+        openings: list[list[int] | None] = []
+        for vectors, predictor in zip(self.constant, self.predictors, strict=True):
+            place, backbone = predictor.prompt.config.place, predictor.backbone
+            if vectors is None or not len(vectors) or place == "suffix":
+                openings.append(None)
+            else:
+                count = 0 if place == "prefix" else backbone.special_token_counts[0]
+                openings.append(backbone.token_ids(["x"])[0][:count])
+        return openings
 
     @cached_property
     def cached_vectors(self) -> list[Tensor]:

@@ -5,7 +5,7 @@ from functools import cached_property, partial
 
 import torch
 
-from ..backbone import Backbone, Place
+from ..backbone import Backbone, Place, with_chat
 from ..errors import UserError, setting
 from ..prompt import Prompt
 from ..tasks import prepend_sentinel
@@ -30,10 +30,11 @@ class Predictor:
         batch_size: int = 64,
         answer_length: int | None = None,
         sentinel: bool = False,
+        chat: bool | None = False,
     ) -> None:
         if scoring not in ("auto", "generate", "labels"):
             raise UserError(f"There is no scoring {scoring!r}; choose generate or labels.")
-        backbone = backbone.with_head(prompt.head, labels)
+        backbone = with_chat(backbone, chat).with_head(prompt.head, labels)
         self.backbone, self.prompt, self.labels = backbone, prompt, list(labels)
         self.scoring = backbone.default_scoring if scoring == "auto" else scoring
         self.batch_size = batch_size

@@ -128,7 +128,8 @@ def _packs(run: "Run") -> bool:
 
 def _prompts(batch: MicroBatch, text: Text) -> Tensor:
     """The prompts of all rows, in every process: noise must not depend on how many there are."""
-    prompts: Tensor = batch.run.prompt(text.embeds, text.mask, batch.run.rng)
+    mask = batch.run.backbone_with_head.content_mask(text)
+    prompts: Tensor = batch.run.prompt(text.embeds, mask, batch.run.rng)
     return prompts
 
 

@@ -53,14 +53,14 @@ def draw_pictures(
     }
     history = [*untrained_entry(run, tuned), *run.history]
     test = None if card.test is None else card.test[card.metric]
-    _write(curve_figure(history, run.losses, card.metric, title, levels, test), folder.curve)
+    write_figure(curve_figure(history, run.losses, card.metric, title, levels, test), folder.curve)
     split, judged = list(reports.items())[-1]
     if 2 <= len(judged.classes) <= MAX_LABELS:
         title = f"{title}\n{judged.rows} {split} rows"
-        _write(confusion_figure(judged, title), folder.confusion)
+        write_figure(confusion_figure(judged, title), folder.confusion)
 
 
-def _write(figure: "Figure", path: Path) -> None:
+def write_figure(figure: "Figure", path: Path) -> None:
     write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=150))
 
 

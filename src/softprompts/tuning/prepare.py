@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.run_folder import RunFolder
-from ..backbone import Backbone
+from ..backbone import Backbone, chats_by_default
 from ..config import PRESETS, Choice, RunConfig, TaskConfig, TuningConfig, absolute_data
 from ..errors import UserError, setting
 from ..prompt import Material, Prompt, Source, build_prompt, empty_prompt
@@ -57,6 +57,7 @@ def resolve(config: RunConfig, task: Task, backbone: Backbone) -> RunConfig:
         tuning,
         scoring=default if tuning.scoring == "auto" else tuning.scoring,
         max_length=tuning.max_length or backbone.default_max_length,
+        chat=chats_by_default(backbone) if tuning.chat is None else tuning.chat,
     )
     data = TaskConfig.of(absolute_data(config.task.plain()))
     return dataclasses.replace(

@@ -25,10 +25,17 @@ HOLD_SECONDS = 0.5
 """Stages are announced once one takes this long, or all succeed: an error at once stands alone."""
 
 
-def make_watcher(verbose: bool = True, varied: Sequence[Settings] = ()) -> Watcher:
-    """The watcher of a call from Python; `varied` are the settings in which its runs differ."""
+def make_watcher(
+    verbose: bool = True, varied: Sequence[Settings] = (), auto: bool = False
+) -> Watcher:
+    """The watcher of a call from Python; `varied` are the settings in which its runs differ.
+
+    `auto`: its runs compete.
+    """
     if not _prints(verbose):
         return Watcher()
+    if auto:
+        return RowLines()
     return Bars(varied) if _in_notebook() else Lines(varied)
 
 
@@ -94,6 +101,78 @@ class Lines(Watcher):
 
     def write(self, line: str) -> None:
         print(f"softprompts: {line}", file=sys.stderr, flush=True)
+
+
+class RowCount:
+    """The rows that a tournament and its winner read: how many there are, how fast, time left."""
+
+    def __init__(self) -> None:
+        self.rows = self.done = self.before = 0
+        self.started_at = time.monotonic()
+
+    def plan(self, rows: int, done: int) -> None:
+        """Rows that an earlier command read count as done, but not for the rate."""
+        if not self.rows:
+            self.before, self.started_at = done, time.monotonic()
+        self.rows, self.done = rows, done
+
+    def add_steps(self, run: Run, steps: int = 1) -> None:
+        self.done += steps * run.config.tuning.batch_size * run.config.tuning.accumulate
+
+    def add_resumed(self, runs: Sequence[Run]) -> None:
+        """The steps that an earlier command took."""
+        done = self.done
+        for run in runs:
+            self.add_steps(run, run.step)
+        self.before += self.done - done
+
+    @property
+    def rate(self) -> float:
+        """Rows per second."""
+        return (self.done - self.before) / max(1e-9, time.monotonic() - self.started_at)
+
+    @property
+    def seconds_left(self) -> float | None:
+        return (self.rows - self.done) / self.rate if self.done > self.before else None
+
+
+class RowLines(Lines):
+    """Lines for a tournament: its rungs, how far it is, and the winner's evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = RowCount()
+        self.line_due = self.started_at + QUIET_SECONDS
+
+    def on_row_plan(self, rows: int, done: int) -> None:
+        self.count.plan(rows, done)
+
+    def on_start(self, runs: Sequence[Run]) -> None:
+        super().on_start(runs)
+        self.count.add_resumed(runs)
+
+    def on_step(self, run: Run) -> None:
+        self.count.add_steps(run)
+        self._progress()
+
+    def on_rows_answered(self, run: Run, rows: int) -> None:
+        self.count.done += rows
+        self._progress()
+
+    def on_evaluation(self, run: Run) -> None:
+        if run.step >= run.steps:  # candidates are summed up by rung
+            super().on_evaluation(run)
+
+    def _progress(self) -> None:
+        now, left = time.monotonic(), self.count.seconds_left
+        if now < self.line_due or left is None:
+            return
+        self.line_due = now + max(QUIET_SECONDS, (now - self.started_at) / 10)
+        self.release()
+        self.write(
+            f"{self.count.done:,} of {self.count.rows:,} row passes, {self.count.rate:,.0f} rows/s,"
+            f" about {left:.0f} s left"
+        )
 
 
 class Bars(Lines):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backbone import Backbone
+from ..backbone import Backbone, with_chat
 from ..config import RunConfig
 from ..errors import UserError, setting, spelled
 from ..tasks import Example, Task, prepend_sentinel
@@ -60,7 +60,8 @@ class Run:
         self.task, self.backbone = task, backbone
         create = empty_prompt_for if resumed else initial_prompt
         self.prompt = create(config, task, backbone).to(backbone.device)
-        self.backbone_with_head = backbone.with_head(self.prompt.head, task.labels)
+        chat = with_chat(backbone, config.tuning.chat)
+        self.backbone_with_head = chat.with_head(self.prompt.head, task.labels)
         self.trained: dict[str, torch.nn.Module] = {"prompt": self.prompt}
         if config.tuning.trains == "model":
             _ = self.origin  # computed before the model changes
@@ -79,6 +80,8 @@ class Run:
         self.weights = class_weights(task) if config.tuning.balance else None
         self.steps = count_steps(config.tuning, self.batches.per_epoch)
         self.step = 0
+        self.pause_at = math.inf
+        """The step up to which the run is trained for now; its schedule spans all `steps`."""
         self.history: list[dict[str, Any]] = []
         """One entry per evaluation: step, mean loss since the last, learning rate, metrics."""
         self.pending: list[float] = []
@@ -161,7 +164,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        return self.stopped is not None or self.step >= self.steps
+        return self.stopped is not None or self.step >= min(self.steps, self.pause_at)
 
     @cached_property
     def longest_target(self) -> int:
@@ -249,6 +252,7 @@ class Run:
             tuning.max_length,
             answer_length=self.task.answer_length,
             sentinel=self.task.form.sentinel,
+            chat=tuning.chat,
         )
 
     def predictions(self, on_rows: Callable[[int], object] = lambda rows: None) -> list[str]:

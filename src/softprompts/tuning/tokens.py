@@ -29,7 +29,8 @@ def cached_ids(backbone: Backbone, texts: Sequence[str]) -> list[list[int]]:
     tokenizer = getattr(backbone.tokenizer, "backend_tokenizer", None)
     if tokenizer is None:
         return backbone.token_ids(texts)
-    digest = hashlib.sha256(f"{type(backbone).__name__}\0{tokenizer.to_str()}\0".encode())
+    kind = type(backbone).__name__ + backbone.chat_template
+    digest = hashlib.sha256(f"{kind}\0{tokenizer.to_str()}\0".encode())
     for text in texts:
         digest.update(text.encode("utf-8", "surrogatepass"))
         digest.update(b"\0")

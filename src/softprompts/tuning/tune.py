@@ -10,8 +10,10 @@ from typing import Any, Literal, overload
 from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone
 from ..config import Member, RunConfig, Settings, TaskConfig, expand_lists, sections
+from ..config.candidates import check_minutes, make_candidates
 from ..errors import UserError
 from ..tasks import Task, load_task, lone_classes, register_data
+from .auto_tune import tune_by_tournament
 from .checkpoint import load_checkpoint, longer_schedule
 from .cohort import Cohort
 from .finish import finish
@@ -35,8 +37,23 @@ OnStart = Callable[[Sequence[Run]], object]
 def tune(
     task: str | None = None,
     *,
+    auto: Literal[True],
+    minutes: float | None = None,
+    output: str | Path | None = None,
+    trackers: Sequence[str] = (),
+    verbose: bool = True,
+    **settings: Any,
+) -> Tuned: ...
+
+
+@overload
+def tune(
+    task: str | None = None,
+    *,
     train: Any = None,
     validation: Any = None,
+    auto: Literal[False] = False,
+    minutes: None = None,
     output: str | Path | None = None,
     trackers: Sequence[str] = (),
     verbose: bool = True,
@@ -48,6 +65,8 @@ def tune(
 def tune(
     task: str | Sequence[str] | None = None,
     *,
+    auto: Literal[False] = False,
+    minutes: None = None,
     output: str | Path | None = None,
     trackers: Sequence[str] = (),
     verbose: bool = True,
@@ -58,6 +77,8 @@ def tune(
 def tune(
     task: str | Sequence[str] | None = None,
     *,
+    auto: bool = False,
+    minutes: float | None = None,
     output: str | Path | None = None,
     trackers: Sequence[str] = (),
     verbose: bool = True,
@@ -71,10 +92,21 @@ def tune(
     combination, all on one backbone, each in its own folder below `output`. The result is then a
     list in their order, in which the `RunFailedError` of a run stands for the prompt it did not
     leave.
+
+    With `auto`, methods and settings compete on rows held out of the training data, and the winner
+    is tuned and returned; its record is `Tuned.tournament`. `minutes` is a budget instead of steps.
     """
     named = {} if task is None else {"task": task}
-    members = expand_lists(sections(register_data({**named, **settings})))
+    layer = sections(register_data({**named, **settings}))
+    minutes = check_minutes(minutes, auto, layer)
     folder = None if output is None else Path(output)
+    if auto:
+        candidates, default = make_candidates(layer, minutes=minutes)
+        with make_watcher(verbose, auto=True) as watcher:
+            return tune_auto(
+                candidates, folder, default, minutes, watcher=watcher, trackers=trackers
+            )
+    members = expand_lists(layer)
     with make_watcher(verbose, [member.varied for member in members]) as watcher:
         if not members[0].varied:
             return tune_config(members[0].config, folder, watcher=watcher, trackers=trackers)
@@ -106,6 +138,49 @@ def tune_config(
     if isinstance(result, RunFailedError):
         raise result
     return result
+
+
+def tune_auto(
+    members: Sequence[Member],
+    folder: Path | None,
+    default: bool = False,
+    minutes: float | None = None,
+    overwrite: bool = False,
+    watcher: Watcher | None = None,
+    backbone: Backbone | None = None,
+    trackers: Sequence[str] = (),
+    phases: Phases | None = None,
+) -> Tuned:
+    """Let candidates compete, and tune the winner; resumes where the folder's tournament left off.
+
+    `default`: the members are the built-in candidates, of which a small budget takes fewer.
+    `minutes`: a budget, instead of the members' steps. Only the winner's run is tracked.
+    """
+    check_trackers(trackers)
+    config, team = members[0].config, make_team(members[0].config.device)
+    watcher, phases = watcher or Watcher(), phases or Phases()
+    run_folder = None if folder is None else RunFolder(folder)
+    with team.exclusive(folder):
+        watcher.on_message("reading the data")
+        with phases("data"):
+            (task,) = team.on_all(lambda: load_tasks([config]))
+        if backbone is None:
+            watcher.on_message(f"loading {config.model}")
+        with phases("model"):
+            frozen = backbone or team.on_all(lambda: _load_backbone(team, config))
+
+        def tune_winner(config: RunConfig) -> Tuned:
+            (result,) = _tune(
+                team, [config], [run_folder], False, watcher, frozen, trackers, phases=phases
+            )
+            if isinstance(result, RunFailedError):
+                raise result
+            return result
+
+        return tune_by_tournament(
+            *(members, default, minutes, task, frozen, run_folder, overwrite),
+            *(team, watcher, phases, tune_winner),
+        )
 
 
 def tune_cohort(
@@ -206,6 +281,8 @@ def _load(
                 for config, task, resumes in zip(configs, tasks, resumed, strict=True)
             ]
         )
+    if any(run.config.tuning.chat for run in runs):
+        watcher.on_message(f"using the chat template of {frozen.name}")
     team.on_main(lambda: _open_folders(runs, folders, overwrite))
     for run, folder, resumes in zip(runs, folders, resumed, strict=True):
         if folder is not None and resumes:
@@ -220,41 +297,48 @@ def _load(
 
 
 def keep_scoring(config: RunConfig, folders: Iterable[RunFolder]) -> RunConfig:
-    """A config with the scoring of the first of these runs that has one.
+    """A config with the scoring, and the use of a chat template, of the first of these runs that
+    exists.
 
-    Earlier versions chose another by default. A run that exists keeps its own, and a new run is
+    Earlier versions chose others by default. A run that exists keeps its own, and a new run is
     scored as those that it is compared with.
     """
-    if config.tuning.scoring != "auto":
+    tuning = config.tuning
+    if tuning.scoring != "auto" and tuning.chat is not None:
         return config
-    scoring = next((known for known in map(_saved_scoring, folders) if known), None)
-    if scoring is None:
-        return config
-    return dataclasses.replace(config, tuning=dataclasses.replace(config.tuning, scoring=scoring))
+    scoring, chat = next(filter(None, map(_saved_scoring, folders)), (tuning.scoring, tuning.chat))
+    tuning = dataclasses.replace(
+        tuning,
+        scoring=scoring if tuning.scoring == "auto" else tuning.scoring,
+        chat=chat if tuning.chat is None else tuning.chat,
+    )
+    return dataclasses.replace(config, tuning=tuning)
 
 
-def _saved_scoring(folder: RunFolder) -> Literal["generate", "labels"] | None:
-    """How a run is scored that has a checkpoint or a prompt; None if it has none."""
+def _saved_scoring(folder: RunFolder) -> tuple[Literal["generate", "labels"], bool] | None:
+    """How a run that has a checkpoint or a prompt is scored, and whether it uses a chat template;
+    None if it has neither."""
     scoring: Any = None
+    chat = False
     with contextlib.suppress(UserError):  # a corrupted file is reported when it is loaded
         if folder.has_checkpoint:
-            saved = folder.read_checkpoint_note().get("config", {})
-            scoring = saved.get("tuning", {}).get("scoring")
+            saved = folder.read_checkpoint_note().get("config", {}).get("tuning", {})
+            scoring, chat = saved.get("scoring"), saved.get("chat") is True
         elif folder.has_prompt:
-            scoring = folder.card().scoring
-    return scoring if scoring in ("generate", "labels") else None
+            scoring, chat = folder.card().scoring, folder.card().chat
+    return (scoring, chat) if scoring in ("generate", "labels") else None
 
 
 def _alike(
     config: RunConfig, configs: Sequence[RunConfig], folders: Sequence[RunFolder | None]
 ) -> list[RunFolder]:
-    """The folders of runs with the same task, model and scoring."""
+    """The folders of runs with the same task, model, scoring and use of a chat template."""
     return [
         folder
         for other, folder in zip(configs, folders, strict=True)
         if folder is not None
-        and (other.task, other.model, other.tuning.scoring)
-        == (config.task, config.model, config.tuning.scoring)
+        and (other.task, other.model, other.tuning.scoring, other.tuning.chat)
+        == (config.task, config.model, config.tuning.scoring, config.tuning.chat)
     ]
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..artifacts.card import UNTRAINED, BackboneCard, Card, PromptCard, TaskCard
 from ..artifacts.peft import read_adapter, write_adapter
 from ..artifacts.run_folder import MODEL, RunFolder
+from ..artifacts.tournament import TournamentRecord
 from ..backbone import Backbone, load_backbone
 from ..backbone.load import BUNDLED_MODELS
 from ..backbone.quantized import QUANTIZED
@@ -52,6 +53,8 @@ class Tuned:
     """What represents its task when tasks are compared [K, P, H]; None: the prompt itself."""
     row_scores: list[float] = field(default_factory=list)
     """Scores of the rows that the prompt is judged by, for paired tests; empty if unknown."""
+    tournament: TournamentRecord | None = None
+    """How its settings were chosen, if by a tournament just now or in the same folder."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -77,6 +80,7 @@ class Tuned:
             answering.max_length,
             answer_length=answering.answer_length,
             sentinel=answering.form.sentinel,
+            chat=answering.chat,
         )
 
     def inputs(self, questions: Sequence[Question]) -> list[str]:
@@ -151,10 +155,12 @@ class Tuned:
         if self.prompt.config.count == 1 or self.prompt.head is not None:
             return self
         total = torch.zeros(self.prompt.table[0].shape, dtype=torch.float64)
-        rows = self.backbone.tokenise(inputs, self.predictor().budget)
+        predictor = self.predictor()
+        rows = predictor.backbone.tokenise(inputs, predictor.budget)
         for start in range(0, len(rows), 64):
             text = self.backbone.embed_rows(rows[start : start + 64])
-            total += self.prompt(text.embeds, text.mask).cpu().double().sum(0)
+            mask = predictor.backbone.content_mask(text)
+            total += self.prompt(text.embeds, mask).cpu().double().sum(0)
         like = PromptConfig(place=self.prompt.config.place)
         prompt = folded_prompt((total / len(rows)).float()[None], like=like)
         return replace(self, prompt=prompt.to(self.backbone.device))

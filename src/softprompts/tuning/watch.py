@@ -24,6 +24,9 @@ class Watcher:
     def on_message(self, message: str) -> None:
         """A stage begins (loading, compiling, resuming), or there is something to warn of."""
 
+    def on_row_plan(self, rows: int, done: int) -> None:
+        """A tournament will read this many rows in all, of which `done` are behind it."""
+
     def on_start(self, runs: Sequence[Run]) -> None:
         """Before the first step."""
 

@@ -1,0 +1,181 @@
+"""The command `softprompts ensemble`."""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+from ..files import check_writable
+from ..library import default_folder
+from .command import add_answering, check_prompt_folder, make_parser
+from .evaluate import EvaluationSet, add_rows, evaluation_set, file_rows
+from .output import aligned, format_interval, format_p, invalid_answers, print_result
+from .table_file import check_table_file, write_table_file
+
+if TYPE_CHECKING:
+    from ..serving.engine import Engine
+    from ..serving.ensemble import Answers
+    from ..tasks import Row
+
+EXAMPLES = """softprompts ensemble runs/seeds/seed=0 runs/seeds/seed=1 runs/seeds/seed=2
+  softprompts ensemble runs/seeds/seed=* --file test.csv --output answers.csv
+  softprompts ensemble runs/seeds/seed=* --task rte --split validation --data-dir DATA --json"""
+NAMES = {"vote": "majority vote", "probability": "mean probability"}
+BEST = "The best prompt is chosen by these very rows, which flatters it."
+
+
+def main(argv: Sequence[str]) -> int:
+    """Answer with several prompts of one task together, and compare with the mean and the best."""
+    options = _parser().parse_args(argv)
+    _check(options)
+    rows = file_rows(options)
+
+    from ..serving.engine import make_engine
+    from ..serving.ensemble import answer_together, check_one_task, ensemble_report
+    from .progress import RowProgress
+
+    engine = make_engine(
+        options.prompts,
+        model=options.model,
+        dtype=options.dtype,
+        device=options.device,
+        trust_remote_code=options.trust_remote_code,
+        scoring=options.scoring,
+    )
+    check_one_task(engine)
+    names = _names(options.prompts)
+    data, labelled = _data(engine, options, rows)
+    texts = [example.input for example in data.examples]
+    with RowProgress("answering", len(texts) * len(names), options.quiet) as progress:
+        answers = answer_together(engine, names, texts, progress.advance_rows)
+    answers = answers.translated(data.translation)
+    result: dict[str, Any] = {"task": options.task or _task_name(engine), "rows": len(texts)}
+    lines = answers.ensembles[options.by]
+    table = list(_predictions(data, answers, labelled))
+    if labelled:
+        result |= ensemble_report(data.examples, answers, data.metrics, data.labels)
+        lines = _describe(result)
+    elif options.json:
+        result["predictions"] = table
+    if options.output is not None:
+        write_table_file(options.output, table, list(table[0]))
+        result["file"] = str(options.output)
+        lines = [*(lines if labelled else []), f"{len(texts)} rows are in {options.output}"]
+    return print_result(options, result, "\n".join(lines))
+
+
+def _check(options: argparse.Namespace) -> None:
+    if len(options.prompts) < 2:
+        raise UserError("An ensemble needs at least two prompts; name their folders.")
+    resolved = [path.resolve() for path in options.prompts]
+    twice = [str(path) for n, path in enumerate(options.prompts) if resolved[n] in resolved[:n]]
+    if twice:
+        raise UserError(f"The prompt {twice[0]} is named twice; name each prompt once.")
+    for path in options.prompts:
+        check_prompt_folder(path, default_folder())
+    options.prompt = options.prompts[0]  # whose task is evaluated
+    if options.output is not None:
+        check_table_file(options.output)
+        check_writable(options.output)
+        if options.file and options.output.resolve() == Path(options.file).resolve():
+            raise UserError("--output is the file of --file; name another.")
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The folders' names, or their paths where names are the same."""
+    names = [path.name for path in paths]
+    return names if len(set(names)) == len(names) else list(map(str, paths))
+
+
+def _task_name(engine: "Engine") -> str:
+    return next(iter(engine.tuned.values())).card.task.name
+
+
+def _data(
+    engine: "Engine", options: argparse.Namespace, rows: Sequence["Row"]
+) -> tuple[EvaluationSet, bool]:
+    """The rows to answer, and whether they have labels; a file without its label column has not."""
+    tuned = next(iter(engine.tuned.values()))
+    form = tuned.form
+    if rows and form.definition is None and not any(form.label in row.values for row in rows):
+        from ..tasks.task_definition import PREDICT
+
+        form.check_columns(rows, labelled=False)
+        examples = form.examples(rows, options.skip_bad_rows, PREDICT)
+        return EvaluationSet(examples, [], form.labels), False
+    return evaluation_set(tuned, options, rows), True
+
+
+def _predictions(
+    data: EvaluationSet, answers: "Answers", labelled: bool
+) -> Iterator[dict[str, Any]]:
+    """For each row: its input, target, every answer, and the mean probability of the likeliest."""
+    for number, example in enumerate(data.examples):
+        row: dict[str, Any] = {"row": number + 1, "input": example.input}
+        if labelled:
+            row["target"] = example.target
+        row |= {name: given[number] for name, given in answers.prompts.items()}
+        row |= {NAMES[by]: given[number] for by, given in answers.ensembles.items()}
+        if answers.probabilities is not None:
+            row["probability"] = round(max(answers.probabilities[number].values()), 4)
+        yield row
+
+
+def _describe(result: Mapping[str, Any]) -> list[str]:
+    metrics, mean, best = list(result["mean"]["metrics"]), result["mean"], result["best"]
+    rows = [["", *metrics]]
+    rows += [[name, *_cells(scores)] for name, scores in result["prompts"].items()]
+    spread = [f" ± {mean['std'][name]:.1f}" for name in metrics]
+    rows.append([f"mean of {len(result['prompts'])}", *_cells(mean, spread)])
+    rows.append([f"best ({best['prompt']})", *_cells(best)])
+    rows += [[NAMES[by], *_cells(scores)] for by, scores in result["ensembles"].items()]
+    lines = list(aligned(rows))
+    for by, scores in result["ensembles"].items():
+        against = [
+            f"{values['difference']:+.1f} against the {other}{format_p(values['p'])}"
+            for other, values in scores["differences"].items()
+        ]
+        lines.append(f"{NAMES[by]}: {metrics[0]} {', '.join(against)}")
+    invalid = max(scores.get("invalid", 0) for scores in result["prompts"].values())
+    if note := invalid_answers(invalid, result["rows"]):
+        lines.append(note)
+    lines.append(f"{result['rows']:,} rows, 95 % intervals, paired tests on the same rows. {BEST}")
+    return lines
+
+
+def _cells(scores: Mapping[str, Any], spread: Sequence[str] = ()) -> list[str]:
+    intervals = scores["intervals"]
+    values = scores["metrics"].items()
+    spreads = spread or [""] * len(values)
+    return [
+        f"{value:.1f}{deviation}{format_interval(intervals.get(name))}"
+        for (name, value), deviation in zip(values, spreads, strict=True)
+    ]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser("ensemble", EXAMPLES, main.__doc__)
+    parser.usage = f"{parser.prog} PROMPT PROMPT ... [options]"
+    parser.add_argument(
+        "prompts",
+        metavar="PROMPT",
+        nargs="+",
+        type=Path,
+        help="the folders of prompts of one task and one backbone; the first decides ties",
+    )
+    add_answering(parser)
+    add_rows(parser)
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="write every prompt's and the ensembles' answers as CSV, TSV, JSONL or Parquet",
+    )
+    parser.add_argument(
+        "--by",
+        choices=list(NAMES),
+        default="vote",
+        help="which answers to print for rows without labels (default vote)",
+    )
+    return parser

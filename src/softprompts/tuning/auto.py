@@ -1,0 +1,323 @@
+"""Tournaments: candidates start together in one cohort, and at each rung the worse half leaves
+(successive halving: Jamieson 2016).
+
+They are judged by rows held out of the training data. The validation rows choose nothing: the
+winner is tuned again on all training rows, evaluated on them once, at its end.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ..artifacts.run_folder import RunFolder
+from ..artifacts.tournament import RungRecord, Standing, TournamentRecord, write_tournament
+from ..backbone import Backbone
+from ..config import Member, RunConfig, spell
+from ..config.candidates import JUDGING, TOURNAMENT_RUNS, check_steps, sizes, steps_needed
+from ..errors import UserError, setting
+from ..tasks import Task
+from ..tasks.score_report import task_report
+from .batches import Batches
+from .checkpoint import load_checkpoint
+from .cohort import Cohort, save
+from .phases import Phases
+from .prepare import count_steps
+from .run import Run, RunFailedError, check_losses
+from .team import Team
+from .watch import Watcher
+
+HELD_OUT = 0.1
+"""The share of the training rows that judges candidates, unless that costs more than `JUDGING`."""
+MOST, MOST_ON_CPU = 16, 8
+"""The most candidates, unless they are given."""
+TIMED_STEPS, UNTIMED_STEPS, TIMED_RUNS = 3, 2, 4
+"""How the time of a row is measured for a budget in minutes."""
+RESERVE = 0.1
+"""The share of the minutes that is left for loading, baselines and pictures."""
+
+
+# -- the plan --------------------------------------------------------------------------------------
+
+
+def count_candidates(available: int, steps: int, most: int) -> int:
+    """The largest number of candidates, a power of two or all, that the budget is enough for."""
+    count = min(available, most)
+    while count > 2 and steps < steps_needed(count):
+        count = 2 ** math.ceil(math.log2(count) - 1)
+    return count
+
+
+def rung_steps(steps: int, batch_rows: int, count: int, held_out: int) -> list[int]:
+    """The steps at which candidates are judged: every rung costs about the same number of rows."""
+    rungs = sizes(count)
+    budget = TOURNAMENT_RUNS * steps * batch_rows - sum(rungs) * held_out
+    ends, step = list[int](), 0
+    for size in rungs:
+        step += budget // (len(rungs) * size * batch_rows)
+        ends.append(min(step, steps - 1))
+    if ends[0] < 1:
+        raise UserError(
+            f"Judging {count} candidates by {held_out} rows costs more than two runs of {steps} "
+            f"steps; raise {setting('tuning.steps')}, or compare fewer."
+        )
+    return ends
+
+
+def hold_out(task: Task, steps: int, batch_rows: int, count: int) -> Task:
+    """The task of the candidates: trained on most of the training rows, judged by the others."""
+    affordable = JUDGING * TOURNAMENT_RUNS * steps * batch_rows / sum(sizes(count))
+    try:
+        return task.held_out(min(HELD_OUT, affordable / len(task.train)))
+    except UserError:
+        raise UserError(
+            f"{task.name} has too few training rows to hold some out for {setting('auto')}; "
+            "add rows, or leave it out."
+        ) from None
+
+
+def row_passes(record: TournamentRecord, validation: int) -> dict[str, float]:
+    """What tournament and winner cost: a row counts each time that the model reads it, whether it
+    learns from it or not. A tournament that is not decided is counted as planned."""
+    played = [len(rung["standings"]) for rung in record["rungs"]]
+    rungs = played if "winner" in record else sizes(len(record["candidates"]))
+    ends, batch = [0, *record["rung_steps"]], record["batch_rows"]
+    training = sum(size * (ends[i + 1] - ends[i]) * batch for i, size in enumerate(rungs))
+    judging = sum(rungs) * record["held_out"]
+    single = record["steps"] * batch + validation
+    return {
+        "tournament_training": training,
+        "tournament_judging": judging,
+        "winner_training": record["steps"] * batch,
+        "winner_evaluation": validation,
+        "total": training + judging + single,
+        "runs": round((training + judging + single) / single, 2),
+    }
+
+
+def affordable_steps(
+    members: Sequence[Member], task: Task, backbone: Backbone, team: Team, seconds: float
+) -> int:
+    """The steps of the winner with which tournament and winner take about that long."""
+    runs = [Run(member.config, task, backbone, team=team) for member in members[:TIMED_RUNS]]
+    rows = runs[0].config.tuning.batch_size * runs[0].config.tuning.accumulate
+
+    def seconds_per_row(timed: Sequence[Run]) -> float:
+        cohort = Cohort(timed, [None] * len(timed))
+        for number in range(UNTIMED_STEPS + TIMED_STEPS):
+            if number == UNTIMED_STEPS:
+                check_losses(timed)  # waits for the GPU
+                start = time.monotonic()
+            cohort.step()
+        check_losses(timed)
+        return (time.monotonic() - start) / (TIMED_STEPS * len(timed) * rows)
+
+    start = time.monotonic()
+    together, alone = seconds_per_row(runs), seconds_per_row(runs[:1])
+    left = seconds * (1 - RESERVE) - (time.monotonic() - start) - len(task.validation) * together
+    return max(0, math.floor(left / (rows * (alone + TOURNAMENT_RUNS * together))))
+
+
+def fitting(
+    members: Sequence[Member], task: Task, backbone: Backbone
+) -> tuple[list[Member], list[dict[str, Any]]]:
+    """The candidates that task and model can have, and the others with the reason why not."""
+    fit, left_out, small = list[Member](), list[dict[str, Any]](), task.truncated
+    for member in members:
+        try:
+            Run(member.config, small, backbone)
+            fit.append(member)
+        except UserError as error:
+            left_out.append({"settings": member.varied, "why": str(error)})
+            first = error
+    if not fit:
+        raise first
+    return fit, left_out
+
+
+def planned_steps(config: RunConfig, task: Task) -> int:
+    """The steps of a run on all training rows."""
+    lengths, size = [0] * len(task.train), config.tuning.batch_size
+    batches = Batches(lengths, size, config.seed, task.member_sizes, task.mixture_limit)
+    return count_steps(config.tuning, batches.per_epoch)
+
+
+def winner_config(config: RunConfig, steps: int) -> RunConfig:
+    """The config of the winner's run: evaluated once, so that no checkpoint is chosen."""
+    tuning = dataclasses.replace(config.tuning, steps=steps, epochs=None, evaluate_every=steps)
+    return dataclasses.replace(config, tuning=tuning)
+
+
+def plan(
+    members: Sequence[Member],
+    task: Task,
+    steps: int,
+    most: int | None = None,
+    left_out: Sequence[dict[str, Any]] = (),
+) -> TournamentRecord:
+    """The record of a tournament before its first step. `most`: fewer candidates are enough."""
+    tuning = members[0].config.tuning
+    batch_rows = tuning.batch_size * tuning.accumulate
+    count = len(members) if most is None else count_candidates(len(members), steps, most)
+    check_steps(count, steps)
+    rows = len(hold_out(task, steps, batch_rows, count).validation)
+    return {
+        "candidates": {member.name: member.varied for member in members[:count]},
+        "left_out": list(left_out),
+        "metric": task.metrics[0],
+        "steps": steps,
+        "batch_rows": batch_rows,
+        "held_out": rows,
+        "rung_steps": rung_steps(steps, batch_rows, count, rows),
+        "rungs": [],
+    }
+
+
+# -- the tournament --------------------------------------------------------------------------------
+
+
+class Tournament:
+    """Candidates on one backbone, at the rung where `record` left off."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        task: Task,
+        backbone: Backbone,
+        record: TournamentRecord,
+        folder: RunFolder | None = None,
+        team: Team | None = None,
+        watcher: Watcher | None = None,
+        phases: Phases | None = None,
+    ) -> None:
+        """`task` is that of `hold_out`. Without a folder, nothing is saved."""
+        self.record, self.task, self.folder = record, task, folder
+        self.team, self.watcher = team or Team(), watcher or Watcher()
+        self.phases = phases or Phases()
+        gone = {place["candidate"] for place in self._standings() if place["left"]}
+        self.runs = {
+            member.name: self._load(member, backbone)
+            for member in members
+            if member.name in record["candidates"] and member.name not in gone
+        }
+
+    def _standings(self) -> list[Standing]:
+        return [place for rung in self.record["rungs"] for place in rung["standings"]]
+
+    def _load(self, member: Member, backbone: Backbone) -> Run:
+        folder = None if self.folder is None else self.folder.candidate(member.name)
+        resumed = self.team.on_main(lambda: folder is not None and folder.has_checkpoint)
+        config = winner_config(member.config, self.record["steps"])
+        run = Run(config, self.task, backbone, resumed, self.team)
+        if folder is not None and resumed:
+            load_checkpoint(run, folder)
+        return run
+
+    @property
+    def rows_done(self) -> int:
+        """The row passes so far, by all candidates."""
+        rungs, batch = self.record["rungs"], self.record["batch_rows"]
+        gone = [r["step"] for r in rungs for place in r["standings"] if place["left"]]
+        steps = sum(gone) + sum(run.step for run in self.runs.values())
+        return steps * batch + sum(len(rung["standings"]) * rung["rows"] for rung in rungs)
+
+    def play(self) -> str:
+        """Play the rungs that are left; the name of the winner."""
+        ends = self.record["rung_steps"]
+        for number in range(len(self.record["rungs"]), len(ends)):
+            if len(self.runs) == 1:  # the others failed
+                break
+            self.watcher.on_message(
+                f"rung {number + 1} of {len(ends)}: {len(self.runs)} candidates up to step "
+                f"{ends[number]} of {self.record['steps']}"
+            )
+            self._play_rung(number)
+        (winner,) = self.runs
+        self.record["winner"] = winner
+        if self.folder is not None and self.team.is_main:
+            write_tournament(self.folder, self.record)
+            self.folder.remove_candidates(list(self.record["candidates"]))
+        return winner
+
+    def _play_rung(self, number: int) -> None:
+        """Train, judge, drop the worse half; the rung is recorded before anything is removed."""
+        end = self.record["rung_steps"][number]
+        cohort = self._train(end)
+        active = {name: run for name, run in self.runs.items() if not run.failed}
+        answers = dict(zip(active, cohort.evaluate(list(active.values())), strict=True))
+        start = self.record["rung_steps"][number - 1] if number else 0
+        standings = [
+            self._standing(name, run, answers.get(name), start) for name, run in self.runs.items()
+        ]
+        standings.sort(key=_rank)
+        if standings[0]["score"] is None:
+            why = next(iter(self.runs.values())).stopped
+            raise RunFailedError(f"All candidates failed; the first one: {why}.")
+        for place in standings[math.ceil(len(standings) / 2) :]:
+            place["left"] = True
+        gone = [place["candidate"] for place in standings if place["left"]]
+        self.runs = {name: run for name, run in self.runs.items() if name not in gone}
+        rung: RungRecord = {
+            "step": end,
+            "rows": len(self.task.validation),
+            "standings": standings,
+        }
+        self.record["rungs"].append(rung)
+        self.watcher.on_message(self._summary(number, rung))
+        if self.folder is not None and self.team.is_main:
+            write_tournament(self.folder, self.record)
+            self.folder.remove_candidates(gone)
+
+    def _train(self, end: int) -> Cohort:
+        """Train all runs up to a step, and save them there."""
+        folders = {
+            name: None if self.folder is None else self.folder.candidate(name) for name in self.runs
+        }
+        for run in self.runs.values():
+            run.pause_at = end
+        paths = [None if folder is None else folder.path for folder in folders.values()]
+        cohort = Cohort(list(self.runs.values()), paths, self.watcher, self.phases)
+        cohort.train()
+        check_losses(list(self.runs.values()))
+        for name, folder in folders.items():
+            if folder is not None and self.team.is_main:
+                save(self.runs[name], folder)
+        return cohort
+
+    def _standing(self, name: str, run: Run, answers: Sequence[str] | None, start: int) -> Standing:
+        """A candidate's score; a failed one, which gave no answers, leaves."""
+        if answers is None:
+            return {"candidate": name, "score": None, "interval": None, "loss": None, "left": True}
+        report = task_report(self.task, "validation", answers, baselines=False)
+        losses = [loss for step, loss in run.losses if step > start]
+        return {
+            "candidate": name,
+            "score": report.metrics[run.metric],
+            "interval": report.intervals.get(run.metric),
+            "loss": round(sum(losses) / max(1, len(losses)), 4),
+            "left": False,
+        }
+
+    def _summary(self, number: int, rung: RungRecord) -> str:
+        best = rung["standings"][0]
+        settings = self.record["candidates"][best["candidate"]]
+        return (
+            f"rung {number + 1} of {len(self.record['rung_steps'])}: {in_words(settings)} leads "
+            f"with {self.record['metric']} {best['score']:.1f} on {rung['rows']} held-out rows; "
+            f"{sum(place['left'] for place in rung['standings'])} leave"
+        )
+
+
+def _rank(place: Standing) -> tuple[float, float]:
+    """By score, and equal scores by the training loss; the order of the candidates stays."""
+    score = -math.inf if place["score"] is None else place["score"]
+    return -score, math.inf if place["loss"] is None else place["loss"]
+
+
+def in_words(settings: dict[str, Any]) -> str:
+    """`residual, lr 0.1, length 10, start labels`"""
+    return ", ".join(
+        spell(value) if name == "preset" else f"{name} {spell(value)}"
+        for name, value in settings.items()
+    )

@@ -1,0 +1,152 @@
+"""`softprompts tune --auto`: what it prints, its exit codes, and a real kill."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from softprompts.artifacts.run_folder import RunFolder
+from softprompts.artifacts.tournament import read_tournament
+from softprompts.backbone import Backbone
+from softprompts.cli import main, tune_auto
+from softprompts.files.tensors import read_tensors
+
+from ..conftest import write_toy
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory, t5: Backbone) -> list[str]:
+    home = tmp_path_factory.mktemp("data")
+    RunFolder(home).save_model(t5)
+    return [
+        *("tune", "--auto", "--model", str(home / "model"), "--train", str(write_toy(home))),
+        *("--text", "review", "--label", "mood"),
+        *("--steps", "54", "--batch-size", "2", "--checkpoint-every", "10", "--max-length", "32"),
+        *("--lr", "0.01,0.1,0.3,1", "--prompt.length", "2", "--device", "cpu", "--no-baselines"),
+        *("--scoring", "labels", "--output"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(command: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("uninterrupted") / "run"
+    assert main([*command, str(folder), "--quiet"]) == 0
+    return folder
+
+
+def test_the_tournament_is_printed_and_part_of_the_json(
+    command: list[str], uninterrupted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, str(uninterrupted), "--quiet"]) == 0  # finished; nothing is repeated
+    text = capsys.readouterr().out
+    assert "4 candidates, judged by accuracy on 2 rows held out of the training data" in text
+    table = [line.split() for line in text.splitlines() if line[:1] in ("1", "2")]
+    assert [(row[0], row[-1]) for row in table if row[-1] in ("left", "stays", "won")] == [
+        *(("1", "stays"), ("1", "stays"), ("1", "left"), ("1", "left")),
+        *(("2", "won"), ("2", "left")),
+    ]
+    assert "row passes: tournament 208 (training 196, judging 12), winner 110" in text
+    assert "in all 2.89 times the winner's run alone" in text
+    assert "2 rows tell candidates apart only if they differ much" in text
+    assert "the run was already finished" in text
+    assert main([*command, str(uninterrupted), "--quiet", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["tournament"] == read_tournament(RunFolder(uninterrupted))
+    assert result["steps"] == 54
+
+
+def test_kill_9_in_a_tournament_repeats_no_rung(
+    command: list[str], uninterrupted: Path, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    killed = [sys.executable, "-m", "softprompts", *command, str(folder.path)]
+    victim = subprocess.Popen(killed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.time() + 120
+    while victim.poll() is None and time.time() < deadline:
+        record = read_tournament(folder)
+        if record is not None and record["rungs"]:
+            break
+        time.sleep(0.01)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    before = read_tournament(folder)
+    assert before is not None
+    assert len(before["rungs"]) == 1
+    assert "winner" not in before
+    resumed = subprocess.run(killed, check=True, capture_output=True, text=True)
+    assert "rung 1 of 2" not in resumed.stderr
+    assert "rung 2 of 2: 2 candidates up to step" in resumed.stderr
+    after, expected = read_tournament(folder), read_tournament(RunFolder(uninterrupted))
+    assert after is not None
+    assert expected is not None
+    assert after["rungs"][0] == before["rungs"][0]
+    assert after["winner"] == expected["winner"]
+    one, other = (
+        read_tensors(path / "prompt.safetensors")[0]["vectors"]
+        for path in (folder.path, uninterrupted)
+    )
+    assert torch.equal(one, other)
+
+
+def test_another_run_in_the_folder_is_refused(
+    command: list[str], uninterrupted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, str(uninterrupted), "--steps", "60"]) == 2
+    assert "--steps was 54 and is now 60" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--minutes", "5"], "--minutes is the budget of --auto; use both, or set --steps."),
+        (["--auto", "--minutes", "5", "--epochs", "2"], "Both --minutes and --epochs say"),
+        (["--auto", "--minutes", "soon"], "--minutes is 'soon'; give a number."),
+        (["--auto", "--seed", "0,1"], "--seed is a list, but all candidates of --auto share"),
+        (["--auto", "--steps", "5"], "2 candidates needs a run of at least 14 steps"),
+        (["--auto", "--lr", "1,2,3,4", "--steps", "53"], "needs a run of at least 54 steps"),
+        (["--auto", "--patience", "2"], "--patience would choose by the validation rows"),
+    ],
+)
+def test_wrong_settings_are_refused_without_torch(arguments: list[str], message: str) -> None:
+    code = (
+        "import sys; from softprompts.cli import main; "
+        f"code = main(['tune', '--task', 'helpdesk/intent', *{arguments!r}]); "
+        "sys.exit(9 if 'torch' in sys.modules else code)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert message in result.stderr
+
+
+def test_a_bar_over_all_rungs_shows_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(
+        tune_auto, "Console", lambda **_: Console(file=screen, force_terminal=True, width=140)
+    )
+    tuning = SimpleNamespace(batch_size=5, accumulate=2)
+    run: Any = SimpleNamespace(config=SimpleNamespace(tuning=tuning), step=2, steps=9)
+    with tune_auto.TournamentProgress() as progress:
+        progress.on_message("rung 1 of 2")
+        progress.on_row_plan(100, 30)
+        progress.on_step(run)
+        progress.on_rows_answered(run, 5)
+        time.sleep(0.01)
+        assert progress.count.done == 45
+        assert progress.count.before == 30
+        assert progress.count.seconds_left is not None
+        progress.on_start([run])  # the winner resumes at step 2
+        assert (progress.count.done, progress.count.before) == (65, 50)
+    text = screen.getvalue()
+    assert "rung 1 of 2" in text
+    assert "winner" in text
+    assert "rows/s" in text
+    assert "left" in text
