@@ -3,7 +3,8 @@
 Matrices of the layers are stored as integers with scales, and are multiplied in the precision of
 their inputs: each is restored where it is used, in the forward pass and again in the backward pass,
 and never kept. Embeddings, norms, biases and the output layer stay as they are. Written by hand
-because int4 of torchao has no backward pass, and bitsandbytes needs a GPU.
+because it is short, and works on CPUs and GPUs, in cohorts and in recorded steps, without another
+package.
 
 Shape letters: O output and I input numbers of a matrix, G groups of a row.
 """
