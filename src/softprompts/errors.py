@@ -48,22 +48,22 @@ def _flat(path: str) -> str:
     return functools.reduce(str.removeprefix, _FLAT, path)
 
 
-_speaker: ContextVar[Spelling] = ContextVar("speaker", default=as_argument)
+_spelling: ContextVar[Spelling] = ContextVar("spelling", default=as_argument)
 
 
 @contextmanager
 def speaking(spelling: Spelling) -> Iterator[None]:
-    """Inside, messages spell settings in this way unless told otherwise."""
-    token = _speaker.set(spelling)
+    """Inside, messages spell settings in this way by default."""
+    token = _spelling.set(spelling)
     try:
         yield
     finally:
-        _speaker.reset(token)
+        _spelling.reset(token)
 
 
 def spelled(message: str, spelling: Spelling | None = None) -> str:
     """The message with its settings written out, by default as whoever speaks writes them."""
-    spell = spelling or _speaker.get()
+    spell = spelling or _spelling.get()
     return _MARK.sub(lambda mark: spell(mark[1], mark[2]), message)
 
 

@@ -438,8 +438,33 @@ class Backbone(ABC):
         sum(weight * nll + z * squares) with respect to the vectors [B, P, H], or those that
         `text.prompt_of` selects from.
 
-        Anything else that is trained (a head, the model itself) accumulates its gradient.
+        Anything else that is trained (a head, the model itself) accumulates its gradient. On packed
+        rows where possible; dropout depends on columns.
         """
+        packs = self.packs_rows and not self.model.training
+        compute = self.packed_gradients if packs else self.padded_gradients
+        return compute(vectors, text, targets, weight, z)
+
+    def packed_gradients(
+        self,
+        vectors: Tensor,
+        text: Text,
+        targets: Sequence[Sequence[int]],
+        weight: Tensor,
+        z: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """The same on packed rows, for families that have a `packed` model."""
+        raise NotImplementedError
+
+    def padded_gradients(
+        self,
+        vectors: Tensor,
+        text: Text,
+        targets: Sequence[Sequence[int]],
+        weight: Tensor,
+        z: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """The same through the model's own forward pass."""
         vectors = vectors.detach().requires_grad_()
         losses = self.losses(vectors, text, targets)
         (losses.nll * weight + losses.z * z).sum().backward()  # type: ignore[no-untyped-call]

@@ -97,7 +97,7 @@ class Causal(Generative):
             logits = self.model(**_inputs(embeds, mask, pads_last=True), use_cache=False).logits
         return Losses.from_logits(select(logits), ids, target_mask)
 
-    def gradients(
+    def packed_gradients(
         self,
         vectors: Tensor,
         text: Text,
@@ -105,9 +105,7 @@ class Causal(Generative):
         weight: Tensor,
         z: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """On packed rows where possible; dropout depends on columns."""
-        if self.packed is None or not self.packs_rows or self.model.training:
-            return super().gradients(vectors, text, targets, weight, z)
+        assert self.packed is not None
         ids, mask = (to_device(part, self.device) for part in self.collate(targets))
         lengths = [len(target) for target in targets]
         return self.packed.gradients(vectors, text, ids, mask, weight, z, lengths)

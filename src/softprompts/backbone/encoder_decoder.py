@@ -59,7 +59,7 @@ class EncoderDecoder(Generative):
         logits = self.model(**inputs, decoder_input_ids=decoder_ids, use_cache=False).logits
         return Losses.from_logits(logits, ids, mask)
 
-    def gradients(
+    def packed_gradients(
         self,
         vectors: Tensor,
         text: Text,
@@ -67,9 +67,7 @@ class EncoderDecoder(Generative):
         weight: Tensor,
         z: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """On packed rows, if the model is a T5 and dropout, which depends on columns, is off."""
-        if self.packed is None or not self.packs_rows or self.model.training:
-            return super().gradients(vectors, text, targets, weight, z)
+        assert self.packed is not None
         ids, mask = (to_device(part, self.device) for part in self.collate(targets))
         return self.packed.gradients(vectors, text, ids, mask, weight, z)
 

@@ -129,7 +129,7 @@ class Masked(Backbone):
         ids = to_device(torch.tensor([list(target) for target in targets]), self.device)
         return Losses.from_logits(self.logits(prompt, text), ids, torch.ones_like(ids))
 
-    def gradients(
+    def packed_gradients(
         self,
         vectors: Tensor,
         text: Text,
@@ -137,9 +137,7 @@ class Masked(Backbone):
         weight: Tensor,
         z: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """On packed rows where possible; dropout depends on columns."""
-        if self.packed is None or not self.packs_rows or self.model.training:
-            return super().gradients(vectors, text, targets, weight, z)
+        assert self.packed is not None
         ids = to_device(torch.tensor([list(target) for target in targets]), self.device)
         return self.packed.gradients(
             vectors,

@@ -40,7 +40,7 @@ def padded(
     *weights: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The padded way, which every other family takes."""
-    return Backbone.gradients(backbone, vectors, text, targets, *weights)
+    return Backbone.padded_gradients(backbone, vectors, text, targets, *weights)
 
 
 def check(backbone: EncoderDecoder, vectors: Tensor, text: Text, targets: list[list[int]]) -> None:

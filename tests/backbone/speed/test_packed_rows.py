@@ -94,7 +94,7 @@ def check(
     device, results = vectors.device, []
     draw = torch.Generator().manual_seed(2)
     weight, z = (torch.rand(len(targets), generator=draw).to(device) for _ in range(2))
-    for way in (type(backbone).gradients, Backbone.gradients):
+    for way in (type(backbone).gradients, Backbone.padded_gradients):
         nll, gradient = way(backbone, vectors, text, targets, weight, z * 0.01)
         of_heads = [part.grad for head in trained or [] for part in head.parameters()]
         results.append([nll, gradient, *of_heads])
