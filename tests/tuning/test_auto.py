@@ -1,5 +1,6 @@
 """Tournaments: the plan and its budget, who leaves, what judges, resuming, minutes."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import softprompts
 from softprompts.artifacts.run_folder import RunFolder
 from softprompts.artifacts.tournament import TournamentRecord, read_tournament, write_tournament
 from softprompts.backbone import Backbone
-from softprompts.config import Member, TaskConfig, sections
+from softprompts.config import Member, TaskConfig, run_config, sections
 from softprompts.config.candidates import (
     CANDIDATES,
     FIRST_STEPS,
@@ -60,9 +61,8 @@ def test_built_in_candidates_differ_and_settings_hold_for_all(toy_csv: Path) -> 
     assert default
     assert len(members) == len(CANDIDATES) == 16
     assert len({str(member.varied) for member in members}) == 16
-    assert {member.varied["preset"] for member in members[:4]} == {
-        *("prompt-tuning", "residual", "mixture", "p-tuning")
-    }
+    assert members[0].config.plain() == run_config(layer(toy_csv, max_length=200)).plain()
+    assert len({str(member.varied) for member in members[: auto.MOST]}) == auto.MOST
     fixed, _ = make_candidates(layer(toy_csv, preset="residual", lr=0.2))
     assert {(m.config.preset, m.config.tuning.lr) for m in fixed} == {("residual", 0.2)}
     assert 2 <= len(fixed) < 16
@@ -135,9 +135,10 @@ def test_a_tournament_costs_at_most_two_runs(count: int, batch_rows: int) -> Non
 
 def test_small_budgets_and_cpus_take_fewer_candidates() -> None:
     assert sizes(8) == [8, 4, 2]
-    assert sizes(5) == [5, 3, 2]
+    assert sizes(5) == [5, 3]
     assert [count_candidates(16, steps, 16) for steps in (14, 54, 400, 1000)] == [2, 4, 8, 16]
-    assert count_candidates(16, 1000, auto.MOST_ON_CPU) == 8
+    assert count_candidates(16, 1000, auto.MOST) == auto.MOST
+    assert count_candidates(16, 1000, auto.MOST_ON_CPU) == auto.MOST_ON_CPU < auto.MOST
     with pytest.raises(UserError, match="4 candidates needs a run of at least 54 steps"):
         check_steps(4, 53)
 
@@ -225,7 +226,6 @@ def test_the_worse_half_leaves_and_the_winner_is_tuned_on_all_rows(
     assert again.tournament == record
 
 
-@pytest.mark.usefixtures("no_curves")
 def test_a_tournament_resumes_after_its_last_rung(
     toy_csv: Path, tmp_path: Path, t5: Backbone
 ) -> None:
@@ -266,6 +266,36 @@ def test_candidates_that_fail_leave(toy_csv: Path, t5: Backbone) -> None:
     tournament_figure(record, "run")
     with pytest.raises(softprompts.RunFailedError, match="All candidates failed"):
         tune_auto(lists(toy_csv, lr=[1e30, 1e31]), None, backbone=t5)
+
+
+def test_the_default_wins_unless_another_is_clearly_better(toy_csv: Path, t5: Backbone) -> None:
+    members = lists(toy_csv)
+    task = load_task(members[0].config.task)
+    record = auto.plan(members, task, 54, most=4)
+    default = members[0].name
+    assert record["default"] == default
+    assert "default" not in auto.plan(members, task, 54)
+    tournament = auto.Tournament([], auto.hold_out(task, 54, 2, 4), t5, record)
+    targets = [example for example in tournament.task.validation for _ in range(8)]
+    tournament.task = dataclasses.replace(tournament.task, validation=targets)
+    rows = [example.target for example in targets]
+
+    def left(wrong: dict[str, int], number: int) -> list[str]:
+        """Who leaves if candidates have this many wrong answers."""
+        answers = {name: ["wrong"] * count + rows[count:] for name, count in wrong.items()}
+        standings: list[Any] = [
+            {"candidate": name, "score": -count, "loss": 1.0} for name, count in wrong.items()
+        ]
+        standings.sort(key=auto._rank)
+        return [place["candidate"] for place in tournament._leaving(standings, answers, number)]
+
+    one, two, three = (member.name for member in members[1:])
+    assert left({default: 9, one: 2, two: 1, three: 3}, 0) == [one, three]
+    assert left({default: 1, one: 2, two: 0, three: 3}, 0) == [one, three]
+    assert left({default: 1, one: 0}, 1) == [one]  # by a row, which is no more than luck
+    assert left({default: 9, one: 0}, 1) == [default]
+    del record["default"]
+    assert left({default: 1, one: 0}, 1) == [default]
 
 
 def test_equal_scores_are_decided_by_the_loss() -> None:

@@ -48,7 +48,7 @@ def test_python_prints_stages_and_evaluations(
     tuned = softprompts.tune(train=str(toy_csv), output=tmp_path / "run", **QUICK)
     lines = capsys.readouterr().err.splitlines()
     assert "softprompts: loading t5-tiny" in lines
-    assert "softprompts: tokenising 24 rows" in lines
+    assert sum("t5-tiny (14M parameters) is for trying things out" in line for line in lines) == 1
     evaluations = [line for line in lines if "reviews.csv:mood: step" in line]
     assert [line.split(", ")[0].split(": ")[-1] for line in evaluations] == [
         *("step 2 of 4", "step 4 of 4"),
@@ -109,9 +109,7 @@ def test_stages_that_take_time_are_announced(
         return capsys.readouterr().err
 
     shown = tune(4)
-    for stage in (
-        *("reading the data", "loading t5-tiny", "tokenising 24 rows", "answering 5 test rows"),
-    ):
+    for stage in (*("reading the data", "loading t5-tiny", "answering 5 test rows"),):
         assert stage in shown
     assert f"resuming {tmp_path} at step 4 of 6" in tune(6)
 

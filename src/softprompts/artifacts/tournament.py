@@ -34,6 +34,7 @@ class TournamentRecord(TypedDict, total=False):
     ]  # candidates (their settings in full), minutes, hashes of data and model
     candidates: dict[str, dict[str, Any]]  # the settings that differ, by name
     left_out: list[dict[str, Any]]  # candidate and why
+    default: str  # the candidate that wins unless another is clearly better; absent from lists
     metric: str
     steps: int  # of the winner
     batch_rows: int

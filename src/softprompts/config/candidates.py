@@ -17,25 +17,25 @@ def _candidate(preset: str, lr: float | None = None, **prompt: Any) -> Layer:
 
 
 CANDIDATES: tuple[Layer, ...] = (
-    _candidate("prompt-tuning"),
-    _candidate("residual"),
     _candidate("mixture"),
-    _candidate("p-tuning"),
-    _candidate("prompt-tuning", 1.0),
-    _candidate("prompt-tuning", start="labels"),
-    _candidate("smop"),
-    _candidate("residual", 0.1),
-    _candidate("prompt-tuning", length=100),
-    _candidate("prompt-tuning", 0.1),
-    _candidate("mixture", 0.2),
+    _candidate("prompt-tuning"),
     _candidate("residual", length=20, start="labels"),
-    _candidate("prompt-tuning", length=100, start="uniform"),
-    _candidate("prompt-tuning", 1.0, length=5),
+    _candidate("residual"),
+    _candidate("prompt-tuning", 1.0),
+    _candidate("mixture", 0.1),
+    _candidate("prompt-tuning", length=100),
+    _candidate("smop"),
+    _candidate("p-tuning"),
+    _candidate("prompt-tuning", start="labels"),
+    _candidate("residual", 0.1),
+    _candidate("prompt-tuning", 0.1),
+    _candidate("mixture", 0.6, length=5),
+    _candidate("smop", 1.0),
     _candidate("p-tuning", 1.0),
     _candidate("residual", length=50),
 )
-"""Settings over the defaults of their preset, in order of precedence: a small budget, or a CPU,
-takes the first ones."""
+"""Settings over the defaults of their preset, in order of precedence: the first ones that fit
+compete. The first of all is the default method."""
 
 COMMON = ("steps", "epochs", "batch_size", "accumulate")
 """Settings of tuning that all candidates share, or their scores would not be comparable."""
@@ -50,11 +50,11 @@ FIRST_STEPS = 10
 
 
 def sizes(count: int) -> list[int]:
-    """The number of candidates that each rung judges: 8, 4, 2."""
-    rungs = []
-    while count > 1:
-        rungs.append(count)
-        count = math.ceil(count / 2)
+    """The number of candidates that each rung judges: 8, 4, 2. Of the last ones, at most three, one
+    is left."""
+    rungs = [count]
+    while rungs[-1] > 3:
+        rungs.append(math.ceil(rungs[-1] / 2))
     return rungs
 
 

@@ -21,6 +21,11 @@ SIZES = (
     ("FacebookAI/roberta-base", "FacebookAI/roberta-large"),
 )
 """Models from small to large."""
+FOR_TRYING = (
+    "t5-tiny (14M parameters) is for trying things out; for real work take a larger model, such as "
+    "google/flan-t5-small (77M), google/flan-t5-base (250M), google/flan-t5-large (780M) or "
+    "HuggingFaceTB/SmolLM2-1.7B-Instruct"
+)
 LARGER = {PurePath(small).name: large for sizes in SIZES for small, large in pairwise(sizes)}
 
 

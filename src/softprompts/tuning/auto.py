@@ -19,7 +19,7 @@ from ..config.candidates import JUDGING, TOURNAMENT_RUNS, check_steps, sizes, st
 from ..errors import UserError, setting
 from ..tasks import Task
 from ..tasks.score_report import task_report
-from .batches import Batches
+from .batches import batches_per_epoch
 from .checkpoint import load_checkpoint
 from .cohort import Cohort, save
 from .phases import Phases
@@ -30,8 +30,8 @@ from .watch import Watcher
 
 HELD_OUT = 0.1
 """The share of the training rows that judges candidates, unless that costs more than `JUDGING`."""
-MOST, MOST_ON_CPU = 16, 8
-"""The most candidates, unless they are given."""
+MOST, MOST_ON_CPU = 5, 3
+"""The most candidates, unless they are given: more would be judged too early to be told apart."""
 TIMED_STEPS, UNTIMED_STEPS, TIMED_RUNS = 3, 2, 4
 """How the time of a row is measured for a budget in minutes."""
 RESERVE = 0.1
@@ -138,9 +138,9 @@ def fitting(
 
 def planned_steps(config: RunConfig, task: Task) -> int:
     """The steps of a run on all training rows."""
-    lengths, size = [0] * len(task.train), config.tuning.batch_size
-    batches = Batches(lengths, size, config.seed, task.member_sizes, task.mixture_limit)
-    return count_steps(config.tuning, batches.per_epoch)
+    size = config.tuning.batch_size
+    per_epoch = batches_per_epoch(task.member_sizes, size, task.mixture_limit)
+    return count_steps(config.tuning, per_epoch)
 
 
 def winner_config(config: RunConfig, steps: int) -> RunConfig:
@@ -162,7 +162,9 @@ def plan(
     count = len(members) if most is None else count_candidates(len(members), steps, most)
     check_steps(count, steps)
     rows = len(hold_out(task, steps, batch_rows, count).validation)
+    protected: TournamentRecord = {} if most is None else {"default": members[0].name}
     return {
+        **protected,
         "candidates": {member.name: member.varied for member in members[:count]},
         "left_out": list(left_out),
         "metric": task.metrics[0],
@@ -254,7 +256,7 @@ class Tournament:
         if standings[0]["score"] is None:
             why = next(iter(self.runs.values())).stopped
             raise RunFailedError(f"All candidates failed; the first one: {why}.")
-        for place in standings[math.ceil(len(standings) / 2) :]:
+        for place in self._leaving(standings, answers, number):
             place["left"] = True
         gone = [place["candidate"] for place in standings if place["left"]]
         self.runs = {name: run for name, run in self.runs.items() if name not in gone}
@@ -268,6 +270,33 @@ class Tournament:
         if self.folder is not None and self.team.is_main:
             write_tournament(self.folder, self.record)
             self.folder.remove_candidates(gone)
+
+    def _leaving(
+        self, standings: list[Standing], answers: dict[str, list[str]], number: int
+    ) -> list[Standing]:
+        """Who leaves: the worse half, at the last rung all but one.
+
+        The default method, if it is among them, reaches the last rung, and wins there unless the
+        best of the others is clearly better.
+        """
+        last = number == len(self.record["rung_steps"]) - 1
+        kept = 1 if last else math.ceil(len(standings) / 2)
+        default = self.record.get("default")
+        (index,) = [i for i, place in enumerate(standings) if place["candidate"] == default] or [0]
+        protected = standings[index]
+        if index >= kept and protected["score"] is not None:
+            best = standings[0]["candidate"]
+            if not last or not self._clearly_better(answers[best], answers[protected["candidate"]]):
+                standings.insert(kept - 1, standings.pop(index))
+        return standings[kept:]
+
+    def _clearly_better(self, first: Sequence[str], second: Sequence[str]) -> bool:
+        """Whether the rows that only the one gets right exceed those that only the other does by
+        more than a standard error."""
+        targets = [example.target for example in self.task.validation]
+        pairs = [(a == t, b == t) for a, b, t in zip(first, second, targets, strict=True)]
+        gained, lost = pairs.count((True, False)), pairs.count((False, True))
+        return gained - lost > math.sqrt(gained + lost)
 
     def _train(self, end: int) -> Cohort:
         """Train all runs up to a step, and save them there."""

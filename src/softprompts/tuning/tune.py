@@ -13,6 +13,7 @@ from ..config import Member, RunConfig, Settings, TaskConfig, expand_lists, sect
 from ..config.candidates import check_minutes, make_candidates
 from ..errors import UserError
 from ..tasks import Task, load_task, lone_classes, register_data
+from .advice import FOR_TRYING
 from .auto_tune import tune_by_tournament
 from .checkpoint import load_checkpoint, longer_schedule
 from .cohort import Cohort
@@ -165,7 +166,7 @@ def tune_auto(
         with phases("data"):
             (task,) = team.on_all(lambda: load_tasks([config]))
         if backbone is None:
-            watcher.on_message(f"loading {config.model}")
+            _announce(config.model, watcher)
         with phases("model"):
             frozen = backbone or team.on_all(lambda: _load_backbone(team, config))
 
@@ -257,7 +258,7 @@ def _load(
     for lone in dict.fromkeys(filter(None, map(lone_classes, tasks))):
         watcher.on_message(f"warning: {lone}")
     if backbone is None:
-        watcher.on_message(f"loading {configs[0].model}")
+        _announce(configs[0].model, watcher)
     with phases("model"):
         frozen = backbone or team.on_all(lambda: _load_backbone(team, configs[0]))
     resumed = team.on_main(
@@ -271,9 +272,6 @@ def _load(
             for config, folder in zip(configs, folders, strict=True)
         ]
     )
-    distinct = {id(task): task for task in tasks}.values()
-    rows = sum(len(task.train) + len(task.validation) for task in distinct)
-    watcher.on_message(f"tokenising {rows:,} rows")
     with phases("data"):
         runs = team.on_all(
             lambda: [
@@ -287,13 +285,20 @@ def _load(
     for run, folder, resumes in zip(runs, folders, resumed, strict=True):
         if folder is not None and resumes:
             load_checkpoint(run, folder)
-            watcher.on_message(f"resuming {folder.path} at step {run.step:,} of {run.steps:,}")
+            if not run.finished:
+                watcher.on_message(f"resuming {folder.path} at step {run.step:,} of {run.steps:,}")
             if warning := longer_schedule(run, folder.read_checkpoint_note()):
                 watcher.on_message(warning)
     for run, folder in zip(runs, folders, strict=True):
         if folder is not None and team.is_main:
             folder.write_config(run.config)
     return runs
+
+
+def _announce(model: str, watcher: Watcher) -> None:
+    watcher.on_message(f"loading {model}")
+    if model == "t5-tiny":
+        watcher.on_message(FOR_TRYING)
 
 
 def keep_scoring(config: RunConfig, folders: Iterable[RunFolder]) -> RunConfig:

@@ -1,0 +1,66 @@
+"""Tables from the records of benchmarks/defaults.py.
+
+    python benchmarks/defaults_table.py benchmarks/results/candidates-h200.jsonl
+
+For every backbone: the mean of each candidate over the tasks that all of them have with the same
+seeds, by the held-out rows, which choose, and by the validation rows, which choose nothing.
+"""
+
+import json
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+Records = dict[tuple[str, str, str, int], dict[str, Any]]
+MOST_TASKS = 0.6
+"""A candidate with fewer than this share of the tasks is left out of a table."""
+
+
+def read(path: Path) -> Records:
+    records: Records = {}
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        if record.get("metrics"):
+            key = record["model"], record["task"], record["candidate"], record["seed"]
+            records[key] = record
+    return records
+
+
+def scores(record: dict[str, Any]) -> tuple[float, float]:
+    """By the held-out rows at the last step, and by the validation rows."""
+    return list(record["held_out"].values())[-1], record["metrics"][record["metric"]]
+
+
+def table(records: Records, model: str, seeds: tuple[int, ...]) -> list[str]:
+    """A backbone's candidates, best first by the held-out rows."""
+    by_candidate: dict[str, dict[str, tuple[float, float]]] = {}
+    pairs = {(task, candidate) for of, task, candidate, _ in records if of == model}
+    for task, candidate in pairs:
+        runs = [records.get((model, task, candidate, seed)) for seed in seeds]
+        if all(runs):
+            held_out, validation = zip(*(scores(run) for run in runs if run), strict=True)
+            by_candidate.setdefault(candidate, {})[task] = fmean(held_out), fmean(validation)
+    if not by_candidate:
+        return []
+    most = max(map(len, by_candidate.values()))
+    compared = {c: t for c, t in by_candidate.items() if len(t) >= MOST_TASKS * most}
+    tasks = set.intersection(*(set(of) for of in compared.values()))
+    rows = [
+        (*(fmean(of[task][part] for task in tasks) for part in (0, 1)), candidate)
+        for candidate, of in compared.items()
+    ]
+    count = f"{len(tasks)} tasks, {len(seeds)} seed{'s' * (len(seeds) > 1)}"
+    lines = [f"\n{model}, {count}:\n", "| candidate | held out | validation |", "|---|---:|---:|"]
+    return [*lines, *(f"| {name} | {h:.1f} | {v:.1f} |" for h, v, name in sorted(rows)[::-1])]
+
+
+def main() -> None:
+    records = read(Path(sys.argv[1]))
+    for model in dict.fromkeys(of for of, *_ in records):
+        for count in (1, 2, 3):
+            print("\n".join(table(records, model, tuple(range(count)))))
+
+
+if __name__ == "__main__":
+    main()
