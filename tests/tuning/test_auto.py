@@ -29,7 +29,7 @@ from softprompts.tuning import Run, Watcher, auto, auto_tune
 from softprompts.tuning.auto import count_candidates, rung_steps
 from softprompts.tuning.progress import RowCount
 from softprompts.tuning.tournament_picture import tournament_figure
-from softprompts.tuning.tune import tune_auto
+from softprompts.tuning.tune import tune_auto, tune_config
 
 from ..models import TOY
 
@@ -243,6 +243,8 @@ def test_a_tournament_resumes_after_its_last_rung(
     saved = read_tournament(RunFolder(tmp_path / "run"))
     assert saved is not None
     assert len(saved["rungs"]) == 1
+    with pytest.raises(UserError, match="holds a tournament that is not finished"):
+        tune_config(members[0].config, tmp_path / "run", backbone=t5)
     resumed = Followed()
     tuned = tune_auto(members, tmp_path / "run", watcher=resumed, backbone=t5)
     assert tuned.tournament == expected

@@ -84,6 +84,17 @@ def tune_by_tournament(
     return tuned
 
 
+def refuse_unfinished(folder: RunFolder) -> None:
+    """Refuse a run without a tournament in the folder of one that is not decided yet."""
+    record = read_tournament(folder)
+    if record is not None and "winner" not in record:
+        raise UserError(
+            f"{folder.path} holds a tournament that is not finished; resume it with "
+            f"{setting('auto')}, choose another {setting('output')}, or start again with "
+            f"{setting('overwrite')}."
+        )
+
+
 def _plan(
     members: Sequence[Member],
     default: bool,

@@ -14,7 +14,7 @@ from ..config.candidates import check_minutes, make_candidates
 from ..errors import UserError
 from ..tasks import Task, load_task, lone_classes, register_data
 from .advice import FOR_TRYING
-from .auto_tune import tune_by_tournament
+from .auto_tune import refuse_unfinished, tune_by_tournament
 from .checkpoint import load_checkpoint, longer_schedule
 from .cohort import Cohort
 from .finish import finish
@@ -132,6 +132,8 @@ def tune_config(
     """
     team = make_team(config.device)
     folders = [None if folder is None else RunFolder(folder)]
+    if folder is not None and not overwrite:
+        refuse_unfinished(RunFolder(folder))
     with team.exclusive(folder):
         (result,) = _tune(
             team, [config], folders, overwrite, watcher, backbone, trackers, phases=phases
