@@ -16,7 +16,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from softprompts.artifacts.run_folder import CARD, RunFolder
+from softprompts.artifacts.file_names import CARD
+from softprompts.artifacts.run_folder import RunFolder
 from softprompts.backbone import Backbone, load_backbone
 from softprompts.config import TaskConfig
 from softprompts.errors import UserError, as_flag

@@ -22,8 +22,11 @@ import pytest
 import torch
 
 from softprompts.backbone import Backbone, load_backbone
+from softprompts.tuning import finish
+from softprompts.tuning.pictures import draw_pictures
 
 from .models import TOY, random_model, random_t5
+from .processes import TORCH, ForkServer
 
 torch.set_num_threads(1)
 
@@ -52,11 +55,27 @@ def tiny() -> Backbone:
     return load_backbone(dtype="fp32", device="cpu")
 
 
-@pytest.fixture
-def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of many short runs, which take less time than their pictures; test_cli.py looks at
-    the picture."""
-    monkeypatch.setattr("softprompts.tuning.finish.draw_pictures", lambda *_: None)
+@pytest.fixture(scope="session", autouse=True)
+def _no_pictures() -> Iterator[None]:
+    """The runs of most tests take less time than their pictures; `drawing` has them drawn."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finish, "draw_pictures", lambda *_: None)
+        yield
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Inside, runs draw their pictures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finish, "draw_pictures", draw_pictures)
+        yield
+
+
+@pytest.fixture(scope="session")
+def torch_server() -> Iterator[ForkServer]:
+    """Starts processes that have torch and all of softprompts imported."""
+    with ForkServer(TORCH) as server:
+        yield server
 
 
 def write_toy(folder: Path) -> Path:

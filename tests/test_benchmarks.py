@@ -67,7 +67,6 @@ def test_the_recorded_runs_are_those_of_the_grids(name: str) -> None:
     assert all(settings in grid for settings in recorded)
 
 
-@pytest.mark.usefixtures("no_curves")
 def test_backbones_are_compared_and_not_measured_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,11 +5,10 @@ import importlib.util
 import itertools
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -25,6 +24,7 @@ from softprompts.tasks.metrics import METRICS
 from softprompts.tasks.registry import _TASKS
 
 from .models import KINDS, random_causal, random_model, random_t5
+from .processes import ForkServer, Process
 from .prompt.test_matrix import ROUTES, SHAPES, STARTS, check
 
 START, SHAPE, ROUTE = {"kind": "noisy-zeros"}, {"kind": "scaled"}, {"kind": "mlp", "width": 6}
@@ -53,16 +53,18 @@ def plugin() -> Iterator[Any]:
         table.update(entries)
 
 
-def run(*argv: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+class Run(Protocol):
+    def __call__(self, *argv: str, folder: Path, **variables: str) -> Process: ...
+
+
+@pytest.fixture
+def run(torch_server: ForkServer) -> Run:
     """A command in a process of its own, which knows of the plugin only what it is told."""
-    return subprocess.run(
-        [sys.executable, "-m", "softprompts", *argv],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, **variables},
-        check=False,
-    )
+
+    def command(*argv: str, folder: Path, **variables: str) -> Process:
+        return torch_server.run(argv, folder=folder, **variables)
+
+    return command
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -131,7 +133,7 @@ def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SHORT = ("--steps", "4", "--batch-size", "4", "--evaluate-every", "2", "--device", "cpu", "--json")
 
 
-def test_registered_kinds_on_the_command_line(toy_model: Path, tmp_path: Path) -> None:
+def test_registered_kinds_on_the_command_line(toy_model: Path, tmp_path: Path, run: Run) -> None:
     kinds = ["--prompt.start", "noisy-zeros", "--prompt.start.std", "0.2,0.3"]
     kinds += ["--prompt.shape", "scaled,direct", "--prompt.count", "3", "--prompt.length", "2"]
     kinds += ["--prompt.route", "mlp", "--prompt.route.width", "4"]
@@ -160,7 +162,7 @@ def test_registered_kinds_on_the_command_line(toy_model: Path, tmp_path: Path) -
     assert "plugin/odd-or-even" in listed.stdout
 
 
-def test_without_the_plugin_a_kind_is_unknown(tmp_path: Path) -> None:
+def test_without_the_plugin_a_kind_is_unknown(tmp_path: Path, run: Run) -> None:
     refused = run("tune", "--prompt.route", "mlp", "--prompt.count", "2", folder=tmp_path)
     assert refused.returncode == 2
     assert "There is no route 'mlp'; choose one of single," in refused.stderr
@@ -169,7 +171,7 @@ def test_without_the_plugin_a_kind_is_unknown(tmp_path: Path) -> None:
     assert "The plugin gone.py cannot be loaded" in refused.stderr
 
 
-def test_an_entry_point_names_a_plugin(toy_model: Path, tmp_path: Path) -> None:
+def test_an_entry_point_names_a_plugin(toy_model: Path, tmp_path: Path, run: Run) -> None:
     """As an installed package does: its kinds need no flag."""
     package = tmp_path / "site" / "extra-1.0.dist-info"
     package.mkdir(parents=True)

@@ -11,7 +11,6 @@ from softprompts.errors import UserError
 from .scripts import BAD_FLAGS, load_script
 
 
-@pytest.mark.usefixtures("no_curves")
 def test_the_recipe_makes_every_backbone_and_a_report_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

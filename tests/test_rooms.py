@@ -7,7 +7,7 @@ import softprompts
 
 SOURCE, TESTS = Path(softprompts.__file__).parent, Path(__file__).parent
 OPTIONAL = {
-    *("datasets", "pyarrow", "matplotlib", "scipy", "ray", "sacrebleu", "rouge_score"),
+    *("datasets", "pyarrow", "matplotlib", "scipy", "ray", "sacrebleu", "rouge_score", "openai"),
     "torch.distributed",  # not part of every build of torch
 }
 

@@ -17,6 +17,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .analysis.explain import explain
+    from .analysis.folder_report import report
     from .backbone import Backbone, load_backbone, register_family
     from .bench.cost import cost
     from .config import Choice, PromptConfig, RunConfig, TaskConfig, TuningConfig, run_config
@@ -27,10 +28,15 @@ if TYPE_CHECKING:
         register_shape,
         register_start,
     )
+    from .config.serve import ServeSettings
     from .errors import UserError
     from .library.library import Library
+    from .serving.async_engine import AsyncEngine
+    from .serving.client import Client
     from .serving.engine import Engine, ensemble, probabilities
     from .serving.ensemble import evaluate_ensemble
+    from .serving.requests import Limits, Sampling
+    from .serving.server import create_app
     from .study.study import Study
     from .tasks import register_metric, register_task
     from .transfer.transfer import transfer
@@ -39,19 +45,25 @@ if TYPE_CHECKING:
     from .tuning.tuned import Tuned, import_peft, load
 
 _HOMES = {
+    "AsyncEngine": "serving.async_engine",
     "Backbone": "backbone",
     "Choice": "config",
+    "Client": "serving.client",
     "Engine": "serving.engine",
     "Library": "library.library",
+    "Limits": "serving.requests",
     "PromptConfig": "config",
     "RunConfig": "config",
     "RunFailedError": "tuning.run",
+    "Sampling": "serving.requests",
+    "ServeSettings": "config.serve",
     "Study": "study.study",
     "TaskConfig": "config",
     "Tuned": "tuning.tuned",
     "TuningConfig": "config",
     "UserError": "errors",
     "cost": "bench.cost",
+    "create_app": "serving.server",
     "ensemble": "serving.engine",
     "evaluate_ensemble": "serving.ensemble",
     "explain": "analysis.explain",
@@ -67,18 +79,24 @@ _HOMES = {
     "register_shape": "config.kinds",
     "register_start": "config.kinds",
     "register_task": "tasks.registry",
+    "report": "analysis.folder_report",
     "run_config": "config",
     "transfer": "transfer.transfer",
     "tune": "tuning.tune",
 }
 __all__ = [
+    "AsyncEngine",
     "Backbone",
     "Choice",
+    "Client",
     "Engine",
     "Library",
+    "Limits",
     "PromptConfig",
     "RunConfig",
     "RunFailedError",
+    "Sampling",
+    "ServeSettings",
     "Study",
     "TaskConfig",
     "Tuned",
@@ -86,6 +104,7 @@ __all__ = [
     "UserError",
     "__version__",
     "cost",
+    "create_app",
     "ensemble",
     "evaluate_ensemble",
     "explain",
@@ -101,6 +120,7 @@ __all__ = [
     "register_shape",
     "register_start",
     "register_task",
+    "report",
     "run_config",
     "transfer",
     "tune",

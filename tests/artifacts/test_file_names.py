@@ -4,12 +4,12 @@ import ast
 from pathlib import Path
 
 import softprompts
-from softprompts.artifacts import library_folder, run_folder, study_folder, transfer_folder
+from softprompts.artifacts import file_names, library_folder, run_folder, transfer_folder
 
 SOURCE = Path(softprompts.__file__).parent
 NAMES = {
-    *(*run_folder.FILES, run_folder.COHORT_TABLE),
-    *(study_folder.STUDY_FILE, study_folder.PLAN, study_folder.RESULT, study_folder.LEASE),
+    *(*run_folder.FILES, file_names.COHORT_TABLE),
+    *(file_names.STUDY_FILE, file_names.PLAN, file_names.RESULT, file_names.LEASE),
     *(library_folder.INDEX, library_folder.LOCK, transfer_folder.CHOICE),
 }
 

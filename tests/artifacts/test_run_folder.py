@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import softprompts
-from softprompts.artifacts import run_folder
+from softprompts.artifacts.file_names import COHORT_TABLE
 from softprompts.artifacts.run_folder import CHECKPOINT_FORMAT, FILES, RunFolder
 from softprompts.config import RunConfig
 from softprompts.errors import UserError
@@ -39,12 +39,12 @@ def names(folder: RunFolder) -> set[str]:
 def test_file_names_are_written_down_once() -> None:
     """Other modules ask `RunFolder`; pretraining's folders are not runs."""
     source = Path(softprompts.__file__).parent
-    for name in (*FILES, run_folder.COHORT_TABLE):
+    for name in (*FILES, COHORT_TABLE):
         command = ["grep", "-rlE", f"[\"'/]{name}[\"']", "--include=*.py", str(source)]
         found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
         modules = {Path(line).relative_to(source).as_posix() for line in found.split()}
         assert modules - {"pretraining/run.py", "pretraining/train.py"} == {
-            "artifacts/run_folder.py"
+            "artifacts/file_names.py"
         }
 
 

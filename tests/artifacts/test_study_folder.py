@@ -5,13 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from softprompts.artifacts.study_folder import (
-    RESULT,
-    CellResult,
-    ChosenSource,
-    StudyFolder,
-    lease_owner,
-)
+from softprompts.artifacts.file_names import RESULT
+from softprompts.artifacts.study_folder import CellResult, ChosenSource, StudyFolder, lease_owner
 from softprompts.errors import UserError
 
 SAVED = Path(__file__).parents[1] / "saved" / "study"

@@ -225,7 +225,7 @@ def test_a_long_text_keeps_its_own_mask_and_counts_as_truncated(toy_csv: Path) -
         toy_csv, task={"text": None, "template": "[MASK] , {review}"}, tuning={"max_length": 10}
     )
     run = Run(config, load_task(config.task), backbone)
-    assert run.cut_texts == len(run.inputs)
+    assert run.inputs.count_truncated(range(len(run.inputs))) == len(run.inputs)
 
 
 def test_the_head_and_the_start_draw_different_numbers() -> None:

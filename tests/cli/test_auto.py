@@ -2,9 +2,6 @@
 
 import io
 import json
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +18,8 @@ from softprompts.cli import main, tune_auto
 from softprompts.files.tensors import read_tensors
 
 from ..conftest import write_toy
+from ..processes import ForkServer
+from .conftest import Start
 
 
 @pytest.fixture(scope="module")
@@ -65,26 +64,28 @@ def test_the_tournament_is_printed_and_part_of_the_json(
 
 
 def test_kill_9_in_a_tournament_repeats_no_rung(
-    command: list[str], uninterrupted: Path, tmp_path: Path
+    command: list[str],
+    uninterrupted: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    torch_server: ForkServer,
 ) -> None:
     folder = RunFolder(tmp_path / "run")
-    killed = [sys.executable, "-m", "softprompts", *command, str(folder.path)]
-    victim = subprocess.Popen(killed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.time() + 120
-    while victim.poll() is None and time.time() < deadline:
-        record = read_tournament(folder)
-        if record is not None and record["rungs"]:
-            break
-        time.sleep(0.01)
-    victim.send_signal(signal.SIGKILL)
-    victim.wait()
+    with torch_server.start([*command, str(folder.path)]) as victim:
+        deadline = time.time() + 120
+        while victim.poll() is None and time.time() < deadline:
+            record = read_tournament(folder)
+            if record is not None and record["rungs"]:
+                break
+            time.sleep(0.01)
     before = read_tournament(folder)
     assert before is not None
     assert len(before["rungs"]) == 1
     assert "winner" not in before
-    resumed = subprocess.run(killed, check=True, capture_output=True, text=True)
-    assert "rung 1 of 2" not in resumed.stderr
-    assert "rung 2 of 2: 2 candidates up to step" in resumed.stderr
+    assert main([*command, str(folder.path)]) == 0
+    resumed = capsys.readouterr().err
+    assert "rung 1 of 2" not in resumed
+    assert "rung 2 of 2: 2 candidates up to step" in resumed
     after, expected = read_tournament(folder), read_tournament(RunFolder(uninterrupted))
     assert after is not None
     assert expected is not None
@@ -116,15 +117,14 @@ def test_another_run_in_the_folder_is_refused(
         (["--auto", "--patience", "2"], "--patience would choose by the validation rows"),
     ],
 )
-def test_wrong_settings_are_refused_without_torch(arguments: list[str], message: str) -> None:
-    code = (
-        "import sys; from softprompts.cli import main; "
-        f"code = main(['tune', '--task', 'helpdesk/intent', *{arguments!r}]); "
-        "sys.exit(9 if 'torch' in sys.modules else code)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.returncode == 2
-    assert message in result.stderr
+def test_wrong_settings_are_refused_without_torch(
+    arguments: list[str], message: str, start: Start
+) -> None:
+    process = start(["tune", "--task", "helpdesk/intent", *arguments])
+    assert process.returncode == 2
+    error, imported = process.stderr.splitlines()
+    assert message in error
+    assert imported == "imported:"
 
 
 def test_a_bar_over_all_rungs_shows_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

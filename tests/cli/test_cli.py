@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import io
 import json
 import os
 import pty
@@ -10,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from softprompts.cli.flags import parse_run
 from softprompts.config import expand_lists
 from softprompts.files.tensors import read_tensors
 
-from ..conftest import another_user, write_toy
+from ..conftest import another_user, drawing, write_toy
 from ..models import random_t5
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +42,8 @@ def own_data(toy_csv: Path) -> list[str]:
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "intent"
     rows = ["--task", "helpdesk/register", "--shots", "8", "--cap-validation", "40"]
-    assert main(["tune", *rows, *QUICK, "--output", str(folder)]) == 0
+    with drawing():
+        assert main(["tune", *rows, *QUICK, "--output", str(folder)]) == 0
     return folder
 
 
@@ -342,17 +345,14 @@ def test_a_finished_run_is_reported(
     assert "the run was already finished; --overwrite tunes it again" in capsys.readouterr().out
 
 
-def test_predict_reads_standard_input(tuned: Path) -> None:
-    command = ["-m", "softprompts", "predict", str(tuned), "-", "--scoring", "labels"]
-    process = subprocess.run(
-        [sys.executable, *command],
-        input="one line\n\nanother line\n",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert len(process.stdout.split()) == 2
-    assert process.stderr == "", "no progress without a terminal"
+def test_predict_reads_standard_input(
+    tuned: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("one line\n\nanother line\n"))
+    assert main(["predict", str(tuned), "-", "--scoring", "labels"]) == 0
+    shown = capsys.readouterr()
+    assert len(shown.out.split()) == 2
+    assert shown.err == "", "no progress without a terminal"
 
 
 def test_flags_set_every_part_of_the_config(toy_csv: Path, tmp_path: Path) -> None:
@@ -625,28 +625,31 @@ def test_a_run_that_diverges_exits_with_1_and_says_why(
     ],
 )
 def test_a_terminal_shows_a_progress_bar(
-    toy_csv: Path, tmp_path: Path, columns: int, pieces: tuple[str, ...]
+    toy_csv: Path,
+    tmp_path: Path,
+    columns: int,
+    pieces: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A real pseudo-terminal: loss or metric, rate and time left are on the screen."""
-    command = [sys.executable, "-m", "softprompts", *own_data(toy_csv), "--steps", "12"]
-    command += ["--output", str(tmp_path / "r")]
     screen, terminal = pty.openpty()
-    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, env=environment)
-    os.close(terminal)
-    assert process.stdout is not None
-    shown = b""
-    while True:
-        try:
-            part = os.read(screen, 65536)
-        except OSError:
-            break
-        if not part:
-            break
-        shown += part
-    process.stdout.close()
+    shown = bytearray()
+
+    def read_screen() -> None:
+        with contextlib.suppress(OSError):  # the terminal is closed
+            while part := os.read(screen, 65536):
+                shown.extend(part)
+
+    reader = threading.Thread(target=read_screen)
+    reader.start()
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    with open(terminal, "w", encoding="utf-8") as standard_error:
+        monkeypatch.setattr("sys.stderr", standard_error)
+        command = [*own_data(toy_csv), "--steps", "12", "--output", str(tmp_path / "r")]
+        assert main(command) == 0
+    reader.join()
     os.close(screen)
-    assert process.wait() == 0
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode(errors="replace"))
     for piece in pieces:
         assert piece in text, text[-400:]

@@ -22,7 +22,7 @@ from rich.console import Console
 from softprompts.backbone import Backbone
 from softprompts.cli import main
 from softprompts.cli.progress import CohortProgress
-from softprompts.config import Member, TaskConfig, expand_lists
+from softprompts.config import Member, TaskConfig, expand_lists, read_config
 from softprompts.errors import UserError
 from softprompts.files.tensors import read_tensors, write_tensors
 from softprompts.tasks import Task, load_task
@@ -39,8 +39,6 @@ FILES = {
     "prompt.json",
     "embedding.safetensors",
     "metrics.jsonl",
-    "curve.png",
-    "confusion.png",
     "predictions.json",
     "config.yaml",
     "checkpoint.safetensors",
@@ -86,6 +84,59 @@ def test_lists_make_a_product_with_tasks_first_and_seeds_last() -> None:
     assert members[0].varied == {"task": "helpdesk/intent+helpdesk/area", "lr": 0.1, "seed": 1}
     assert members[0].name == "task=helpdesk-intent-helpdesk-area_lr=0.1_seed=1"
     assert {m.config.preset for m in members} == {"smop"}
+
+
+def test_own_files_make_a_cohort_over_tasks(
+    toy_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files with the same columns as a list; others as mappings, beside named tasks."""
+    second = tmp_path / "more,reviews.csv"  # a name may contain a comma
+    rows = toy_csv.read_text().replace("review,mood", "body,feeling").splitlines()
+    second.write_text("\n".join([rows[0], *reversed(rows[1:])]) + "\n")
+    third = tmp_path / "third.csv"
+    third.write_text(toy_csv.read_text())
+    columns = ["--text", "review", "--label", "mood", *QUICK, "--quiet", "--no-baselines"]
+    files = f"{toy_csv},{third}"
+    assert main(["tune", "--train", files, *columns, "--output", str(tmp_path / "flags")]) == 0
+    assert "train=reviews.csv" in capsys.readouterr().out
+    folders = [tmp_path / "flags" / f"train={name}.csv" for name in ("reviews", "third")]
+    cards = [json.loads((folder / "prompt.json").read_text()) for folder in folders]
+    assert [card["task"]["name"] for card in cards] == ["reviews.csv:mood", "third.csv:mood"]
+    one = {"name": "moods", "train": "reviews.csv", "text": "review", "label": "mood"}
+    other = {"train": second.name, "text": "body", "label": "feeling"}
+    file = tmp_path / "many.yaml"
+    tasks = ["helpdesk/register", one, other]
+    file.write_text(yaml.safe_dump({"task": tasks, "cap_validation": 8, "shots": 3}))
+    command = ["tune", "--config", str(file), *QUICK, "--quiet", "--no-baselines", "--json"]
+    assert main([*command, "--output", str(tmp_path / "file")]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    names = ["helpdesk/register", "moods", "more,reviews.csv:feeling"]
+    assert [run["settings"]["task"] for run in runs] == names
+    assert {path.name for path in (tmp_path / "file").iterdir() if path.is_dir()} == {
+        *("task=helpdesk-register", "task=moods", "task=more-reviews.csv-feeling"),
+    }
+    again = tmp_path / "file" / "task=more-reviews.csv-feeling" / "config.yaml"
+    (member,) = expand_lists(read_config(again))
+    assert (member.config.task.label, member.config.task.shots) == ("feeling", 3)
+    own = {"train": str(second), "text": "body", "label": "feeling"}
+    assert not expand_lists({"task": own})[0].varied, "one file, whose name has a comma"
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ({"train": ["a.csv", "a.csv"]}, "train lists a.csv twice"),
+        (
+            {"train": ["a.csv", "b.csv"], "validation": "c.csv"},
+            "validation is one file, but train list",
+        ),
+        ({"task": [{"train": "a.csv", "txt": "b"}]}, "no setting txt; did you mean text?"),
+        ({"task": ["trec", {"name": "x"}]}, "name its data with train"),
+    ],
+)
+def test_a_wrong_list_of_own_data_is_refused(task: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        expand_lists({"task": task})
 
 
 def test_every_preset_of_a_list_has_its_own_settings() -> None:

@@ -9,7 +9,7 @@ import pytest
 from softprompts.analysis.flops import FORMULA
 from softprompts.cli import main
 
-from .test_start_up import start
+from .conftest import Start
 
 
 def test_lists_make_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,8 +57,8 @@ def test_an_unknown_model_names_the_shapes(capsys: pytest.CaptureFixture[str]) -
         (["--output", "x.txt"], "--output is 'x.txt'; name a file that ends in .csv"),
     ],
 )
-def test_wrong_input_is_refused_without_torch(argv: list[str], message: str) -> None:
-    process, _ = start(["cost", *argv])
+def test_wrong_input_is_refused_without_torch(argv: list[str], message: str, start: Start) -> None:
+    process = start(["cost", *argv])
     assert process.returncode == 2
     error, imported = process.stderr.splitlines()
     assert message in error

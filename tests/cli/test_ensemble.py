@@ -16,8 +16,8 @@ from softprompts.tasks import Example
 from softprompts.tasks.statistics import mcnemar, wilson
 
 from ..conftest import write_toy
+from .conftest import Start
 from .test_predict import CPU, QUICK
-from .test_start_up import start
 
 SEEDS = ["seed=0", "seed=1", "seed=2"]
 
@@ -143,8 +143,10 @@ def test_prompts_of_different_tasks_are_refused(
         (["{runs}/seed=0", "{runs}/seed=1", "--task", "rtee"], "did you mean rte?"),
     ],
 )
-def test_wrong_input_is_refused_without_torch(argv: list[str], message: str, runs: Path) -> None:
-    process, _ = start(["ensemble", *(word.format(runs=runs) for word in argv)])
+def test_wrong_input_is_refused_without_torch(
+    argv: list[str], message: str, runs: Path, start: Start
+) -> None:
+    process = start(["ensemble", *(word.format(runs=runs) for word in argv)])
     assert process.returncode == 2
     error, imported = process.stderr.splitlines()
     assert message.format(runs=runs) in error

@@ -21,9 +21,13 @@ CPU = ["--device", "cpu", "--quiet"]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two prompts on own data."""
+    """Two prompts on own data with ids."""
     folder = tmp_path_factory.mktemp("predict")
-    train = ["--train", str(write_toy(folder)), "--text", "review", "--label", "mood"]
+    path = write_toy(folder)
+    header, *lines = path.read_text().splitlines()
+    lines = [f"id,{header}", *(f"r{number},{line}" for number, line in enumerate(lines))]
+    path.write_text("\n".join(lines) + "\n")
+    train = ["--train", str(path), "--text", "review", "--label", "mood"]
     assert main(["tune", *train, *QUICK, "--seed", "0,1", "--output", str(folder)]) == 0
     return folder
 
@@ -46,6 +50,29 @@ def test_own_data_is_answered_with_labels(runs: Path, capsys: pytest.CaptureFixt
     assert shown.out.strip() not in ("positive", "negative")
     assert "1 of 1 answers of seed=0 match no label" in shown.err
     assert "use --scoring labels" in shown.err
+
+
+@pytest.mark.parametrize("own_rows", [True, False])
+def test_rows_with_wrong_answers_keep_their_ids(own_rows: bool, runs: Path, tmp_path: Path) -> None:
+    """Those of a given file, and the held-out rows of the file that the prompt was tuned on."""
+    given, output = runs / "reviews.csv", tmp_path / "wrong.csv"
+    if not own_rows:
+        given = tmp_path / "test.csv"
+        rows = [f"{n},{n}/3,{'good food' if n % 2 else 'bad'},positive\n" for n in range(1, 6)]
+        twice = "6,6/3,never again,negative\n7,7/3,never again,negative\n8,8/3,,positive\n"
+        given.write_text("id,row,review,mood\n" + "".join(rows) + twice)
+    file = [] if own_rows else ["--file", str(given), "--skip-bad-rows"]
+    with given.open(newline="") as table:
+        ids = {row["id"]: (row["review"], row["mood"]) for row in csv.DictReader(table)}
+    assert main(["evaluate", str(runs / "seed=0"), *file, "--errors", str(output), *CPU]) == 0
+    with output.open(newline="") as table:
+        wrong = list(csv.DictReader(table))
+    assert wrong
+    assert [ids[row["id"]] for row in wrong] == [(row["input"], row["target"]) for row in wrong]
+    assert len({row["id"] for row in wrong}) == len(wrong)
+    if not own_rows:
+        assert all(row["row"] == f"{row['id']}/3" for row in wrong), "the file's own column"
+        assert "row_2" in wrong[0]
 
 
 def test_a_bad_row_is_reported_or_left_unanswered(

@@ -81,6 +81,16 @@ def test_list_filters(library: Library, capsys: Capture) -> None:
     )
 
 
+def test_a_test_score_is_listed_where_there_is_one(library: Library, capsys: Capture) -> None:
+    path = library.folder / "far" / "prompt.json"
+    far = json.loads(path.read_text())
+    path.write_text(json.dumps(far | {"test": {"accuracy": 58.25}}))
+    assert main(["prompts", "list", "--task", "other/far"]) == 0
+    assert "  other/far  test accuracy 58.2  toy " in capsys.readouterr().out
+    (prompt,) = result_of(capsys, "list", "--task", "other/far")["prompts"]
+    assert (prompt["test"], prompt["metrics"]) == ({"accuracy": 58.25}, far["metrics"])
+
+
 def test_listing_a_folder_writes_nothing(tmp_path: Path, capsys: Capture) -> None:
     assert main(["prompts", "list", "--library", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"The library {tmp_path} holds no prompt.\n"
@@ -213,21 +223,43 @@ def test_import_of_a_run_and_of_a_cohort(library: Library, capsys: Capture) -> N
     Path("study/cohort.csv").write_text("")
     result = result_of(capsys, "import", "study")
     assert [prompt["name"] for prompt in result["imported"]] == [
-        "study-lr-0.1_seed-0",
-        "study-lr-0.1_seed-1",
+        "study-lr0.1-seed0",
+        "study-lr0.1-seed1",
     ]
     assert result["left_out"] == ["study/lr=0.1_seed=2"]
     again = result_of(capsys, "import", "runs/near", "--name", "again")
     assert [prompt["name"] for prompt in again["imported"]] == ["again"]
     before = sorted(path.name for path in library.folder.iterdir())
     make_prompt(Path("study/a"), torch.ones(1, 2, 4))
-    assert "already holds study-lr-0.1_seed-0" in error_of(capsys, "import", "study")
+    assert "already holds study-lr0.1-seed0" in error_of(capsys, "import", "study")
     assert sorted(path.name for path in library.folder.iterdir()) == before, "all or none"
     assert len(result_of(capsys, "import", "study", "--overwrite")["imported"]) == 3
-    make_prompt(Path("study/lr-0.1_seed=0"), torch.ones(1, 2, 4))
-    assert "would both be named study-lr-0.1_seed-0" in error_of(
+    make_prompt(Path("study/lr0.1_seed=0"), torch.ones(1, 2, 4))
+    assert "would both be named study-lr0.1-seed0" in error_of(
         capsys, "import", "study", "--overwrite"
     )
+
+
+@pytest.mark.parametrize(
+    ("folder", "runs", "names"),
+    [
+        ("runs2", ["stars", "topics"], ["stars", "topics"]),
+        ("all", ["task=shop-age", "task=shop-my_mood"], ["shop-age", "shop-my_mood"]),
+        ("all", ["task=shop-age_preset=smop_seed=0"], ["shop-age-smop-seed0"]),
+        ("stars", ["seed=0", "seed=1"], ["stars-seed0", "stars-seed1"]),
+        ("all", ["preset=smop_lr=0.1"], ["all-smop-lr0.1"]),
+        ("all", ["cohort/task=a"], ["all-cohort-a"]),
+    ],
+)
+def test_imported_runs_have_short_names(
+    folder: str, runs: list[str], names: list[str], library: Library, capsys: Capture
+) -> None:
+    for run in runs:
+        make_prompt(Path(folder) / run, torch.ones(1, 2, 4))
+    result = result_of(capsys, "import", folder)
+    assert [prompt["name"] for prompt in result["imported"]] == names
+    named = result_of(capsys, "import", folder, "--name", "x")
+    assert all(prompt["name"].startswith("x-") for prompt in named["imported"])
 
 
 def test_import_finds_runs_at_any_depth(library: Library, capsys: Capture) -> None:
@@ -285,7 +317,7 @@ def test_a_run_without_vectors_is_left_out(library: Library, capsys: Capture) ->
     assert main(["prompts", "import", "study", "--json"]) == 0
     out, err = capsys.readouterr()
     assert "study/written has no prompt vectors" in err
-    assert [entry["name"] for entry in json.loads(out)["imported"]] == ["study-tuned"]
+    assert [entry["name"] for entry in json.loads(out)["imported"]] == ["tuned"]
     assert json.loads(out)["left_out"] == ["study/written"]
     assert "has no prompt vectors" in error_of(capsys, "import", "study/written")
 

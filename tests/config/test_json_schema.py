@@ -45,6 +45,8 @@ GOOD: list[dict[str, Any]] = [
     {"prompt": {"shape": "residual", "route": {"kind": "single"}}},
     {"tuning": {"optimizer": {"kind": "adafactor", "decay": 0.9}, "clip": None}},
     {"preset": ["residual", "smop"]},
+    {"task": {"task": ["trec", {"name": "mine", "train": "a.csv", "label": "b"}]}},
+    {"task": {"train": ["a.csv", "b.csv"]}},
 ]
 BAD: list[dict[str, Any]] = [
     {"nope": 1},

@@ -1,11 +1,7 @@
 """One process at a time in an output folder: a second one is refused and changes nothing."""
 
 import errno
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,6 +14,7 @@ from softprompts.files.lock import LOCK_FILE, exclusive
 
 from ..conftest import write_toy
 from ..pretraining.conftest import texts
+from ..processes import ForkServer
 
 fcntl = pytest.importorskip("fcntl", reason="a folder is locked on POSIX systems only")
 
@@ -82,7 +79,6 @@ def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
     }
 
 
-@pytest.mark.usefixtures("no_curves")
 @pytest.mark.parametrize("name", ["a run", "a cohort", "a transfer", "pretraining"])
 def test_a_second_process_is_refused_until_the_first_ends(
     name: str,
@@ -90,16 +86,15 @@ def test_a_second_process_is_refused_until_the_first_ends(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    torch_server: ForkServer,
 ) -> None:
     monkeypatch.setenv("SOFTPROMPTS_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "out"
     command = [*commands(home)[name], "--output", str(folder), "--quiet"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    first = subprocess.Popen(
-        [sys.executable, "-c", STOPPING, *command], stdout=subprocess.DEVNULL, env=environment
-    )
-    try:
-        assert os.WIFSTOPPED(os.waitpid(first.pid, os.WUNTRACED)[1]), "it is running"
+    with torch_server.start(command, code=STOPPING) as first:
+        while not first.stopped:
+            assert first.poll() is None, first.stderr
+            time.sleep(0.01)
         before = contents(folder)
         assert folder / LOCK_FILE in before
         for more in ([], ["--overwrite"]):
@@ -111,9 +106,6 @@ def test_a_second_process_is_refused_until_the_first_ends(
             )
             assert capsys.readouterr() == ("", message)
             assert contents(folder) == before
-    finally:
-        first.send_signal(signal.SIGKILL)
-        first.wait()
     assert main(command) == 0
     assert not list(folder.rglob(LOCK_FILE))
     assert list(folder.rglob("prompt.json" if name != "pretraining" else "training.json"))

@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from softprompts.library.library import Library
 from softprompts.library.search import SIMILARITIES, summary
 
 from ..conftest import another_user, golden
+from ..processes import ForkServer
 from .prompts import FINGERPRINT, make_prompt
 
 SPOT = golden("spot_similarity")
@@ -362,14 +361,13 @@ def test_prompts_that_one_user_may_not_read_are_found_by_others(commons: Path) -
 # -- several writers -------------------------------------------------------------------------------
 
 WRITER = """
-import sys
+import sys, time
 from pathlib import Path
-from typing import Any
 from softprompts.errors import UserError
 from softprompts.library.library import Library
 library, runs, me = Library(Path(sys.argv[1])), Path(sys.argv[2]), sys.argv[3]
-print("ready", flush=True)
-sys.stdin.readline()
+while not (runs / "go").exists():
+    time.sleep(0.001)
 for number in range(25):
     library.add(runs / f"{me}-{number}")
     library.add(runs / f"{me}-{number}", f"shared-{number}", overwrite=True)
@@ -380,29 +378,9 @@ for number in range(25):
 """
 
 
-def writers(library: Path, runs: Path, count: int) -> list[subprocess.Popen[str]]:
-    """Processes that are ready to add prompts."""
-    pipes = {
-        "stdin": subprocess.PIPE,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-    }
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(library), str(runs), str(me)],
-            env=environment,
-            **pipes,
-        )  # type: ignore[call-overload]
-        for me in range(count)
-    ]
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
-    return processes
-
-
-def test_four_processes_add_at_once_and_one_is_killed(tmp_path: Path) -> None:
+def test_four_processes_add_at_once_and_one_is_killed(
+    tmp_path: Path, torch_server: ForkServer
+) -> None:
     """A reader sees only complete prompts, while names are written once or many times."""
     for me in range(4):
         for number in range(25):
@@ -411,11 +389,9 @@ def test_four_processes_add_at_once_and_one_is_killed(tmp_path: Path) -> None:
             )
     warnings: list[str] = []
     library = Library(tmp_path / "library", warnings.append)
-    processes = writers(library.folder, tmp_path / "runs", 4)
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
+    argv = [str(library.folder), str(tmp_path / "runs")]
+    processes = [torch_server.start([*argv, str(me)], code=WRITER) for me in range(4)]
+    (tmp_path / "runs" / "go").touch()
     reads = 0
     while any(process.poll() is None for process in processes):
         present = {entry.name: entry for entry in library.entries()}
@@ -425,8 +401,7 @@ def test_four_processes_add_at_once_and_one_is_killed(tmp_path: Path) -> None:
         if len(present) > 60:
             processes[3].kill()
         reads += 1
-    errors = [process.communicate()[1] for process in processes]
-    assert errors[:3] == ["", "", ""]
+    assert [process.stderr for process in processes[:3]] == ["", "", ""]
     assert [process.returncode for process in processes[:3]] == [0, 0, 0]
     assert processes[3].returncode == -9
     assert reads > 3
@@ -493,7 +468,9 @@ print(time.perf_counter() - begun, len(matches), matches[0].entry.name)
 """
 
 
-def test_ten_thousand_prompts_are_searched_in_under_a_second(tmp_path: Path) -> None:
+def test_ten_thousand_prompts_are_searched_in_under_a_second(
+    tmp_path: Path, torch_server: ForkServer
+) -> None:
     """Prompts of 20 tokens and T5-small's width, in one process and in a new one."""
     folder = tmp_path / "library"
     originals = [
@@ -514,9 +491,7 @@ def test_ten_thousand_prompts_are_searched_in_under_a_second(tmp_path: Path) -> 
         return time.perf_counter() - started
 
     def fresh() -> float:
-        printed = subprocess.run(
-            [sys.executable, "-c", FRESH, str(folder)], capture_output=True, text=True, check=True
-        ).stdout.split()
+        printed = torch_server.run([str(folder)], code=FRESH).stdout.split()
         assert (printed[1], printed[2]) == ("10", "p4321")
         return float(printed[0])
 

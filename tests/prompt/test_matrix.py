@@ -1,8 +1,6 @@
 """One matrix: every start x shape x route on a tiny random T5; on each other kind of model, every
 shape x route, with a start each. The kinds come from the tables."""
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from softprompts.prompt.prompt import build_prompt
 
 from ..cards import card
 from ..models import KINDS, random_model
+from ..processes import ForkServer
 
 TEXTS = [
     "a short one",
@@ -273,7 +272,9 @@ def test_a_prompt_of_length_0_equals_no_prompt(t5: Backbone) -> None:
     torch.testing.assert_close(ours.nll.sum() / ours.tokens.sum(), theirs)
 
 
-def test_saved_prompts_answer_alike_in_a_fresh_process(t5: Backbone, tmp_path: Path) -> None:
+def test_saved_prompts_answer_alike_in_a_fresh_process(
+    t5: Backbone, tmp_path: Path, torch_server: ForkServer
+) -> None:
     """Every shape x route, saved here and loaded by a process that knows nothing of it."""
     from safetensors.torch import load_file, save_file
 
@@ -297,7 +298,7 @@ prompts = {folder.name: RunFolder(folder).load()[0] for folder in home.iterdir()
 answers = {name: prompt(**inputs).detach().contiguous() for name, prompt in prompts.items()}
 save_file(answers, home / "out.safetensors")
 """
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    assert torch_server.run([str(tmp_path)], code=code).returncode == 0
     answers = load_file(tmp_path / "out.safetensors")
     assert answers.keys() == expected.keys()
     for index, answer in answers.items():

@@ -11,7 +11,7 @@ from softprompts.artifacts.run_folder import RunFolder
 from softprompts.backbone import Backbone
 from softprompts.config import Choice
 from softprompts.errors import UserError
-from softprompts.serving import Engine
+from softprompts.serving.engine import Engine
 from softprompts.tasks import TextFormat
 from softprompts.tuning.tuned import Tuned
 

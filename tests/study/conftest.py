@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from softprompts.artifacts.study_folder import CELLS, RESULT, StudyFolder
+from softprompts.artifacts.file_names import CELLS, RESULT
+from softprompts.artifacts.study_folder import StudyFolder
 from softprompts.cli.study import main
 from softprompts.study.config import StudyConfig
 from softprompts.study.plan import Cell, plan

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from softprompts.artifacts.study_folder import RESULT, WORKERS, CellResult, StudyFolder
+from softprompts.artifacts.file_names import RESULT, WORKERS
+from softprompts.artifacts.study_folder import CellResult, StudyFolder
 from softprompts.backbone.hardware import environment
 from softprompts.cli import main as cli
 from softprompts.cli.study import describe, main

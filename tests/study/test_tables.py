@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from softprompts.artifacts.study_folder import RESULT, CellResult
+from softprompts.analysis.variants import differences_markdown, variant_differences
+from softprompts.artifacts.file_names import RESULT
+from softprompts.artifacts.study_folder import CellResult
 from softprompts.cli.study import main
 from softprompts.study.tables import as_record, judge, markdown, score_table
+from softprompts.tasks.statistics import paired_test
 
 from .conftest import FEW, Write
 from .conftest import results as saved_results
@@ -31,7 +34,10 @@ def test_runs_are_judged_by_test_rows_where_a_task_has_some() -> None:
     text = markdown(score_table(both))
     assert "Scores on the test rows of rte, and on the validation rows of cb" in text
     assert "| rte (test) | cb (validation) |" in text
-    assert "| (no transfer) | 67.5 | 75.0 | 60.0 |" in text
+    assert "| 67.5 | 75.0 | 60.0 |" in text
+    assert "transfer" not in text, "nothing was transferred"
+    transferred = score_table([*both, *judge([result("cb", 70.0, source="mnli")])])
+    assert "| (no transfer) | 67.5 | 75.0 | 60.0 |" in markdown(transferred)
     assert markdown(score_table(both[:1])).startswith("Scores on the test rows, mean")
     assert markdown(score_table(judge([result("rte", 80.0, 75.0)], "validation"))).startswith(
         "Scores on the validation rows, mean"
@@ -106,12 +112,24 @@ def test_a_study_of_targets_alone_reports_with_figures(
     folder, report = str(tmp_path / "study"), tmp_path / "report"
     assert main(["run", str(study), "--output", folder, "--device", "cpu", "--quiet"]) == 0
     assert main(["report", folder, "--output", str(report)]) == 0
+    assert "| slow against base | helpdesk/urgency |" in capsys.readouterr().out
     assert "(targets.png)" in (report / "scores.md").read_text()
     svg = (report / "targets.svg").read_text()
     assert "helpdesk/urgency" in svg
     assert "trial, random-t5, 20" in svg
     clusters = [path.name for path in report.rglob("clusters-*.png")]
     assert len(clusters) == 4, "two similarities for each variant"
+    differences = json.loads((report / "variants.json").read_text())
+    assert {(row["first"], row["second"]) for row in differences} == {("base", "slow")}
+    assert [(row["target"], row["paired_over"]) for row in differences] == [
+        *(("helpdesk/urgency", "rows"), ("helpdesk/register", "rows"), (None, "targets")),
+    ]
+    assert all(0 < row["p_paired"] <= 1 for row in differences)
+    scores = (report / "scores.md").read_text()
+    assert "| slow against base | helpdesk/urgency |" in scores
+    for page in [scores, svg, *(path.read_text() for path in report.rglob("report.md"))]:
+        assert "baseline" not in page, "nothing was transferred"
+        assert "transfer" not in page
     capsys.readouterr()
 
 
@@ -137,3 +155,31 @@ def test_every_difference_of_a_report_has_a_paired_test(
         methods = json.loads((report / "retrieval-of-all-targets.json").read_text())
         assert {(row["paired_over"], row["pairs"]) for row in methods[1:]} == {("targets", 2)}
     capsys.readouterr()
+
+
+def test_variants_are_compared_on_the_same_rows_and_seeds() -> None:
+    def run(variant: str, target: str, seed: int, rows: list[int], digest: str = "d") -> Any:
+        names = {"backbone": "b", "source": None, "variant": variant, "target": target}
+        score = 100 * sum(rows) / len(rows)
+        return names | {"seed": seed, "score": score, "digest": digest, "row_scores": rows}
+
+    right, wrong = [1] * 10, [0] * 10
+    records = [
+        *(run("base", "rte", seed, [*wrong, *right]) for seed in (0, 1, 2)),
+        *(run("slow", "rte", seed, [*right, *right]) for seed in (0, 1)),
+        *(run("base", "cb", seed, right) for seed in (0, 1)),
+        *(run("slow", "cb", seed, [*right[:-1], 0], digest="other") for seed in (0, 1)),
+    ]
+    rte, cb, mean = variant_differences(records)
+    assert (rte["first_score"], rte["second_score"], rte["change"], rte["seeds"]) == (
+        *(50, 100, 50, 2),
+    )
+    assert (rte["paired_over"], rte["pairs"]) == ("rows", 20)
+    assert rte["p_paired"] == pytest.approx(paired_test([0.0] * 10, [1.0] * 10))
+    assert (cb["change"], cb["paired_over"], cb["pairs"]) == (-10, "seeds", 2), "other rows"
+    assert (mean["target"], mean["change"], mean["paired_over"]) == (None, 20, "targets")
+    page = differences_markdown([rte, cb, mean])
+    assert "| slow against base | rte | 100.0 against 50.0 | +50.0 | p = 0.004, 20 rows |" in page
+    assert "| (mean over targets) |" in page
+    alone = [record for record in records if record["variant"] == "base"]
+    assert variant_differences(alone) == []

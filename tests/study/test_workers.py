@@ -9,19 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
-from softprompts.artifacts.study_folder import (
-    RESULT,
-    WORKERS,
-    CellResult,
-    StudyFolder,
-    lease_owner,
-)
+from softprompts.artifacts.file_names import RESULT, WORKERS
+from softprompts.artifacts.study_folder import CellResult, StudyFolder, lease_owner
 from softprompts.cli.study import main
 from softprompts.errors import UserError
 from softprompts.files import atomic as files
@@ -35,40 +29,24 @@ from softprompts.study.workers import LeaseLostError, run_cohort, work
 from softprompts.transfer.strategies import start_from
 from softprompts.tuning import Run, RunFailedError
 
+from ..processes import ForkServer, Process
 from .conftest import FEW, QUICK, Write, cell_path, planned, results, scores
 
-START = """
-import sys, torch
-from softprompts.cli.study import main
-torch.set_num_threads(1)
-sys.exit(main(sys.argv[1:]))
-"""
+
+class Started(Protocol):
+    def __call__(self, study: Path, folder: Path, *more: str) -> Process: ...
 
 
-def started(study: Path, folder: Path, *more: str) -> "subprocess.Popen[bytes]":
-    command = [
-        sys.executable,
-        "-c",
-        START,
-        "run",
-        str(study),
-        "--output",
-        str(folder),
-        "--device",
-        "cpu",
-        "--cohort",
-        "1",
-        "--quiet",
-        *more,
-    ]
-    with folder.with_name("stderr").open("wb") as stderr:
-        surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        heard = partial(
-            signal.signal, signal.SIGINT, signal.SIG_DFL
-        )  # what runs in a shell's background is deaf to Ctrl-C
-        return subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=stderr, env=surroundings, preexec_fn=heard
-        )
+@pytest.fixture
+def started(torch_server: ForkServer) -> Started:
+    """Starts the command in a process of its own."""
+
+    def start(study: Path, folder: Path, *more: str) -> Process:
+        flags = ["--device", "cpu", "--cohort", "1", "--quiet", *more]
+        argv = ["study", "run", str(study), "--output", str(folder), *flags]
+        return torch_server.start(argv, PYTHONPATH=os.pathsep.join(sys.path))
+
+    return start
 
 
 def wait_for(what: Callable[[], bool], seconds: float = 120) -> None:
@@ -79,7 +57,7 @@ def wait_for(what: Callable[[], bool], seconds: float = 120) -> None:
 
 
 def test_a_third_worker_finishes_the_study_of_two_killed_ones(
-    write: Write, finished_study: Path, tmp_path: Path
+    write: Write, finished_study: Path, tmp_path: Path, started: Started
 ) -> None:
     """It takes over their cells; no cell is lost or counted twice."""
     study, folder = write(retrieval={}), tmp_path / "study"
@@ -114,7 +92,7 @@ def test_a_third_worker_finishes_the_study_of_two_killed_ones(
     assert scores(folder).items() <= scores(finished_study).items()
 
 
-def test_one_command_starts_several_workers(write: Write, tmp_path: Path) -> None:
+def test_one_command_starts_several_workers(write: Write, tmp_path: Path, started: Started) -> None:
     study, folder = write(**FEW, source={"steps": 40}, target={"steps": 40}), tmp_path / "study"
     command = started(study, folder, "--workers", "3")
     try:
@@ -126,11 +104,13 @@ def test_one_command_starts_several_workers(write: Write, tmp_path: Path) -> Non
     assert len(by_cell) == 8
     assert len({result["worker"] for result in by_cell.values()}) > 1
     assert not list((folder / WORKERS).glob("[!.]*.json")), "all workers have exited"
-    assert folder.with_name("stderr").read_text() == "", "without output"
+    assert command.stderr == "", "without output"
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_workers_stop_with_their_command(write: Write, tmp_path: Path, how: signal.Signals) -> None:
+def test_workers_stop_with_their_command(
+    write: Write, tmp_path: Path, how: signal.Signals, started: Started
+) -> None:
     study, folder = write(**FEW, source={"steps": 4000}, target={"steps": 4}), tmp_path / "study"
     command = started(study, folder, "--workers", "2")
     try:

@@ -195,7 +195,7 @@ def test_a_mixture_has_exact_rates(data: Path) -> None:
     mixed = load_task(TaskConfig(task="glue/mrpc+glue/qqp", data_dir=str(data), mixture_limit=50))
     assert isinstance(mixed, Mixture)
     assert mixed.member_sizes == (40, 60)
-    batches = Batches([1] * 100, 9, 0, mixed.member_sizes, mixed.mixture_limit)
+    batches = Batches(lambda rows: [1] * len(rows), 9, 0, mixed.member_sizes, mixed.mixture_limit)
     assert batches.per_epoch == 10
     seen: Counter[int] = Counter()
     for epoch in range(6):
@@ -204,7 +204,7 @@ def test_a_mixture_has_exact_rates(data: Path) -> None:
         assert sum(row < 40 for row in drawn) == 40, "min(n, K) of each, in every epoch"
         seen.update(drawn)
     assert {seen[row] for row in range(40, 100)} == {5}, "the large task's rows take turns"
-    again = Batches([1] * 100, 9, 0, mixed.member_sizes, mixed.mixture_limit)
+    again = Batches(lambda rows: [1] * len(rows), 9, 0, mixed.member_sizes, mixed.mixture_limit)
     assert [again[i] for i in range(20)] == [batches[i] for i in range(20)]
     gold = [e.target for e in mixed.validation]
     scores = mixed.score(gold)

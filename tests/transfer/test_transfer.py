@@ -2,11 +2,8 @@
 
 import dataclasses
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +26,7 @@ from softprompts.transfer.transfer import run_transfer
 from softprompts.tuning import Watcher
 from softprompts.tuning.tune import tune_config
 
+from ..processes import ForkServer
 from .runs import FEW, SETTINGS, SOURCES, target, vectors
 
 
@@ -84,6 +82,21 @@ def test_best_tunes_from_the_nearest_and_keeps_the_best(
     _, card = RunFolder(tmp_path / "out").load(backbone)
     assert card.metrics["accuracy"] == best["score"]
     assert card.sources == [str(library / record["kept"].removeprefix("from-"))]
+
+
+def test_a_probe_that_serves_as_the_baseline_is_not_said_to_resume(
+    library: Path, backbone: Backbone, tmp_path: Path
+) -> None:
+    messages: list[str] = []
+
+    class Listener(Watcher):
+        def on_message(self, text: str) -> None:
+            messages.append(text)
+
+    request = Request(target(), library, k=1)
+    run_transfer(request, tmp_path / "out", True, False, lambda _: Listener(), backbone)
+    assert messages
+    assert not [message for message in messages if "resuming" in message]
 
 
 def test_the_saved_config_makes_the_same_run(
@@ -362,17 +375,16 @@ def request(library: Path) -> Request:
 
 
 def test_a_killed_transfer_resumes_with_the_same_result(
-    library: Path, backbone: Backbone, tmp_path: Path, steps: list[str]
+    library: Path,
+    backbone: Backbone,
+    tmp_path: Path,
+    steps: list[str],
+    torch_server: ForkServer,
 ) -> None:
     """It is killed after four steps of the probe and two of the run."""
-    command = [sys.executable, "-c", KILLED, str(library), str(tmp_path / "out")]
-    killed = subprocess.run(
-        command,
-        capture_output=True,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    argv, root = [str(library), str(tmp_path / "out")], Path(__file__).parents[2]
+    killed = torch_server.run(argv, code=KILLED, folder=root)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     choice_so_far = read_json(tmp_path / "out/choice.json")
     assert choice_so_far["chosen"]
     assert "results" not in choice_so_far

@@ -14,7 +14,7 @@ from softprompts.backbone.chat import Chat
 from softprompts.cli import main
 from softprompts.config import expand_lists, run_config
 from softprompts.errors import UserError
-from softprompts.serving import Engine
+from softprompts.serving.engine import Engine
 from softprompts.tasks import load_task
 from softprompts.transfer.recycle import recycle, recycled_card
 from softprompts.transfer.settings import Recycling
@@ -27,7 +27,6 @@ from softprompts.tuning.tuned import Tuned, load
 from ..chat_models import chat_model
 
 TEXTS = ["the food was great", "never again", "I love it"]
-pytestmark = pytest.mark.usefixtures("no_curves")
 
 
 def settings(toy: Path, **tuning: Any) -> dict[str, Any]:
@@ -77,14 +76,15 @@ def test_rows_are_conversations(toy_csv: Path) -> None:
     config = run_config(settings(toy_csv))
     task = load_task(config.task)
     run, view = Run(config, task, chat_model()), with_chat(chat_model(), True)
-    assert run.inputs == view.token_ids([example.input for example in task.train])
-    assert run.targets == view.tokenise_targets([example.target for example in task.train])
+    assert list(run.inputs) == view.token_ids([example.input for example in task.train])
+    assert list(run.targets) == view.tokenise_targets([example.target for example in task.train])
 
 
 def test_cached_ids_depend_on_the_template() -> None:
     views = [with_chat(chat_model(family), True) for family in ("qwen-2.5", "smollm-2")]
     for backbone in (chat_model("qwen-2.5"), *views):
-        assert cached_ids(backbone, TEXTS) == backbone.token_ids(TEXTS)
+        ids = cached_ids(backbone, TEXTS).read(backbone, range(len(TEXTS)))
+        assert ids == backbone.token_ids(TEXTS)
 
 
 def test_an_instruction_that_leaves_no_tokens_is_refused(toy_csv: Path) -> None:

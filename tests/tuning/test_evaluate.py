@@ -122,6 +122,14 @@ def test_mixed_batches_give_the_answers_of_each_prompt_alone(kind: str) -> None:
     assert together == [predictor.answers(rows) for predictor, rows in jobs]
     assert sum(answered) == sum(len(rows) for _, rows in jobs)
     assert max(answered) == 16 or not backbone.generates
+    scored: dict[int, list[dict[str, float]]] = {
+        number: [] for number, (predictor, _) in enumerate(jobs) if predictor.labels and number > 1
+    }
+    assert answer_all(jobs, batch_size=16, probabilities=scored) == together
+    for number, scores in scored.items():
+        predictor, rows = jobs[number]
+        for row, probabilities in zip(rows, scores, strict=True):
+            assert probabilities == pytest.approx(probabilities_alone(predictor, row), abs=1e-4)
     bank = PromptBank([predictor for predictor, _ in jobs])
     queries = [
         (number, row)

@@ -17,17 +17,44 @@ from softprompts.study.tables import RECORD
 from softprompts.tasks import Task, TextFormat, load_task
 from softprompts.tuning import finish
 from softprompts.tuning.advice import advice
+from softprompts.tuning.evaluate import Predictor
 from softprompts.tuning.summary import over_seeds, records, write_table
-from softprompts.tuning.tune import tune_cohort
+from softprompts.tuning.tune import tune_cohort, tune_config
 from softprompts.tuning.tuned import Tuned
 
 from ..cards import card
+from ..conftest import drawing
 
 
 def with_test_rows(config: TaskConfig, load: Any = None) -> Task:
     """A toy task whose training rows serve as test rows, too."""
     task = load_task(config, load) if load else load_task(config)
     return dataclasses.replace(task, test=task.train[:5])
+
+
+@pytest.mark.parametrize("scoring", ["labels", "generate"])
+def test_label_probabilities_come_with_the_last_evaluation(
+    t5: Backbone, toy_csv: Path, scoring: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The calibration error needs no pass of its own if the last evaluation was the best."""
+    task = {"train": str(toy_csv), "text": "review", "label": "mood"}
+    tuning = {"steps": 2, "batch_size": 4, "max_length": 64, "scoring": scoring}
+    settings = {"preset": "prompt-tuning", "prompt": {"length": 4}, "task": task, "tuning": tuning}
+    errors, score, passes = [], Predictor.probabilities, list[int]()
+
+    def counted(predictor: Predictor, texts: list[str]) -> list[dict[str, float]]:
+        passes.append(len(texts))
+        return score(predictor, texts)
+
+    monkeypatch.setattr(Predictor, "probabilities", counted)
+    for reuse in (True, False):
+        if not reuse:
+            monkeypatch.setattr("softprompts.tuning.cohort.can_calibrate", lambda task, rows: False)
+        (member,) = expand_lists(settings)
+        tuned = tune_config(member.config, tmp_path / str(reuse), backbone=t5)
+        errors.append(tuned.card.scores["validation"]["ece"])
+        assert len(passes) == (not reuse)
+    assert errors[0] == pytest.approx(errors[1], abs=0.1)
 
 
 def test_the_test_score_is_shown_everywhere(
@@ -39,7 +66,8 @@ def test_the_test_score_is_shown_everywhere(
     tuning = {"steps": 2, "batch_size": 4, "max_length": 64, "scoring": "labels"}
     settings = {"preset": "prompt-tuning", "prompt": {"length": 4}, "task": task, "tuning": tuning}
     members = expand_lists(settings | {"seed": [0, 1]})
-    results = tune_cohort(members, tmp_path, backbone=t5)
+    with drawing():
+        results = tune_cohort(members, tmp_path, backbone=t5)
     write_table(members, results, tmp_path)
     first = results[0]
     assert isinstance(first, Tuned)

@@ -11,6 +11,8 @@ from softprompts.tasks.score_report import ScoreReport
 from softprompts.tuning import pictures
 from softprompts.tuning.pictures import confusion_figure, curve_figure
 
+from ..conftest import drawing
+
 pytest.importorskip("matplotlib")
 HISTORY = [{"step": 100 * n, "loss": 3.0 / n, "accuracy": 20.0 * n} for n in (1, 2, 3)]
 LEVELS = {"majority class": 14.7, "bag of words": 90.7}
@@ -31,22 +33,22 @@ def test_scores_and_losses_have_their_own_panels_from_step_0() -> None:
     assert scores.lines[1].get_xdata() == [300], (
         "the untrained prompt is never the one that is kept"
     )
-    values, edges, _ = loss.patches[0].get_data()
-    assert len(values) == 30
-    assert (edges[0], edges[-1]) == (0, 300)
+    (curve,) = loss.lines
+    assert list(curve.get_ydata()) == [loss for _, loss in losses]
+    assert list(curve.get_xdata())[:2] == [5.5, 15.5], "each in the middle of its interval"
     assert legend(scores) == [*("validation", "kept", "kept, test rows"), *LEVELS]
     assert figure.get_suptitle() == TITLE
 
 
 def test_a_run_without_recorded_losses_shows_those_of_its_evaluations() -> None:
     scores, loss = curve_figure(HISTORY, [], "accuracy", TITLE, LEVELS).axes
-    assert list(loss.patches[0].get_data().edges) == [0, 100, 200, 300]
+    assert list(loss.lines[0].get_xdata()) == [50.5, 150.5, 250.5]
     assert "kept, test rows" not in legend(scores)
 
 
 def test_a_run_of_no_steps_has_a_score_and_no_loss() -> None:
     scores, loss = curve_figure([{"step": 0, "loss": 0.0, "mcc": -40.0}], [], "mcc", "", {}).axes
-    assert not loss.patches
+    assert not loss.lines
     assert scores.get_ylim()[0] < -40
 
 
@@ -92,13 +94,16 @@ def test_the_curve_of_a_run_begins_with_the_untrained_prompt_where_that_is_cheap
         "verbose": False,
         "output": tmp_path / "moods",
     }
-    softprompts.tune(**settings)
-    ((history, _, _, title, levels, _),) = drawn
+    with drawing():
+        softprompts.tune(**settings)
+    ((history, losses, _, title, levels, _),) = drawn
     assert history[0]["step"] == first
+    assert [step for step, _ in losses] == [*range(1, steps + 1)], "a short run has a curve too"
     assert title.splitlines() == [
         "moods: reviews.csv:mood on t5-tiny",
         f"prompt-tuning, seed 0, {datetime.date.today()}",
     ]
     assert list(levels) == ["majority class", "bag of words"]
-    softprompts.tune(**settings)
+    with drawing():
+        softprompts.tune(**settings)
     assert len(drawn) == 1, "the pictures of a finished run are not drawn again"

@@ -3,8 +3,10 @@ frozen model sharded or not."""
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +21,18 @@ from softprompts.tuning.checkpoint import save_checkpoint
 from softprompts.tuning.team import Team
 
 from ..models import random_model
+from ..processes import COMMAND, ForkServer, Process
 
 SETTINGS = [
     *("--text", "review", "--label", "mood", "--steps", "10", "--batch-size", "7"),
     *("--evaluate-every", "5", "--checkpoint-every", "5", "--prompt.length", "4", "--lr", "0.1"),
     *("--device", "cpu", "--quiet", "--max-length", "64"),
 ]
-LAUNCH = [
+SHARDED = [
     *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2"),
     *("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"),
-    *("--main_process_port", "0"),
+    *("--main_process_port", "0", "--use_fsdp", "--fsdp_version", "2"),
 ]
-TWO = [*LAUNCH, "--multi_gpu", "-m"]
-SHARDED = [*LAUNCH, "--use_fsdp", "--fsdp_version", "2", "-m"]
 
 COUNTING = """
 import json, os, sys
@@ -77,15 +78,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(
-    start: list[str], folder: Path, *options: str, module: str = "softprompts", check: bool = True
-) -> subprocess.CompletedProcess[str]:
+def launch(start: list[str], folder: Path, *options: str, module: str) -> str:
+    """Start a command with `accelerate launch`; returns what it printed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    environment = {
-        name: value
-        for name, value in environment.items()
-        if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    }
     done = subprocess.run(
         [*start, module, *options, "--output", str(folder)],
         env=environment,
@@ -94,8 +89,33 @@ def run(
         check=False,
         cwd=folder.parent,
     )
-    assert not check or done.returncode == 0, done.stderr[-3000:]
-    return done
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+RunTwo = Callable[..., list[Process]]
+
+
+@pytest.fixture
+def run_two(torch_server: ForkServer) -> RunTwo:
+    """Starts a command in two processes, with the variables that `accelerate launch` sets."""
+
+    def run(folder: Path, *options: str, code: str = COMMAND) -> list[Process]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        variables |= {"ACCELERATE_USE_CPU": "true"}
+        argv = [*options, "--output", str(folder)]
+        processes = [
+            torch_server.start(argv, code, folder.parent, **variables, RANK=rank, LOCAL_RANK=rank)
+            for rank in ("0", "1")
+        ]
+        for process in processes:
+            process.wait()
+        return processes
+
+    return run
 
 
 def same(one: Path, other: Path) -> None:
@@ -126,7 +146,9 @@ def alone(folder: Path, *options: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_learn_the_same_as_one(model: Path, toy_csv: Path, tmp_path: Path) -> None:
+def test_two_processes_learn_the_same_as_one(
+    model: Path, toy_csv: Path, tmp_path: Path, run_two: RunTwo
+) -> None:
     """22 training rows in batches of 7: the last batch of an epoch has one row, so that one process
     has none. SMoP draws noise."""
     settings = [
@@ -142,8 +164,9 @@ def test_two_processes_learn_the_same_as_one(model: Path, toy_csv: Path, tmp_pat
         "2",
     ]
     alone(tmp_path / "one", *settings)
-    told = run(TWO, tmp_path / "two", *settings).stdout
-    assert told.count("took ") == 1, "one process prints"
+    two = run_two(tmp_path / "two", *settings)
+    assert [process.returncode for process in two] == [0, 0], two[0].stderr
+    assert [process.stdout.count("took ") for process in two] == [1, 0], "one process prints"
     same(tmp_path / "one", tmp_path / "two")
 
 
@@ -161,13 +184,9 @@ def test_a_sharded_backbone_learns_the_same(model: Path, toy_csv: Path, tmp_path
     ]
     alone(tmp_path / "one", *settings)
     (tmp_path / "counting.py").write_text(COUNTING)
-    run(
-        SHARDED[:-1],
-        tmp_path / "two",
-        str(tmp_path),
-        *settings,
-        module=str(tmp_path / "counting.py"),
-    )
+    script = str(tmp_path / "counting.py")
+    printed = launch(SHARDED, tmp_path / "two", str(tmp_path), *settings, module=script)
+    assert printed.count("took ") == 1, "one process prints"
     for rank in (0, 1):
         shards = json.loads((tmp_path / f"counts-{rank}").read_text())["shards"]
         assert len(shards) == sum(
@@ -181,7 +200,7 @@ def test_a_sharded_backbone_learns_the_same(model: Path, toy_csv: Path, tmp_path
 
 @pytest.mark.slow
 def test_rows_are_shared_out_and_files_written_once(
-    model: Path, toy_csv: Path, tmp_path: Path
+    model: Path, toy_csv: Path, tmp_path: Path, run_two: RunTwo
 ) -> None:
     settings = [
         "tune",
@@ -196,12 +215,10 @@ def test_rows_are_shared_out_and_files_written_once(
         "0.5",
     ]
     alone(tmp_path / "one", *settings)
-    (tmp_path / "counting.py").write_text(COUNTING)
     counted = [str(tmp_path), *settings, "--trackers", "tensorboard"]
-    told = run(
-        [*LAUNCH, "--multi_gpu"], tmp_path / "two", *counted, module=str(tmp_path / "counting.py")
-    ).stdout
-    assert told.count("took ") == 1, "one process prints"
+    two = run_two(tmp_path / "two", *counted, code=COUNTING)
+    assert [process.returncode for process in two] == [0, 0], two[0].stderr
+    assert [process.stdout.count("took ") for process in two] == [1, 0], "one process prints"
     same(tmp_path / "one", tmp_path / "two")
     first, second = (json.loads((tmp_path / f"counts-{rank}").read_text()) for rank in (0, 1))
     assert first["written"] == [5, 10, "prompt"]
@@ -217,7 +234,11 @@ def test_rows_are_shared_out_and_files_written_once(
 
 @pytest.mark.slow
 def test_a_run_resumes_with_another_number_of_processes(
-    model: Path, toy_csv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path,
+    toy_csv: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run_two: RunTwo,
 ) -> None:
     settings = [
         "tune",
@@ -238,16 +259,16 @@ def test_a_run_resumes_with_another_number_of_processes(
         patch.setattr("softprompts.tuning.cohort.save_checkpoint", stop)
         with pytest.raises(SystemExit):
             alone(tmp_path / "parts", *settings)
-    run(TWO, tmp_path / "parts", *settings)
+    assert run_two(tmp_path / "parts", *settings)[0].returncode == 0
     alone(tmp_path / "whole", *settings)
     same(tmp_path / "whole", tmp_path / "parts")
-    again = run(TWO, tmp_path / "parts", *settings[:-2], "--max-length", "63", check=False)
-    assert again.returncode != 0
-    assert again.stderr.count("holds a run with other settings") == 1, "reported once"
+    changed = [*settings[:-2], "--max-length", "63"]
+    refused = {"holds a run with other settings": run_two(tmp_path / "parts", *changed)}
     with exclusive(tmp_path / "parts"):
-        again = run(TWO, tmp_path / "parts", *settings, check=False)
-    assert again.returncode != 0
-    assert again.stderr.count("Another process is using") == 1, "all of them end"
+        refused["Another process is using"] = run_two(tmp_path / "parts", *settings)
+    for message, two in refused.items():
+        assert [process.returncode for process in two] == [2, 2], "all of them end"
+        assert [process.stderr.count(message) for process in two] == [1, 0], "reported once"
 
 
 def test_a_single_process_is_a_team() -> None:

@@ -1,4 +1,4 @@
-"""Texts are tokenised once; later their ids come from memory or disk."""
+"""Texts are tokenised once, when they are first read; later their ids come from memory or disk."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,21 +32,62 @@ def tokenised(t5: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return calls
 
 
+def all_ids(backbone: Backbone, texts: Sequence[str]) -> list[list[int]]:
+    return tokens.cached_ids(backbone, texts).read(backbone, range(len(texts)))
+
+
+def test_only_texts_that_are_read_are_tokenised(t5: Backbone, tokenised: list[list[str]]) -> None:
+    plain = [t5.tokenizer(text)["input_ids"] for text in TEXTS]
+    ids = tokens.cached_ids(t5, TEXTS)
+    assert ids.read(t5, [3, 1, 3]) == [plain[3], plain[1], plain[3]]
+    assert tokens.cached_ids(t5, TEXTS).read(t5, [1, 2]) == plain[1:3]
+    assert list(filter(None, tokenised)) == [[TEXTS[3], TEXTS[1]], [TEXTS[2]]]
+
+
+def test_a_run_tokenises_the_rows_it_reads(
+    t5: Backbone, tokenised: list[list[str]], tmp_path: Path
+) -> None:
+    """Two steps of a large file, alone and in a cohort, and the same rows after a restart."""
+    lines = [f"row {number} is {'fine ' * (number % 9)},{number % 2}" for number in range(3000)]
+    (tmp_path / "rows.csv").write_text("\n".join(["text,label", *lines]))
+    task_settings = {"train": str(tmp_path / "rows.csv"), "text": "text", "label": "label"}
+    settings = {
+        "task": {**task_settings, "cap_validation": 5},
+        "prompt": {"length": 2},
+        "tuning": {"steps": 4, "batch_size": 2, "evaluate_every": 4},
+    }
+    configs = [RunConfig.of({**settings, "seed": seed}) for seed in (0, 1)]
+    task = tune.load_tasks(configs)[0]
+    runs = [Run(config, task, t5) for config in configs]
+    alone = Run(configs[0], task, t5)
+    steps = [[run.micro_batches()[0].inputs for run in runs]]
+    for run in runs:
+        run.step = 1
+    steps.append([run.micro_batches()[0].inputs for run in runs])
+    read = {text for texts in tokenised for text in texts}
+    assert len(read) <= 4 * 50 * 2 + tokens.LONGEST + 10
+    resumed = Run(configs[0], task, t5)
+    resumed.step = 1
+    assert resumed.micro_batches()[0].inputs == steps[1][0]
+    assert alone.micro_batches()[0].inputs == steps[0][0]
+    assert alone.inputs.longest() == max(map(len, alone.inputs))
+
+
 def test_ids_come_from_memory_then_from_disk(
     t5: Backbone, tokenised: list[list[str]], tmp_path: Path
 ) -> None:
-    plain = tokens.cached_ids(t5, TEXTS)
+    plain = all_ids(t5, TEXTS)
     assert plain == [t5.tokenizer(text)["input_ids"] for text in TEXTS]
-    assert tokens.cached_ids(t5, TEXTS) is plain
+    assert tokens.cached_ids(t5, TEXTS) is tokens.cached_ids(t5, TEXTS)
     tokens._memory.clear()
-    assert tokens.cached_ids(t5, TEXTS) == plain
-    assert tokenised == [TEXTS]
+    assert all_ids(t5, TEXTS) == plain
+    assert list(filter(None, tokenised)) == [TEXTS]
     (path,) = (tmp_path / "cache" / "tokens").iterdir()
     assert int(read_tensors(path)[0]["ends"][-1]) == sum(map(len, plain))
     path.write_bytes(path.read_bytes()[:-9])
     tokens._memory.clear()
-    assert tokens.cached_ids(t5, TEXTS) == plain, "a corrupted file is written again"
-    assert tokenised == [TEXTS, TEXTS]
+    assert all_ids(t5, TEXTS) == plain, "a corrupted file is written again"
+    assert list(filter(None, tokenised)) == [TEXTS, TEXTS]
 
 
 def test_a_cache_that_cannot_be_written_costs_time_not_the_run(
@@ -54,7 +95,7 @@ def test_a_cache_that_cannot_be_written_costs_time_not_the_run(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("SOFTPROMPTS_CACHE", str(tmp_path / "file" / "cache"))
-    assert tokens.cached_ids(t5, TEXTS) == [t5.tokenizer(text)["input_ids"] for text in TEXTS]
+    assert all_ids(t5, TEXTS) == [t5.tokenizer(text)["input_ids"] for text in TEXTS]
     assert tokenised == [TEXTS]
 
 
@@ -62,15 +103,15 @@ def test_memory_is_bounded(
     t5: Backbone, tokenised: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lists = [[f"{word} {text}" for text in TEXTS[:10]] for word in "abc"]
-    one = sum(len(row) for row in tokens.cached_ids(t5, lists[0]))
+    one = sum(len(row) for row in all_ids(t5, lists[0]))
     monkeypatch.setattr(tokens, "MAX_TOKENS", int(2.5 * one))
     for texts in (lists[1], lists[0], lists[2], lists[0], lists[1]):
-        tokens.cached_ids(t5, texts)
-    assert tokenised == [lists[0], lists[1], lists[2], lists[1]], (
+        all_ids(t5, texts)
+    assert list(filter(None, tokenised)) == [lists[0], lists[1], lists[2], lists[1]], (
         "the one that was not asked for longest goes"
     )
     monkeypatch.setattr(tokens, "MAX_TOKENS", 1)
-    tokens.cached_ids(t5, lists[2])
+    all_ids(t5, lists[2])
     assert len(tokens._memory) == 1
 
 
@@ -92,11 +133,14 @@ def test_a_mixture_shares_the_ids_of_its_tasks(
     tasks = tune.load_tasks(configs)
     assert read == names[:2]
     alone = [Run(config, each, t5) for config, each in zip(configs[:2], tasks[:2], strict=True)]
-    before = len(tokenised)
+    rows = [list(run.inputs) for run in alone]
+    held_out = [list(run.held_out) for run in alone]
+    before = sum(map(len, tokenised))
     both, turned = (
         Run(config, each, t5) for config, each in zip(configs[2:], tasks[2:], strict=True)
     )
-    assert len(tokenised) == before
-    assert both.inputs == alone[0].inputs + alone[1].inputs
-    assert turned.held_out == alone[1].held_out + alone[0].held_out
-    assert both.batches.parts == (len(alone[0].inputs), len(alone[1].inputs))
+    assert list(both.inputs) == rows[0] + rows[1]
+    assert both.inputs[len(rows[0]) - 1 : len(rows[0]) + 1] == [rows[0][-1], rows[1][0]]
+    assert list(turned.held_out) == held_out[1] + held_out[0]
+    assert sum(map(len, tokenised)) == before
+    assert both.batches.parts == (len(rows[0]), len(rows[1]))

@@ -10,7 +10,7 @@ with open("new.csv", newline="") as file:
     texts = [row["message"] for row in csv.DictReader(file)]
 backbone = softprompts.load_backbone("t5-tiny")
 prompts = {
-    folder.name.removeprefix("shop-task-shop-"): softprompts.load(folder, backbone=backbone)
+    folder.name.removeprefix("shop-"): softprompts.load(folder, backbone=backbone)
     for folder in sorted(Path("library").glob("shop-*"))
 }
 questions = [(name, text) for text in texts for name in prompts]

@@ -93,11 +93,13 @@ def explain(
     examples: Sequence[Example] = (),
     start: Tensor | None = None,
     on_token: Callable[[int], object] = lambda count: None,
+    worth: bool = True,
 ) -> Explanation:
     """Explain a tuned prompt. `examples` are labelled rows of its task, for what each token is
     worth and for a mixture's routing; `start` [K, P, H] are the vectors that training began from.
 
-    `on_token` is called with the number of tokens done, which the rows make slow.
+    `on_token` is called with the number of tokens done, which the rows make slow; without `worth`,
+    no token is left out.
     """
     vectors = tuned.prompt.table.detach().float().cpu()
     if vectors.shape[1] == 0:
@@ -106,7 +108,7 @@ def explain(
     chance = torch.randn(vectors.flatten(0, 1).shape, generator=torch.Generator().manual_seed(0))
     random_neighbours = nearest_words(tuned.backbone, chance, 1)
     moved = _moved(vectors, start)
-    loss, without = _worth(tuned, examples[:MAX_ROWS], on_token)
+    loss, without = _worth(tuned, examples[:MAX_ROWS] if worth else (), on_token)
     count, length = vectors.shape[:2]
     tokens = [
         TokenReport(k, p, neighbours[k * length + p], moved[k][p], without[k][p])
@@ -122,7 +124,7 @@ def explain(
         _mean([own[0].cosine for own in neighbours]),
         _mean([own[0].cosine for own in random_neighbours]),
         loss,
-        len(examples[:MAX_ROWS]),
+        len(examples[:MAX_ROWS]) if worth else 0,
         *_routing(tuned, examples),
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..study.tables import scored_on
 from .heatmaps import WEAK
-from .transfer import SIGNIFICANCE, PairedTest, significant
+from .spread import SIGNIFICANCE, PairedTest, significant
 
 Summary = dict[str, Any]
 TableRow = dict[str, Any]
@@ -18,12 +18,13 @@ def verdicts(summary: Summary) -> list[str]:
     strong = [row["target"] for row in targets if not row["weak"]]
     weak = [row["target"] for row in targets if row["weak"] and row["baseline"] is not None]
     unfinished = [row["target"] for row in targets if row["baseline"] is None]
+    score = "baseline" if summary["sources"] else "score"
     left_out = f" Too weak, and left out: {', '.join(weak)}." if weak else ""
     if unfinished:
-        left_out += f" Without a baseline yet, and left out: {', '.join(unfinished)}."
+        left_out += f" Without a {score} yet, and left out: {', '.join(unfinished)}."
     if not strong:
         return [
-            "No target's baseline beats the majority class by more than two standard errors, so "
+            f"No target's {score} beats the majority class by more than two standard errors, so "
             f"there is no verdict.{left_out}"
         ]
     sentences = [f"Verdicts are based on {len(strong)} of {len(targets)} targets.{left_out}"]
@@ -94,7 +95,8 @@ def _retrieval_verdicts(summary: Summary) -> list[str]:
 
 def page(summary: Summary) -> str:
     missing, expected = sum(summary["missing"].values()), summary["expected"]
-    progress = f"{expected - missing} of {expected} baselines and cells are finished"
+    kind = "baselines and cells" if summary["sources"] else "runs"
+    progress = f"{expected - missing} of {expected} {kind} are finished"
     parts = [
         "# Transfer between tasks" if summary["sources"] else "# Scores of the targets",
         progress + (f"; {missing} are missing and left empty." if missing else "."),
@@ -105,7 +107,9 @@ def page(summary: Summary) -> str:
         parts += ["## Sources", _tasks_table(summary["sources"], "source", "score")]
     parts += [
         "## Targets",
-        _tasks_table(summary["targets"], "target", "baseline"),
+        _tasks_table(
+            summary["targets"], "target", "baseline", None if summary["sources"] else "score"
+        ),
         "Too weak: not above the majority class by two standard errors, over seeds and over rows.",
     ]
     if summary["transfer"]:
@@ -161,7 +165,8 @@ def _retrieval_section(summary: Summary) -> list[str]:
     ]
 
 
-def _tasks_table(rows: Sequence[TableRow], kind: str, score: str) -> str:
+def _tasks_table(rows: Sequence[TableRow], kind: str, score: str, title: str | None = None) -> str:
+    """`score` is the key of the scores, and their column's title if there is no other."""
     splits = {row["split"] for row in rows}
     cells = [
         [
@@ -176,7 +181,9 @@ def _tasks_table(rows: Sequence[TableRow], kind: str, score: str) -> str:
         for row in rows
     ]
     rows_of = f"{splits.pop()} rows" if len(splits) == 1 else "rows"
-    return _table([kind, score, "metric", "majority class", rows_of, "standard error", ""], cells)
+    return _table(
+        [kind, title or score, "metric", "majority class", rows_of, "standard error", ""], cells
+    )
 
 
 def _transfer_table(summary: Summary) -> str:

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from .transfer import PairedTest, Scores, SeedScores, Similarities, Spread, StudyRecord, finite
+from .spread import PairedTest, Spread, finite
+from .transfer import Scores, SeedScores, Similarities, StudyRecord
 
 KS = (1, 3, 6, 9, 12, 15)
 """Vu 2022, Table 3."""

@@ -49,10 +49,12 @@ def score_by_target(
     majorities: Mapping[str, float],
     names: Mapping[str, str],
     subject: str = "",
+    transfers: bool = False,
 ) -> "Figure":
     """A point for each row and target, with standard deviations as bars, and the majority class.
 
-    `names` are those of the targets in the figure.
+    `names` are those of the targets in the figure. `transfers`: there are scores after a transfer,
+    too, which the figure does not show.
     """
     from matplotlib.figure import Figure
 
@@ -97,7 +99,7 @@ def score_by_target(
     axes.set_xlabel(f"score{rows_of}", fontsize=9)
     axes.tick_params(axis="x", labelsize=8)
     axes.set_axisbelow(True)
-    title = "Scores without transfer, mean and standard deviation over seeds"
+    title = f"Scores{' without transfer' * transfers}, mean and standard deviation over seeds"
     figure.suptitle(f"{title}\n{subject}".rstrip(), fontsize=10, x=0.01, ha="left")
     figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     return figure

@@ -30,6 +30,7 @@ from .retrieval import KS
 from .sizes import by_size, score_by_size, score_by_target, short_name
 from .task_names import plain_names
 from .transfer import StudyRecord
+from .variants import Difference, Record, differences_markdown, variant_differences
 
 
 class StudyReport(TypedDict):
@@ -38,6 +39,7 @@ class StudyReport(TypedDict):
     total: int
     scores: list[ScoreRow]  # on the test rows of targets that have some
     validation_scores: list[ScoreRow]  # all on the validation rows; empty if `scores` are
+    variants: list[Difference]  # between them, with paired tests
     analyses: dict[str, Any]  # by variant and backbone
 
 
@@ -58,6 +60,11 @@ def write_study_report(study: Study, output: Path) -> StudyReport:
     write_text(output / "plan.yaml", folder.study_file.read_text(encoding="utf-8"))
     write_json(output / "scores.json", table)
     tables = [markdown(part) for part in (table, validation) if part]
+    differences = variant_differences(_finished_runs(judged, folder))
+    if differences:
+        write_json(output / "variants.json", differences)
+        write_text(output / "variants.csv", as_csv(differences, list(differences[0])))
+        tables.append(differences_markdown(differences))
     write_text(
         output / "scores.md", "\n".join([*tables, *_write_figures(study, judged, table, output)])
     )
@@ -82,8 +89,26 @@ def write_study_report(study: Study, output: Path) -> StudyReport:
         "total": len(cells),
         "scores": table,
         "validation_scores": validation,
+        "variants": differences,
         "analyses": analyses,
     }
+
+
+def _finished_runs(judged: Sequence[Judged], folder: StudyFolder) -> list[Record]:
+    """The runs on targets that variants are compared by."""
+    records: list[Record] = []
+    for one in judged:
+        result = one.result
+        if result.stage in ("baseline", "transfer") and one.score is not None:
+            names = ("backbone", "variant", "source", "target", "seed")
+            cell = folder.cell(result.cell)
+            digests = cell.card().task.digests if cell.has_prompt else {}
+            digest = digests.get(one.split, digests.get("validation"))
+            records.append(
+                {name: getattr(result, name) for name in names}
+                | {"score": one.score, "digest": digest, "row_scores": cell.row_scores(one.split)}
+            )
+    return records
 
 
 def _with_test(result: CellResult, folder: StudyFolder) -> CellResult:
@@ -142,6 +167,7 @@ def _write_figures(
     tasks = [task for one in judged for task in (one.result.source, one.result.target) if task]
     subject, names = _subject(study, judged), plain_names(dict.fromkeys(tasks))
     baselines = [row for row in table if row["source"] is None]
+    transfers = len(baselines) < len(table)
     shown = []
     if any(spread for row in baselines for spread in row["targets"].values()):
         majorities = {
@@ -149,7 +175,7 @@ def _write_figures(
             for one in judged
             if one.result.stage == "baseline" and one.majority is not None
         }
-        save(score_by_target(baselines, majorities, names, subject), output, "targets")
+        save(score_by_target(baselines, majorities, names, subject, transfers), output, "targets")
         shown.append("![score by target](targets.png)\n")
     if len({row["backbone"] for row in table}) > 1:
         results = [one.result for one in judged]

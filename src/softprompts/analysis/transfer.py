@@ -11,115 +11,22 @@ a target), the first counts.
 A source on itself as target appears among the cells, but not in correlations and retrieval.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean, stdev
-from typing import Any, Self
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from ..errors import UserError
 from ..library.search import SIMILARITIES, rank
-from ..tasks.statistics import paired_test
+from .spread import PairedTest, Spread, TaskScore, finite, paired_runs, significant, spread
 
 StudyRecord = Mapping[str, Any]
 PromptKey = tuple[str, int]  # a task and a seed: one source prompt
 SeedScores = Mapping[int, float]
-SIGNIFICANCE = 0.05
-
-
-def significant(p: float | None) -> bool:
-    return p is not None and p < SIGNIFICANCE
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A mean over runs, with its standard deviation (None for one run)."""
-
-    mean: float
-    std: float | None
-    runs: int
-
-    @property
-    def standard_error(self) -> float | None:
-        return None if self.std is None else self.std / math.sqrt(self.runs)
-
-
-def spread(values: Iterable[float]) -> Spread | None:
-    """Mean and spread of the values; None if there are none."""
-    numbers = list(values)
-    if not numbers:
-        return None
-    return Spread(fmean(numbers), stdev(numbers) if len(numbers) > 1 else None, len(numbers))
-
-
-@dataclass(frozen=True)
-class PairedTest:
-    """The two-sided p of a difference between two systems, paired over the same units."""
-
-    p: float
-    over: str  # rows, seeds or targets
-    pairs: int
-
-    @classmethod
-    def of(cls, over: str, first: Sequence[float], second: Sequence[float]) -> Self | None:
-        """None for a single pair, which says nothing about chance."""
-        return cls(paired_test(first, second), over, len(first)) if len(first) > 1 else None
-
-    def __str__(self) -> str:
-        p = "p < 0.001" if self.p < 0.001 else f"p = {self.p:.2g}"
-        return f"{p}, {self.pairs:,} {self.over}"
-
-
-@dataclass(frozen=True)
-class TaskScore:
-    """A task's score without transfer: a target's baseline, or a source's own runs."""
-
-    name: str
-    score: Spread | None
-    majority: float | None = None
-    rows: int | None = None
-    metric: str | None = None
-    split: str = "validation"
-
-    @property
-    def standard_error(self) -> float | None:
-        """The standard error of the score, over seeds and rows, added in quadrature.
-
-        All seeds are evaluated on the same rows, so averaging over seeds does not remove the chance
-        in drawing the rows. That part is binomial, sqrt(p (1 - p) / rows). If the majority class
-        scores 0, the metric is a correlation (Matthews, Pearson) with an error of about
-        (1 - r^2) / sqrt(rows) at r, and the larger of the two counts.
-        """
-        if self.score is None or self.majority is None or not self.rows:
-            return None
-        p = min(max(self.score.mean / 100, 0.0), 1.0)
-        over_rows = math.sqrt(p * (1 - p) / self.rows)
-        if self.majority <= 0:
-            over_rows = max(over_rows, (1 - p * p) / math.sqrt(self.rows))
-        return math.hypot(100 * over_rows, self.score.standard_error or 0.0)
-
-    @property
-    def weak(self) -> bool:
-        """Whether the score is within two standard errors of the majority class, or below it.
-
-        Nothing can be concluded from such a task.
-        """
-        if self.score is None or self.majority is None or self.standard_error is None:
-            return True
-        return self.score.mean <= self.majority + 2 * self.standard_error
-
-    def reduction(self, score: float) -> float | None:
-        """Relative error reduction in percent, (s - b) / (100 - b).
-
-        None without a baseline, or if the baseline makes no errors.
-        """
-        if self.score is None or self.score.mean >= 100:
-            return None
-        return 100 * (score - self.score.mean) / (100 - self.score.mean)
 
 
 @dataclass(frozen=True)
@@ -194,14 +101,7 @@ class Scores:
 
     def paired(self, source: str, target: str) -> PairedTest | None:
         """The test against the baselines of the same seeds: on their rows, or else over seeds."""
-        one, other = self._runs(source, target), self._runs(None, target)
-        systems = [[runs[seed] for seed in one if seed in other] for runs in (one, other)]
-        rows = [[run.get("row_scores") or () for run in runs] for runs in systems]
-        lengths = {len(scores) for system in rows for scores in system}
-        if len(lengths) == 1 and lengths != {0}:
-            means = [[fmean(seeds) for seeds in zip(*system, strict=True)] for system in rows]
-            return PairedTest.of("rows", *means)
-        return PairedTest.of("seeds", *([run["score"] for run in runs] for runs in systems))
+        return paired_runs(self._runs(source, target), self._runs(None, target))
 
     def _summary(self, source: str, target: str) -> TransferCell:
         task, scores = self.targets[target], self.cell(source, target)
@@ -239,10 +139,6 @@ class Scores:
     def expected(self) -> int:
         """Baselines and cells of the complete study."""
         return len(self.seeds) * len(self._pairs)
-
-
-def finite(score: float | None) -> float | None:
-    return None if score is None or not math.isfinite(score) else float(score)
 
 
 def _welch(one: Spread | None, other: Spread | None) -> float | None:

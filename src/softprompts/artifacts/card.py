@@ -13,14 +13,17 @@ import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args, get_origin, get_type_hints
 
-from ..backbone import Backbone
 from ..config import Choice, PromptConfig, locate_data
 from ..errors import UserError, setting
 from ..files import read_json, write_json
 from ..tasks import MEAN, TextFormat, check_template, has_metric
 from ..version import __version__
+from .file_names import CARD
+
+if TYPE_CHECKING:
+    from ..backbone import Backbone  # a card is read without torch
 
 FORMAT = 1
 """The version of the format. A card without one is of version 1."""
@@ -36,7 +39,7 @@ class Part:
     """Keys that this version does not know."""
 
     @classmethod
-    def describing(cls, thing: PromptConfig | Backbone) -> Self:
+    def describing(cls, thing: "PromptConfig | Backbone") -> Self:
         """The part whose fields are attributes of a thing: a prompt's config, or a backbone."""
         return cls(**{name: getattr(thing, name) for name in _keys(cls)})
 
@@ -136,7 +139,8 @@ class Answering(NamedTuple):
 UNTRAINED = frozenset(
     {
         *("model", "invalid", "test", "best_step", "embedding", "steps", "stopped", "failed"),
-        *("cut_texts", "trained_parameters", "seed", "lineage", "scores", "loss"),
+        *("cut_texts", "trained_parameters", "seed", "lineage", "machine", "scores"),
+        "loss",
     }
 )
 """Keys that the card of an imported or a recycled prompt lacks."""
@@ -178,11 +182,13 @@ class Card(Part):
     seed: int | None = None
     config: dict[str, Any] = field(default_factory=dict)
     """The settings of the run. Other versions' settings may differ, so they stay plain data."""
+    machine: dict[str, str] = field(default_factory=dict)
+    """Where the run ran: device, precision, versions."""
     lineage: Lineage | None = None
     version: str | None = __version__
     format: int = FORMAT
 
-    absent: frozenset[str] = frozenset({"lineage", "scores", "loss"})
+    absent: frozenset[str] = frozenset({"lineage", "machine", "scores", "loss"})
     path: Path | None = field(default=None, compare=False, repr=False)
 
     # -- files -------------------------------------------------------------------------------------
@@ -190,6 +196,16 @@ class Card(Part):
     @classmethod
     def read(cls, path: Path) -> Self:
         return cls.of(read_json(path), path)
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> Self:
+        """The card of a prompt's folder."""
+        if not (folder / CARD).exists():
+            raise UserError(
+                f"{folder} holds no {CARD}: either it is not a prompt, or its run has not "
+                "finished (run the same command again)."
+            )
+        return cls.read(folder / CARD)
 
     @classmethod
     def of(cls, data: Any, path: Path | None = None) -> Self:
@@ -292,7 +308,7 @@ class Card(Part):
                 raise _corrupted(self.path, f"there is no metric {name!r}")
         return Answering(form, scoring, max_length, self.task.answer_length, self.chat)
 
-    def check_backbone(self, backbone: Backbone, prompt: Path | str) -> None:
+    def check_backbone(self, backbone: "Backbone", prompt: Path | str) -> None:
         """Refuse any backbone but the prompt's own; `prompt` names the prompt in the error."""
         if self.backbone.fingerprint == backbone.fingerprint:
             return

@@ -47,14 +47,24 @@ from ..files import (
 from ..files.tensors import check_tensors, read_note, read_tensors, write_tensors
 from ..prompt import Prompt
 from .card import Card, PromptCard
+from .file_names import (
+    CANDIDATES,
+    CARD,
+    CHECKPOINT,
+    COHORT_TABLE,
+    CONFIG,
+    CONFUSION,
+    CURVE,
+    EMBEDDING,
+    METRICS,
+    MODEL,
+    PREDICTIONS,
+    PROMPT,
+    TOURNAMENT,
+    TOURNAMENT_PLOT,
+    TRACKERS,
+)
 from .prompt_file import check_vectors, prompt_of, prompt_tensors
-
-CARD, PROMPT, EMBEDDING = "prompt.json", "prompt.safetensors", "embedding.safetensors"
-CONFIG, METRICS, CURVE = "config.yaml", "metrics.jsonl", "curve.png"
-CONFUSION, PREDICTIONS = "confusion.png", "predictions.json"
-CHECKPOINT, MODEL, TRACKERS = "checkpoint.safetensors", "model", "trackers"
-TOURNAMENT, TOURNAMENT_PLOT, CANDIDATES = "tournament.json", "tournament.png", "tournament"
-COHORT_TABLE = "cohort.csv"
 
 PROMPT_FILES = (CARD, PROMPT, EMBEDDING, CONFIG, METRICS, CURVE)
 """What a copy of a prompt consists of."""
@@ -86,12 +96,7 @@ class RunFolder:
                 "`softprompts tune` wrote, or a library's prompt by its folder, "
                 f"such as library/{self.path.name}."
             )
-        if not self.has_prompt:
-            raise UserError(
-                f"{self.path} holds no {CARD}: either it is not a prompt, or its run has not "
-                "finished (run the same command again)."
-            )
-        card = self.card()
+        card = Card.of_folder(self.path)
         tensors, _ = read_tensors(self.path / PROMPT)
         prompt = prompt_of(tensors, card, self.path / PROMPT)
         if backbone is not None:

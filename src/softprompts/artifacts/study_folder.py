@@ -19,10 +19,8 @@ from typing import Any, Self
 
 from ..errors import UserError
 from ..files import read_json, remove_stale, write_json, write_once
+from .file_names import CELLS, LEASE, PLAN, RESULT, STUDY_FILE, WORKERS
 from .run_folder import RunFolder
-
-STUDY_FILE, CELLS, WORKERS = "study.yaml", "cells", "workers"
-PLAN, RESULT, LEASE = "cell.json", "result.json", ".claim-"
 
 
 @dataclass(frozen=True)

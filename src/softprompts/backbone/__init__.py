@@ -9,6 +9,7 @@ from .causal import Causal
 from .chat import chats_by_default, has_chat_template, with_chat
 from .encoder_decoder import EncoderDecoder
 from .families import register_family
+from .generative import Generative
 from .kv_cache import PromptCache
 from .load import inspect_model, load_backbone
 from .masked import Masked
@@ -17,6 +18,7 @@ __all__ = [
     "Backbone",
     "Causal",
     "EncoderDecoder",
+    "Generative",
     "Losses",
     "Masked",
     "Place",

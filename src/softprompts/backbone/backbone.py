@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal, Protocol, cast
 
 import numpy as np
 import torch
+from accelerate.utils import align_module_device
 from torch import Tensor, nn
 
 from ..errors import UserError, setting
@@ -95,7 +96,16 @@ class Backbone(ABC):
 
     @property
     def device(self) -> torch.device:
-        return self.model.device  # type: ignore[no-any-return]
+        """Where inputs are; the layers of a model that is spread may be elsewhere."""
+        weight = cast(Tensor, self.embedding.weight)
+        if weight.is_meta and (hook := getattr(self.embedding, "_hf_hook", None)) is not None:
+            return torch.device(hook.execution_device)  # loaded where it is used, from CPU or disk
+        return weight.device
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether its layers are on several devices."""
+        return len(set(getattr(self.model, "hf_device_map", {}).values())) > 1
 
     quantized: str | None = None
     """int8 or int4: what the matrices of the layers are stored as, if not exactly."""
@@ -198,13 +208,14 @@ class Backbone(ABC):
             if isinstance(config.get(key), (int, str))
         }
         digest = hashlib.sha256(json.dumps(sizes, sort_keys=True).encode())
-        parts = {
-            "embeddings": cast(Tensor, self.embedding.weight),
-            **dict(self.last_block().named_parameters()),
-        }
-        for name, tensor in sorted(parts.items()):
-            digest.update(name.encode())
-            in_bf16 = tensor.detach().to(torch.bfloat16).contiguous()
+        parts: dict[str, tuple[nn.Module, str]] = {"embeddings": (self.embedding, "weight")}
+        for prefix, module in self.last_block().named_modules():
+            for name, _ in module.named_parameters(recurse=False):
+                parts[f"{prefix}.{name}" if prefix else name] = module, name
+        for full_name, (module, name) in sorted(parts.items()):
+            digest.update(full_name.encode())
+            with align_module_device(module):  # weights that are elsewhere until they are used
+                in_bf16 = getattr(module, name).detach().to(torch.bfloat16).contiguous()
             digest.update(in_bf16.view(torch.uint8).cpu().numpy().tobytes())
         return digest.hexdigest()[:32]
 

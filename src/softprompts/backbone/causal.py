@@ -153,7 +153,7 @@ class Causal(Generative):
     @cached_property
     def records_decoding(self) -> bool:
         """Whether the decoding steps of long answers are recorded and replayed."""
-        return self.device.type == "cuda"
+        return self.device.type == "cuda" and not self.is_spread
 
     @cached_property
     def decoding_graphs(self) -> DecodingGraphs:

@@ -97,7 +97,7 @@ class RowDropout(TorchFunctionMode):
             return states
         heads = states.shape[0] // len(self.seeds)  # models may fold heads into the rows
         seeds, rates = (
-            part.repeat_interleave(heads) if heads > 1 else part
+            (part.repeat_interleave(heads) if heads > 1 else part).to(states.device)
             for part in (self.seeds, self.rates)
         )
         head = torch.arange(len(seeds), device=states.device) % heads
@@ -147,10 +147,13 @@ def recompute_activations(
             **kwargs,
         )
 
+    replaced = [vars(layer).get("forward") for layer in layers]  # that of a model that is spread
     for layer in layers:
         layer.forward = checkpointed(layer.forward)
     try:
         yield
     finally:
-        for layer in layers:
+        for layer, before in zip(layers, replaced, strict=True):
             del layer.forward
+            if before is not None:
+                layer.forward = before

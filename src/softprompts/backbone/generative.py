@@ -30,9 +30,12 @@ class Generative(Backbone):
 
     @torch.no_grad()
     def scores(self, prompt: Tensor | PromptCache, text: Text, candidates: Candidates) -> Tensor:
-        """Prompt and text are processed once; then as many candidates as fit continue together."""
-        state = self.prefill(prompt, text)
-        by_row = candidates_per_row(candidates, len(text.mask))
+        return self.scores_after(self.prefill(prompt, text), candidates)
+
+    @torch.no_grad()
+    def scores_after(self, state: DecodingState, candidates: Candidates) -> Tensor:
+        """As many candidates as fit continue together; `state` stays as it is."""
+        by_row = candidates_per_row(candidates, len(state.logits))
         first = state.logits.float().log_softmax(-1)
         scores = first.new_full((len(by_row), max(map(len, by_row))), -torch.inf)
         cells = [(r, c, ids) for r, row in enumerate(by_row) for c, ids in enumerate(row)]
@@ -53,12 +56,15 @@ class Generative(Backbone):
     def generate(
         self, prompt: Tensor | PromptCache, text: Text, max_new_tokens: int | Sequence[int]
     ) -> Tensor:
-        """Greedy decoding.
+        return self.generate_after(self.prefill(prompt, text), max_new_tokens)
+
+    @torch.no_grad()
+    def generate_after(self, state: DecodingState, max_new_tokens: int | Sequence[int]) -> Tensor:
+        """Greedy decoding, which changes `state`.
 
         Not transformers' `generate`, which mixes a model's own penalties and minimum lengths into
         any config it is given.
         """
-        state = self.prefill(prompt, text)
         rows = len(state.logits)
         limits = [max_new_tokens] * rows if isinstance(max_new_tokens, int) else max_new_tokens
         limit, eos = (

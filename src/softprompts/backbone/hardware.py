@@ -33,9 +33,10 @@ def environment(device: torch.device, dtype: str) -> dict[str, str]:
 
 
 def peak_memory(device: torch.device) -> float | None:
-    """Peak memory in GiB: allocated on the GPU, or by the process; None if not counted."""
+    """Peak memory in GiB: allocated on all GPUs, or by the process; None if not counted."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
+        gpus = range(torch.cuda.device_count())
+        return sum(torch.cuda.max_memory_allocated(gpu) for gpu in gpus) / 2**30
     if resource is None:
         return None
     per_gib = 2**30 if sys.platform == "darwin" else 2**20

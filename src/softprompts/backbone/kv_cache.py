@@ -24,7 +24,11 @@ class PromptCache(NamedTuple):
     def rows(self, indices: Tensor, columns: int) -> "PromptCache":
         """A selection of prompts, repeats allowed, limited to the first `columns` columns."""
         return self._replace(
-            layers=[(k[indices, :, :columns], v[indices, :, :columns]) for k, v in self.layers],
+            layers=[
+                (k[of_layer, :, :columns], v[of_layer, :, :columns])
+                for k, v in self.layers
+                for of_layer in [indices.to(k.device)]
+            ],
             lengths=self.lengths[indices],
         )
 

@@ -1,7 +1,7 @@
 """Loading backbones by name: included models, model folders, Hugging Face Hub ids."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 import transformers
+from accelerate import dispatch_model, infer_auto_device_map
+from accelerate.utils import get_balanced_memory
 from transformers.utils import logging
 
 from ..config import DEFAULT_MODEL, load_plugins
+from ..config.run import model_error
 from ..errors import UserError, setting
 from ..files.hub import offline_reason, prepare_hub
 from .backbone import DTYPES, Backbone
@@ -20,20 +23,26 @@ from .quantized import QUANTIZED, quantize_model
 
 MIXES_PADS = frozenset({"convbert", "fnet", "prophetnet"})  # rows' outputs depend on their pads
 BUNDLED_MODELS = {"t5-tiny": Path(__file__).parent / "t5-tiny"}
+SPREADS = ("balanced", "balanced_low_0", "sequential")
+"""Ways to spread a model's layers over all GPUs: names of transformers' `device_map`."""
 
 
 def load_backbone(
     name: str = DEFAULT_MODEL,
     dtype: str = "auto",
-    device: str = "auto",
+    device: str | Mapping[str, int | str] = "auto",
     trust_remote_code: bool = False,
 ) -> Backbone:
     """A backbone by the name of an included model, a folder, or a Hugging Face Hub id.
 
-    With a dtype of int8 or int4, the matrices of its layers are quantised (`quantized.py`).
+    With a dtype of int8 or int4, the matrices of its layers are quantised (`quantized.py`). With a
+    device of balanced, balanced_low_0 or sequential, or a mapping from module names to devices, its
+    layers are spread over several devices, as by transformers' `device_map`.
     """
-    target_device = resolve_device(device)
+    spread = not isinstance(device, str) or device in SPREADS
+    target_device = resolve_device(device if isinstance(device, str) else _first_device(device))
     dtype = resolve_dtype(dtype, target_device)
+    quantized = dtype in QUANTIZED
     family, config, tokenizer = inspect_model(name, trust_remote_code)
     with _load_errors(name), quiet_transformers():
         model, info = getattr(transformers, family.auto_class(config)).from_pretrained(
@@ -41,17 +50,43 @@ def load_backbone(
             dtype=compute_dtype(dtype, target_device),
             output_loading_info=True,
             trust_remote_code=trust_remote_code,
+            device_map=device if spread and not quantized else None,
         )
         check_missing_weights(name, info["missing_keys"])
-    if dtype not in QUANTIZED:
-        return family(model.to(target_device), tokenizer, name)
-    exact = family(model, tokenizer, name)
-    known = exact.fingerprint, exact.unit  # of the exact weights, so that prompts fit both
-    quantize_model(model, QUANTIZED[dtype], target_device)
-    backbone = family(model.to(target_device), tokenizer, name)
-    backbone.fingerprint, backbone.unit = known
-    backbone.quantized = dtype
+    if quantized:
+        exact = family(model, tokenizer, name)
+        known = exact.fingerprint, exact.unit  # of the exact weights, so that prompts fit both
+        quantize_model(model, QUANTIZED[dtype], torch.device("cpu") if spread else target_device)
+        if spread:
+            with _load_errors(name):
+                model = spread_layers(model, device)
+    backbone = family(model if spread else model.to(target_device), tokenizer, name)
+    if quantized:
+        backbone.fingerprint, backbone.unit = known
+        backbone.quantized = dtype
+    if backbone.is_spread:
+        backbone.disable_packing()  # accelerate moves states where the model calls its own layers
     return backbone
+
+
+def spread_layers(model: Any, device_map: str | Mapping[str, int | str]) -> Any:
+    """A model that is in memory, with its layers on several devices."""
+    whole = list(model._no_split_modules or ())
+    if isinstance(device_map, str):
+        memory = get_balanced_memory(
+            model, no_split_module_classes=whole, low_zero=device_map == "balanced_low_0"
+        )
+        most = None if device_map == "sequential" else memory
+        device_map = infer_auto_device_map(model, most, no_split_module_classes=whole)
+    return dispatch_model(
+        model, dict(device_map), skip_keys=model._skip_keys_device_placement, force_hooks=True
+    )
+
+
+def _first_device(device_map: Mapping[str, int | str]) -> str:
+    """The device that inputs are put on."""
+    first = next(iter(device_map.values()), "cpu")
+    return "cpu" if first in ("cpu", "disk") else str(torch.device(first))
 
 
 class _WithoutWeights:
@@ -171,10 +206,7 @@ def load_error(name: str, error: Exception) -> UserError:
         why = "no such folder"
     elif isinstance(error, OSError):
         why = offline_reason(model_path(name), "model") or why
-    return UserError(
-        f"The model {name!r} cannot be loaded ({why}); {setting('model')} must be "
-        f"{', '.join(BUNDLED_MODELS)}, a model folder, or the id of a reachable Hub model."
-    )
+    return model_error(name, why)
 
 
 def _first_line(error: Exception) -> str:
@@ -200,8 +232,9 @@ def compute_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def resolve_device(name: str) -> torch.device:
-    """cpu, cuda or another available device; auto: a GPU, NVIDIA's or Apple's, if there is one."""
-    if name == "auto":
+    """cpu, cuda or another available device; auto: a GPU, NVIDIA's or Apple's, if there is one. Of
+    several devices, the first."""
+    if name in ("auto", *SPREADS):
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

@@ -259,7 +259,7 @@ class MaskedWithHead(Masked):
     def logits(self, prompt: Tensor, text: Text) -> Tensor:
         """From the mean over prompt and text, or from the text's first token: [B, 1, C]."""
         inputs = self.join(prompt, text)
-        states: Tensor = self.model.base_model(**inputs).last_hidden_state.float()
+        states: Tensor = self.model.base_model(**inputs).last_hidden_state.float().to(self.device)
         if self.head.pool == "first":
             first = self.answer_columns(text, prompt.shape[1]).unsqueeze(-1)
             pooled = states.gather(1, first.expand(-1, 1, states.shape[2]))[:, 0]

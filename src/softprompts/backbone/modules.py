@@ -40,7 +40,8 @@ def only_columns(encoder: nn.Module, columns: Tensor) -> Iterator[Callable[[Tens
     selected: list[bool] = []
 
     def select(states: Tensor) -> Tensor:
-        return states.gather(1, columns.unsqueeze(-1).expand(-1, -1, states.shape[2]))
+        index = columns.unsqueeze(-1).to(states.device)  # which may be that of the last layer
+        return states.gather(1, index.expand(-1, -1, states.shape[2]))
 
     def select_output(module: nn.Module, inputs: Any, output: Any) -> Any:
         selected.append(True)

@@ -1,7 +1,7 @@
 """What is timed: our runs as `tune` drives them, and PEFT in the simplest equivalent loop."""
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from ..tasks import Example, Task, TextFormat
 from ..tuning import Cohort, Run
 from ..tuning.batches import Batches
 from ..tuning.run import check_losses
+from ..tuning.tokens import TextRows
 from .measure import DisagreementError, peft_library
 from .tables import PEFT_NAMES
 from .workload import MAX_TEXT, Batch, RunBatches
@@ -77,6 +78,22 @@ class FixedBatches(Batches):
         return self.rows[index]
 
 
+class FixedRows(TextRows):
+    """Rows that are tokenised already."""
+
+    def __init__(self, rows: Sequence[list[int]]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, rows: Iterable[int]) -> list[list[int]]:
+        return [self.rows[row] for row in rows]
+
+    def longest(self) -> int:
+        return max(map(len, self.rows))
+
+
 def make_run(
     backbone: Backbone, batches: RunBatches, settings: Mapping[str, Any], seed: int
 ) -> Run:
@@ -94,8 +111,8 @@ def make_run(
     examples = [Example("x", "yes"), Example("y", "no")]
     form = TextFormat("{text}", "label", {"yes": "yes", "no": "no"})
     run = Run(config, Task("bench", form, examples, examples), backbone)
-    run.inputs = [row for batch in batches.inputs for row in batch]
-    run.targets = [row for batch in batches.targets for row in batch]
+    run.inputs = FixedRows([row for batch in batches.inputs for row in batch])
+    run.targets = FixedRows([row for batch in batches.targets for row in batch])
     run.batches = FixedBatches([len(batch) for batch in batches.inputs])
     return run
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from ..config.plugins import VARIABLE as PLUGINS
-from ..errors import UserError, as_flag, as_key, choices, speaking
+from ..errors import Spelling, UserError, as_flag, as_key, choices, speaking
 from ..version import __version__
 from .output import is_main_process
 
@@ -23,6 +23,8 @@ COMMANDS = {
     "prompts": "Manage a library of prompts: list, show, search, import, export, recycle.",
     "transfer": "Tune a prompt for a new task, starting from prompts of similar tasks.",
     "study": "Run a grid of runs that resumes, and report it as the SPoT paper does.",
+    "report": "Write one page about a run, a cohort or a study: tables, tests, curves.",
+    "serve": "Serve prompts over HTTP: OpenAI's API, where the model names a prompt.",
     "tasks": "List named tasks, show one, export a split, score predictions.",
     "bench": "Measure speed and memory on this machine, next to PEFT.",
     "cost": "Count parameters, operations and memory of methods on backbones, without weights.",
@@ -34,10 +36,21 @@ COMMANDS = {
 `ACTIONS` of their functions."""
 
 
+ALIASES = {"--dtype": "--weights"}
+"""Second names of flags."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; errors are one sentence on standard error."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    with speaking(as_key if argv[:1] == ["study"] else as_flag):
+
+    def as_typed(path: str, value: str | None = None) -> str:
+        """As a flag, by its second name if that is the one on the command line."""
+        flag, typed = as_flag(path), {word.partition("=")[0] for word in argv}
+        alias = ALIASES.get(flag, flag)
+        return as_flag(path, value).replace(flag, alias if alias in typed else flag, 1)
+
+    with speaking(as_key if argv[:1] == ["study"] else as_typed):
         try:
             return _run(argv)
         except KeyboardInterrupt:
@@ -51,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception as error:
             if "--debug" in argv:
                 raise
-            return _report(*_explain(error))
+            return _report(*_explain(error, as_typed))
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -94,9 +107,9 @@ def _take_plugins(argv: Sequence[str]) -> list[str]:
     return rest
 
 
-def _explain(error: Exception) -> tuple[str, int]:
+def _explain(error: Exception, as_typed: Spelling) -> tuple[str, int]:
     if isinstance(error, UserError):
-        return error.spelled(error.spelling or as_flag), 2
+        return error.spelled(error.spelling or as_typed), 2
     if isinstance(error, PermissionError):
         return f"You do not have permission to access {error.filename}; ask its owner.", 2
     return f"{type(error).__name__}: {error} (run again with --debug for the traceback)", 1

@@ -1,6 +1,7 @@
 """What commands are made of: a parser whose errors are sentences, actions, common arguments."""
 
 import argparse
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from ..config import coerce
 from ..errors import UserError, choices, closest
 from ..files import checked_path, safe_name
 from ..library import NAME_LIMIT, check_exists, check_present, default_folder
+from . import ALIASES
 
 if TYPE_CHECKING:
     from ..tuning.tuned import Tuned
@@ -40,7 +42,9 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            name = action.option_strings[-1] if action.option_strings else str(action.metavar)
+            typed = {str(word).partition("=")[0] for word in self._words}
+            flags = [flag for flag in action.option_strings if flag in typed]
+            name = (flags or action.option_strings or [str(action.metavar)])[-1]
             raise UserError(f"{name} is {value!r}; {choices(value, action.choices)}")
 
     def format_help(self) -> str:
@@ -58,6 +62,7 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._words: Sequence[str] = args or ()
         if Parser._caught is not None:
             Parser._caught.append(self)
             raise Parser.Caught
@@ -128,13 +133,17 @@ def add_model(parser: argparse.ArgumentParser, model: str, required: bool = Fals
     parser.add_argument("--model", required=required, help=model)
     parser.add_argument(
         "--dtype",
-        "--weights",
+        ALIASES["--dtype"],
         choices=["auto", "fp32", "bf16", "int8", "int4"],
         default="auto",
         help="precision of the frozen model (default auto: bf16 on a GPU, fp32 on a CPU; int8 or "
         "int4 if the prompt was tuned on it)",
     )
-    parser.add_argument("--device", default="auto", help="cpu, cuda, mps or auto (default)")
+    parser.add_argument(
+        "--device",
+        default="auto",
+        help="cpu, cuda, mps or auto (default); balanced: layers on all GPUs",
+    )
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="run code that comes with a Hub model"
     )
@@ -202,8 +211,21 @@ def add_answering(parser: argparse.ArgumentParser) -> None:
     add_model(parser, "the backbone, if it is not where the prompt's card says")
 
 
+@contextmanager
+def importing() -> Iterator[None]:
+    """Inside, torch and transformers are imported without garbage collections, which take a seventh
+    of the time; what is imported is never garbage."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def load_tuned_prompt(options: argparse.Namespace) -> "Tuned":
-    from ..tuning.tuned import load
+    with importing():
+        from ..tuning.tuned import load
 
     return load(
         options.prompt, options.model, options.dtype, options.device, options.trust_remote_code

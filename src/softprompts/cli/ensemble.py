@@ -5,9 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..artifacts.card import Card
 from ..errors import UserError
 from ..files import check_writable
 from ..library import default_folder
+from ..tasks.task_definition import PREDICT
 from .command import add_answering, check_prompt_folder, make_parser
 from .evaluate import EvaluationSet, add_rows, evaluation_set, file_rows
 from .output import aligned, format_interval, format_p, invalid_answers, print_result
@@ -16,7 +18,6 @@ from .table_file import check_table_file, write_table_file
 if TYPE_CHECKING:
     from ..serving.engine import Engine
     from ..serving.ensemble import Answers
-    from ..tasks import Row
 
 EXAMPLES = """softprompts ensemble runs/seeds/seed=0 runs/seeds/seed=1 runs/seeds/seed=2
   softprompts ensemble runs/seeds/seed=* --file test.csv --output answers.csv
@@ -29,11 +30,11 @@ def main(argv: Sequence[str]) -> int:
     """Answer with several prompts of one task together, and compare with the mean and the best."""
     options = _parser().parse_args(argv)
     _check(options)
-    rows = file_rows(options)
+    data, labelled = _data(options)
 
     from ..serving.engine import make_engine
     from ..serving.ensemble import answer_together, check_one_task, ensemble_report
-    from .progress import RowProgress
+    from .row_progress import RowProgress
 
     engine = make_engine(
         options.prompts,
@@ -45,7 +46,6 @@ def main(argv: Sequence[str]) -> int:
     )
     check_one_task(engine)
     names = _names(options.prompts)
-    data, labelled = _data(engine, options, rows)
     texts = [example.input for example in data.examples]
     with RowProgress("answering", len(texts) * len(names), options.quiet) as progress:
         answers = answer_together(engine, names, texts, progress.advance_rows)
@@ -92,19 +92,16 @@ def _task_name(engine: "Engine") -> str:
     return next(iter(engine.tuned.values())).card.task.name
 
 
-def _data(
-    engine: "Engine", options: argparse.Namespace, rows: Sequence["Row"]
-) -> tuple[EvaluationSet, bool]:
+def _data(options: argparse.Namespace) -> tuple[EvaluationSet, bool]:
     """The rows to answer, and whether they have labels; a file without its label column has not."""
-    tuned = next(iter(engine.tuned.values()))
-    form = tuned.form
+    rows = file_rows(options)
+    card, *_ = [Card.of_folder(path) for path in options.prompts]
+    form = card.answering().form
     if rows and form.definition is None and not any(form.label in row.values for row in rows):
-        from ..tasks.task_definition import PREDICT
-
         form.check_columns(rows, labelled=False)
         examples = form.examples(rows, options.skip_bad_rows, PREDICT)
         return EvaluationSet(examples, [], form.labels), False
-    return evaluation_set(tuned, options, rows), True
+    return evaluation_set(card, options, rows), True
 
 
 def _predictions(

@@ -2,13 +2,14 @@
 
 import argparse
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..artifacts.card import Card
 from ..config import TaskConfig
 from ..errors import UserError, spelled
 from ..library import default_folder
@@ -31,10 +32,7 @@ from ..tasks import (
 )
 from .command import add_tuned_prompt, check_prompt_folder, load_tuned_prompt, make_parser
 from .output import describe_classes, describe_report, invalid_answers, print_result
-from .table_file import write_table_file
-
-if TYPE_CHECKING:
-    from ..tuning.tuned import Tuned
+from .table_file import unused_names, write_table_file
 
 EXAMPLES = """softprompts evaluate runs/stars --file test.csv
   softprompts evaluate runs/qqp --task glue/mrpc --data-dir DATA      # zero-shot"""
@@ -60,14 +58,13 @@ MAX_CALIBRATED = 1000
 def main(argv: Sequence[str]) -> int:
     """Score a tuned prompt on labelled rows."""
     options = _parser().parse_args(argv)
-    rows = _check(options)
+    card, rows, data = _check(options)
 
     from ..tasks.score_report import score_report
     from ..tuning.advice import advice, exploded
-    from .progress import RowProgress
+    from .row_progress import RowProgress
 
     tuned = load_tuned_prompt(options)
-    data = evaluation_set(tuned, options, rows)
     examples, labels = data.examples, data.labels
     inputs = [example.input for example in examples]
     predictor = tuned.predictor(options.scoring)
@@ -80,22 +77,23 @@ def main(argv: Sequence[str]) -> int:
                 for shares in predictor.probabilities(inputs)
             ]
     predictions = [data.translation.get(answer, answer) for answer in answers]
-    baselines = _baselines(tuned, data, options)
+    baselines = _baselines(card, data, options)
     report = score_report(examples, predictions, data.metrics, labels, baselines, probabilities)
     if options.errors:
-        _write_errors(options.errors, data, predictions, probabilities)
+        columns = _other_columns(card, data.examples, rows or _own_file_rows(card, options))
+        _write_errors(options.errors, data, predictions, probabilities, columns)
     result: dict[str, Any] = {
         "prompt": str(options.prompt),
-        "task": options.task or tuned.card.task.name,
-        "scoring": options.scoring or tuned.card.scoring,
+        "task": options.task or card.task.name,
+        "scoring": options.scoring or card.scoring,
         **report.plain(),
         "majority": report.baselines["majority"]["metrics"],
     }
     lines = [*describe_report(result), *describe_classes(result)]
-    longer = bool(tuned.card.steps) and not exploded(tuned.card)
+    longer = bool(card.steps) and not exploded(card)
     if note := invalid_answers(report.invalid, len(examples), longer):
         lines.append(note)
-    if (text := advice(tuned.card, result)) is not None:
+    if (text := advice(card, result)) is not None:
         lines.append(spelled(text))
     if options.errors:
         lines.append(f"the rows it got wrong are in {options.errors}")
@@ -103,25 +101,27 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _baselines(
-    tuned: "Tuned", data: EvaluationSet, options: argparse.Namespace
+    card: Card, data: EvaluationSet, options: argparse.Namespace
 ) -> dict[str, list[str]]:
     """The baselines' answers; without the training rows, only the majority class."""
     from ..tasks.score_report import MAJORITY, baseline_predictions
 
     if data.task is not None and options.baselines:
         return baseline_predictions(data.task, data.examples)
-    majority = tuned.card.task.commonest
+    majority = card.task.commonest
     if options.task or not majority:
         majority = Counter(example.target for example in data.examples).most_common(1)[0][0]
     return {MAJORITY: [majority] * len(data.examples)}
 
 
-def _check(options: argparse.Namespace) -> list[Row]:
-    """Refuse what can be refused before torch is imported; returns the rows of --file."""
+def _check(options: argparse.Namespace) -> tuple[Card, list[Row], EvaluationSet]:
+    """Refuse what can be refused before torch is imported; reads the rows of --file."""
     if options.errors is not None and options.errors.suffix not in (".csv", ".jsonl"):
         raise UserError(f"--errors is {options.errors}; end its name in .csv or .jsonl.")
     check_prompt_folder(options.prompt, default_folder())
-    return file_rows(options)
+    rows = file_rows(options)
+    card = Card.of_folder(options.prompt)
+    return card, rows, evaluation_set(card, options, rows)
 
 
 def file_rows(options: argparse.Namespace) -> list[Row]:
@@ -137,18 +137,52 @@ def file_rows(options: argparse.Namespace) -> list[Row]:
     return read_rows(options.file, options.split, encoding=options.encoding)
 
 
+def _own_file_rows(card: Card, options: argparse.Namespace) -> list[Row]:
+    """The rows of the files that the prompt was tuned on; none of a named task or a dataset."""
+    config = TaskConfig.of(card.task_settings)
+    files = [file for file in (config.train, config.validation) if file and is_file(file)]
+    if options.task or config.task is not None:
+        return []
+    return [row for file in files for row in read_rows(file, encoding=config.encoding)]
+
+
+def _other_columns(
+    card: Card, examples: Sequence[Example], rows: Sequence[Row]
+) -> list[dict[str, Any]]:
+    """The columns that each example's row has besides text and label; none if it is uncertain
+    which row it was."""
+    form, rows_of = card.answering().form, defaultdict[tuple[str, str], list[Row]](list)
+    for row in rows:
+        with suppress(UserError):  # a bad row, which was skipped
+            for example in form.row_examples(row, "validation"):
+                rows_of[example.input, example.target].append(row)
+    texts = [(example.input, example.target) for example in examples]
+    counts, used = Counter(texts), {*form.columns, form.label}
+    next_row = {text: iter(rows_of[text]) for text in texts if len(rows_of[text]) == counts[text]}
+    return [
+        {name: value for name, value in next(next_row[text]).values.items() if name not in used}
+        if text in next_row
+        else {}
+        for text in texts
+    ]
+
+
 def _write_errors(
     path: Path,
     data: EvaluationSet,
     predictions: Sequence[str],
     probabilities: Sequence[Mapping[str, float]] | None,
+    other_columns: Sequence[Mapping[str, Any]],
 ) -> None:
-    """The rows that the prompt got wrong, with the probabilities of the labels if there are any."""
+    """The rows that the prompt got wrong, with their other columns, such as an id, and with the
+    probabilities of the labels if there are any."""
     from ..tasks.statistics import is_wrong
 
-    names, wrong = ["row", "input", "target", "prediction"], list[dict[str, Any]]()
+    kept = dict.fromkeys(name for row in other_columns for name in row)
+    names = ["row", "input", "target", "prediction"]
     columns = {label: f"probability of {label}" for label in data.labels}
     names += columns.values() if path.suffix == ".csv" else ["probabilities"]
+    names, wrong = list(unused_names(names, kept)), list[dict[str, Any]]()
     for number, (example, prediction) in enumerate(zip(data.examples, predictions, strict=True)):
         if is_wrong(data.metrics[0], example, prediction, data.labels):
             shares = {} if probabilities is None else probabilities[number]
@@ -156,8 +190,8 @@ def _write_errors(
             by_column = {column: rounded.get(label) for label, column in columns.items()}
             values = [number + 1, example.input, example.target, prediction]
             values += by_column.values() if path.suffix == ".csv" else [rounded]
-            wrong.append(dict(zip(names, values, strict=True)))
-    write_table_file(path, wrong, names)
+            wrong.append(kept | {**other_columns[number]} | dict(zip(names, values, strict=True)))
+    write_table_file(path, wrong, [*kept, *names])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -207,21 +241,20 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def evaluation_set(
-    tuned: "Tuned", options: argparse.Namespace, rows: Sequence[Row]
-) -> EvaluationSet:
-    form, metrics = tuned.form, tuned.card.task.metrics or tuned.form.metrics
+def evaluation_set(card: Card, options: argparse.Namespace, rows: Sequence[Row]) -> EvaluationSet:
+    form = card.answering().form
+    metrics = card.task.metrics or form.metrics
     if rows:
         form.check_columns(rows)
         examples = form.examples(rows, options.skip_bad_rows, "validation")
-        return EvaluationSet(examples, metrics, form.labels, task=_training_task(tuned))
+        return EvaluationSet(examples, metrics, form.labels, task=_training_task(card))
     data_dir = {"data_dir": options.data_dir} if options.data_dir else {}
-    config = TaskConfig.of({**tuned.card.task_settings, **data_dir})
+    config = TaskConfig.of({**card.task_settings, **data_dir})
     if not options.task:
-        return _own_rows(tuned, config, options)
+        return _own_rows(card, config, options)
     member = _mixture_member(config, options.task)
     if member is not None:
-        return _own_rows(tuned, member, options, load_task(member))
+        return _own_rows(card, member, options, load_task(member))
     other = definition(options.task)
     examples = form.wrap(named_split(other, options.split, data_folder(config), form.task_word))
     check_labelled(other.name, options.split, examples)
@@ -230,16 +263,16 @@ def evaluation_set(
 
 
 def _own_rows(
-    tuned: "Tuned", config: TaskConfig, options: argparse.Namespace, member: Task | None = None
+    card: Card, config: TaskConfig, options: argparse.Namespace, member: Task | None = None
 ) -> EvaluationSet:
     """Rows of the task that the prompt was tuned on, or of one `member` of its mixture."""
-    split, form = options.split, tuned.form if member is None else member.form
-    metrics = (tuned.card.task if member is None else member).metrics or form.metrics
+    split, form = options.split, card.answering().form if member is None else member.form
+    metrics = (card.task if member is None else member).metrics or form.metrics
     if form.task is not None and split != "validation" and config.splits == "official":
         named = named_split(definition(form.task), split, data_folder(config), form.task_word)
         examples = form.wrap(named)
         check_labelled(form.task, split, examples)
-        task = member or _training_task(tuned)
+        task = member or _training_task(card)
         return EvaluationSet(examples, metrics, form.labels, task=task)
     if config.task is None and config.train is None:
         raise UserError(
@@ -250,24 +283,24 @@ def _own_rows(
     if task.metrics[0] == "mean":
         raise UserError("A mixture is evaluated one task at a time; name one with --task.")
     if member is None and (form.task is None or config.splits != "official"):
-        _check_same_rows(tuned, task, options)
+        _check_same_rows(card, task, options)
     return EvaluationSet(own_split(config, task, split), metrics, form.labels, task=task)
 
 
-def _training_task(tuned: "Tuned") -> Task | None:
+def _training_task(card: Card) -> Task | None:
     """The task that the prompt was tuned on, if its rows are on this machine and unchanged."""
     with suppress(UserError):
-        config = TaskConfig.of(tuned.card.task_settings)
+        config = TaskConfig.of(card.task_settings)
         if config.train is not None or config.task in STARTERS:
             task = load_task(config)
-            digests = tuned.card.task.digests
+            digests = card.task.digests
             return task if digests.get("train") == task.digests["train"] else None
     return None
 
 
-def _check_same_rows(tuned: "Tuned", task: Task, options: argparse.Namespace) -> None:
+def _check_same_rows(card: Card, task: Task, options: argparse.Namespace) -> None:
     """Changed rows would be split differently, and training rows could be evaluated on."""
-    digest = tuned.card.task.digests.get(options.split)
+    digest = card.task.digests.get(options.split)
     if digest is not None and task.digests[options.split] != digest:
         raise UserError(
             f"The {options.split} rows of {task.name} have changed since {options.prompt} was "

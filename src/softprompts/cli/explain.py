@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..artifacts.card import Card
 from ..config import TaskConfig
 from ..errors import UserError
 from ..files import write_atomically, write_json
@@ -30,14 +31,15 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     check_prompt_folder(options.prompt, default_folder())
     rows = read_rows(options.file, encoding=options.encoding) if options.file else []
+    card = Card.of_folder(options.prompt)
+    task = None if rows else _own_task(card)
+    examples = _examples(card, rows, task)
 
     from ..analysis.explain import explain
     from ..analysis.explain_page import describe
-    from .progress import RowProgress
+    from .row_progress import RowProgress
 
     tuned = load_tuned_prompt(options)
-    task = None if rows else _own_task(tuned)
-    examples = _examples(tuned, rows, task)
     count = tuned.prompt.table.shape[0] * tuned.prompt.table.shape[1] if examples else 0
     with RowProgress("leaving out tokens", count, options.quiet) as progress:
         explanation = explain(
@@ -68,19 +70,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _own_task(tuned: "Tuned") -> Task | None:
+def _own_task(card: Card) -> Task | None:
     """The task that the prompt was tuned on, if its rows are on this machine."""
     with suppress(UserError):
-        config = TaskConfig.of(tuned.card.task_settings)
+        config = TaskConfig.of(card.task_settings)
         if config.task is not None or config.train is not None:
             return load_task(config)
     return None
 
 
-def _examples(tuned: "Tuned", rows: Sequence[Row], task: Task | None) -> list[Example]:
+def _examples(card: Card, rows: Sequence[Row], task: Task | None) -> list[Example]:
     if rows:
-        tuned.form.check_columns(rows)
-        return list(tuned.form.examples(rows, split="validation"))
+        form = card.answering().form
+        form.check_columns(rows)
+        return list(form.examples(rows, split="validation"))
     return [] if task is None else list(task.validation)
 
 

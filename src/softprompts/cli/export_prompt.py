@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import TaskConfig
@@ -19,22 +20,26 @@ from .output import print_result
 
 if TYPE_CHECKING:
     from ..artifacts.card import Card
+    from ..artifacts.run_folder import RunFolder
 
 EXAMPLES = """softprompts prompts export runs/stars --output adapter
-  softprompts prompts export stars --as folder --output copies/stars"""
+  softprompts prompts export stars --as folder --output copies/stars
+  softprompts prompts export stars --as vllm --output vllm/stars"""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Export a prompt as a PEFT adapter, or copy its folder."""
+    """Export a prompt as a PEFT adapter or for vLLM, or copy its folder."""
     parser = make_parser("prompts export", EXAMPLES, main.__doc__)
     add_library_prompt(parser)
     add_library(parser)
     parser.add_argument(
+        "--format",
         "--as",
         dest="form",
-        choices=["peft", "folder"],
+        choices=["peft", "vllm", "folder"],
         default="peft",
-        help="a PEFT adapter (default), or a copy of the prompt's folder",
+        help="a PEFT adapter (default), what vLLM takes as prompt_embeds with a client that sends "
+        "it, or a copy of the prompt's folder",
     )
     parser.add_argument(
         "--output", metavar="FOLDER", type=output_folder, required=True, help="the folder to write"
@@ -46,6 +51,8 @@ def main(argv: Sequence[str]) -> int:
     from ..artifacts.peft import ADAPTER, WEIGHTS, write_adapter
     from ..artifacts.run_folder import RunFolder
     from ..library.library import named_prompt
+    from ..serving.vllm import CLIENT, check_family, write_vllm
+    from ..serving.vllm import FILES as VLLM_FILES
     from ..tuning.tuned import load
 
     entry = named_prompt(options.prompt, options.library)
@@ -56,36 +63,55 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(f"{output} is where the prompt is; choose another --output.")
     result: dict[str, Any] = {"prompt": str(options.prompt)}
     if options.form == "folder":
-        RunFolder(output).check_overwrite(options.overwrite)
-        if not options.overwrite and output.is_dir() and (names := sorted(os.listdir(output))):
-            raise UserError(
-                f"{output} holds other files ({listing(names)}); choose another --output, "
-                "or write the prompt beside them with --overwrite."
-            )
-        folder.copy_prompt(output)
+        _copy(folder, output, options.overwrite)
         result["folder"] = str(output)
         return print_result(options, result, f"a copy of {options.prompt} is in {output}")
-    check_overwrite(output, (ADAPTER, WEIGHTS), options.overwrite)
+    for_vllm = options.form == "vllm"
+    files = VLLM_FILES if for_vllm else (ADAPTER, WEIGHTS)
+    check_overwrite(output, files, options.overwrite)
     backbone = card.backbone
     if backbone.family is None:
         raise UserError(
             f"The card of {entry.folder} lacks its backbone's family; tune the prompt again."
         )
+    if for_vllm:
+        check_family(card)
     if prompt.config.count > 1 and (task := _own_task(card)) is not None:
         inputs = [example.input for example in task.validation]
         single = load(entry.folder).averaged(inputs)
         prompt, result["metrics"] = single.prompt, task.score(single.predictor()(inputs))
-    result["adapter"] = str(output)
-    result["task_type"] = write_adapter(output, prompt, backbone.family, backbone.name)
-    lines = [f"PeftModel.from_pretrained(model, {str(output)!r}) loads it on {backbone.name}"]
+    if for_vllm:
+        write_vllm(output, prompt, card)
+        result["folder"] = str(output)
+        lines = [
+            f"python {output / CLIENT} TEXT --url URL asks a vLLM server of {backbone.name}, "
+            "started with --enable-prompt-embeds"
+        ]
+        if card.scoring == "labels":
+            lines.append("vLLM generates its answers, which may match no label")
+    else:
+        result["adapter"] = str(output)
+        result["task_type"] = write_adapter(output, prompt, backbone.family, backbone.name)
+        lines = [f"PeftModel.from_pretrained(model, {str(output)!r}) loads it on {backbone.name}"]
     for name, score in list(result.get("metrics", {}).items())[:1]:
         before = f", where the mixture has {card.metrics[name]:.1f}" if name in card.metrics else ""
         lines.append(
-            "PEFT cannot route, so the adapter holds the mean of the mixture's prompts over the "
-            f"validation texts: {name} {score:.1f}{before}; "
+            f"{'vLLM' if for_vllm else 'PEFT'} cannot route, so the mean of the mixture's prompts "
+            f"over the validation texts was exported: {name} {score:.1f}{before}; "
             "for an exact export, tune with --preset prompt-tuning"
         )
     return print_result(options, result, "\n".join(lines))
+
+
+def _copy(folder: "RunFolder", output: Path, overwrite: bool) -> None:
+    """Copy a prompt into a folder that is empty, unless files may be replaced."""
+    type(folder)(output).check_overwrite(overwrite)
+    if not overwrite and output.is_dir() and (names := sorted(os.listdir(output))):
+        raise UserError(
+            f"{output} holds other files ({listing(names)}); choose another --output, "
+            "or write the prompt beside them with --overwrite."
+        )
+    folder.copy_prompt(output)
 
 
 def _own_task(card: "Card") -> Task | None:

@@ -27,14 +27,11 @@ from ..config.products import expand_lists
 from ..config.run import SECTIONS, check_duration
 from ..errors import UserError, as_flag, as_key
 from ..tasks.metrics import METRICS
+from . import ALIASES
 
 _OPTION = re.compile(
     r"^--(?:prompt\.)?(start|shape|route|head|optimizer)\.([a-z0-9_-]+)(?:=(.*))?$", re.DOTALL
 )
-
-
-ALIASES = {"--dtype": ("--weights",)}
-"""Other names of flags."""
 
 
 def add_settings(
@@ -62,7 +59,7 @@ def add_settings(
         if schema.get("type") == "boolean":
             group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
         else:
-            flags = [flag, *ALIASES.get(flag, ())]
+            flags = [flag, ALIASES[flag]] if flag in ALIASES else [flag]
             argument: Any = group.add_argument(*flags, metavar="VALUE", **common)
             argument.words = values_of(name, schema)
 

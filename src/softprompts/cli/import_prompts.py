@@ -1,6 +1,7 @@
 """The command `softprompts prompts import`: runs, cohorts and PEFT adapters into a library."""
 
 import argparse
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ EXAMPLES = """softprompts prompts import runs/intent
   softprompts prompts import runs/spot/cells/t5-tiny/source --name spot      # of a study
   softprompts prompts import adapter/ --model google/flan-t5-base --name theirs
   softprompts prompts import adapter/ --text sentence --labels negative,positive --output runs/a"""
+_SETTINGS = re.compile(r"_(?=[a-z.-]+=)")
+"""Between the settings in the name of a cohort's run, `task=stars_seed=0`."""
 WARNINGS = 10
 """The most runs without vectors that are reported one by one."""
 
@@ -185,7 +188,7 @@ def _named_runs(options: argparse.Namespace, library: Path) -> tuple[dict[str, P
         )
     runs: dict[str, Path] = {}
     for run in finished:
-        name = f"{prefix}-{safe_name(run.relative_to(source).as_posix())}"
+        name = _library_name(run.relative_to(source), prefix, options.name is None)
         if name in runs:
             raise UserError(
                 f"Two runs below {source} would both be named {name}; "
@@ -193,6 +196,23 @@ def _named_runs(options: argparse.Namespace, library: Path) -> tuple[dict[str, P
             )
         runs[name] = run
     return runs, [run for run in below if run not in finished]
+
+
+def _library_name(path: Path, prefix: str, by_default: bool) -> str:
+    """The name of a run at `path` below the imported folder, whose name is the prefix by default.
+
+    That prefix is left out of a run directly below it, unless only settings name the run:
+    `runs/stars` becomes `stars`, `runs/all/task=stars_seed=0` becomes `stars-seed0`, and
+    `runs/stars/seed=0` becomes `stars-seed0`.
+    """
+    settings = _SETTINGS.split(path.name) if "=" in path.name else []
+    words = [
+        setting.removeprefix("task=").removeprefix("preset=").replace("=", "")
+        for setting in settings
+    ]
+    name = safe_name("-".join([*path.parent.parts, *(words or [path.name])]))
+    itself = by_default and len(path.parts) == 1 and (not settings or settings[0][:5] == "task=")
+    return name if itself else f"{prefix}-{name}"
 
 
 def _check_runs(runs: dict[str, Path], library: "Library", overwrite: bool) -> dict[Path, str]:

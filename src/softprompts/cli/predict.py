@@ -1,29 +1,30 @@
 """The command `softprompts predict`."""
 
 import argparse
+import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from ..artifacts.card import Card
 from ..errors import UserError
 from ..files import check_writable
 from ..library import default_folder
-from ..tasks import Row, read_rows
+from ..serving.client import VARIABLE, Client
+from ..tasks import Row, TextFormat, read_rows
 from .command import add_tuned_prompt, check_prompt_folder, make_parser
 from .output import print_result
-from .table_file import check_table_file, write_table_file
-
-if TYPE_CHECKING:
-    from ..serving.engine import Engine
+from .table_file import check_table_file, unused_names, write_table_file
 
 EXAMPLES = """softprompts predict runs/stars "Great value, would buy again."
   softprompts predict runs/stars --file new.csv --output answers.csv
   softprompts predict runs/intent,runs/urgency --file new.csv --output answers.csv
   cat lines.txt | softprompts predict runs/stars -
-  cat rows.csv | softprompts predict runs/stars --file - --json > answers.jsonl"""
+  cat rows.csv | softprompts predict runs/stars --file - --json > answers.jsonl
+  softprompts predict stars --server http://127.0.0.1:8000 --file new.csv"""
 STDIN = "-"
 
 
@@ -42,34 +43,22 @@ class Question:
 def main(argv: Sequence[str]) -> int:
     """Answer texts with a tuned prompt, or with several."""
     options = _parser().parse_intermixed_args(argv)
-    folders = _folders(options.prompt)
+    folders = [] if options.server else _folders(options.prompt)
     texts, rows = _read(options)
     if options.output is not None:
         check_table_file(options.output)
         check_writable(options.output)
         if options.file and options.output.resolve() == Path(options.file).resolve():
             raise UserError("--output is the file of --file; name another.")
-
-    from ..serving.engine import make_engine
-    from .progress import RowProgress
-
-    engine = make_engine(
-        folders,
-        model=options.model,
-        dtype=options.dtype,
-        device=options.device,
-        trust_remote_code=options.trust_remote_code,
-        scoring=options.scoring,
-    )
+    prompts = _server_prompts(options) if options.server else _local_prompts(options, folders)
+    names = prompts.names
     if texts:
-        column = _text_column(engine)
+        column = _text_column(prompts.forms)
         rows = [Row({column: text}, f"text {number}") for number, text in enumerate(texts, 1)]
-    questions = _questions(engine, rows, options.skip_bad_rows)
-    with RowProgress("predicting", len(questions) * len(folders), options.quiet) as progress:
-        _answer(engine, questions, bool(options.json or options.output), progress.advance_rows)
-    names = [path.name for path in folders]
-    names = names if len(set(names)) == len(names) else [str(path) for path in folders]
-    _print_notes(engine, questions, names)
+    questions = _questions(prompts.forms, rows, options.skip_bad_rows)
+    asked = [question for question in questions if question.inputs]
+    prompts.answer(asked, bool(options.json or options.output))
+    _print_notes(prompts, questions)
     if options.output is not None:
         table = _table(questions, names)
         write_table_file(options.output, table, list(table[0]))
@@ -81,6 +70,122 @@ def main(argv: Sequence[str]) -> int:
         result = _as_json(question, names, bool(options.file))
         print_result(options, result, "\t".join(question.answers))
     return 0
+
+
+# -- prompts ---------------------------------------------------------------------------------------
+
+
+class Prompts(Protocol):
+    """The prompts that answer, here or on a server."""
+
+    names: list[str]
+    forms: list[TextFormat]
+
+    def answer(self, questions: Sequence[Question], shares: bool) -> None:
+        """Fill in the answers of all prompts, and the probabilities of labels if `shares`."""
+
+
+@dataclass
+class LocalPrompts:
+    """Prompts that share batches on a model that is loaded here, once the questions are checked."""
+
+    names: list[str]
+    forms: list[TextFormat]
+    folders: Sequence[Path]
+    options: argparse.Namespace
+
+    def answer(self, questions: Sequence[Question], shares: bool) -> None:
+        from ..serving.engine import make_engine
+        from .row_progress import RowProgress
+
+        options, numbers = self.options, range(len(self.names))
+        engine = make_engine(
+            self.folders,
+            model=options.model,
+            dtype=options.dtype,
+            device=options.device,
+            trust_remote_code=options.trust_remote_code,
+            scoring=options.scoring,
+        )
+        bank = engine.bank
+        queries = bank.tokenise([(n, q.inputs[n]) for q in questions for n in numbers])
+        with RowProgress("predicting", len(queries), options.quiet) as progress:
+            answers = iter(bank.answers(queries, progress.advance_rows, engine.batch_size))
+        labelled = [bool(form.labels) for form in self.forms]
+        chosen = [query for query in queries if labelled[query[0]]] if shares else []
+        scored = iter(bank.probabilities(chosen, engine.batch_size) if chosen else [])
+        for question in questions:
+            question.answers = [next(answers) for _ in numbers]
+            question.probabilities = [
+                next(scored) if shares and labelled[n] else {} for n in numbers
+            ]
+
+
+def _local_prompts(options: argparse.Namespace, folders: Sequence[Path]) -> LocalPrompts:
+    forms = [Card.of_folder(folder).answering().form for folder in folders]
+    names = [path.name for path in folders]
+    names = names if len(set(names)) == len(names) else [str(path) for path in folders]
+    return LocalPrompts(names, forms, folders, options)
+
+
+@dataclass
+class ServerPrompts:
+    """Prompts that a server answers with."""
+
+    names: list[str]
+    forms: list[TextFormat]
+    scoring: list[str]
+    client: Client
+    quiet: bool
+
+    def answer(self, questions: Sequence[Question], shares: bool) -> None:
+        from .row_progress import RowProgress
+
+        rows = [question.row.values for question in questions]
+        if len({question.row.location for question in questions}) < len(questions):
+            raise UserError(
+                "The prompts make several inputs from one row, which a server cannot answer; "
+                "predict with their folders instead."
+            )
+        with RowProgress("predicting", len(rows) * len(self.names), self.quiet) as progress:
+            for number in range(len(self.names)):
+                self._answer(number, questions, rows, shares, progress.advance_rows)
+
+    def _answer(
+        self, number: int, questions: Sequence[Question], rows: Any, shares: bool, on_rows: Any
+    ) -> None:
+        """Add the answers of one prompt."""
+        name, by_label = self.names[number], self.scoring[number] == "labels"
+        chosen: list[tuple[str, dict[str, float]]] = []
+        if by_label or (shares and self.forms[number].labels):
+            chosen = self.client.classify(name, rows, on_rows if by_label else None)
+        answers = [label for label, _ in chosen]
+        if not by_label:
+            answers = self.client.complete(name, rows, on_rows)
+        for index, question in enumerate(questions):
+            question.answers.append(answers[index])
+            question.probabilities.append(chosen[index][1] if shares and chosen else {})
+
+
+def _server_prompts(options: argparse.Namespace) -> ServerPrompts:
+    """The prompts of these names on the server."""
+    chosen = {
+        "--model": options.model,
+        "--scoring": options.scoring,
+        "--device": options.device != "auto",
+        "--dtype": options.dtype != "auto",
+        "--trust-remote-code": options.trust_remote_code,
+    }
+    for flag, value in chosen.items():
+        if value:
+            raise UserError(f"{flag} is the server's to choose; leave it out with --server.")
+    names = [part.strip() for part in str(options.prompt).split(",") if part.strip()]
+    if len(set(names)) < len(names):
+        raise UserError(f"{options.prompt} names a prompt twice; name each prompt once.")
+    client = Client(options.server, os.environ.get(VARIABLE))
+    prompts = [client.prompt(name) for name in names]
+    forms, scoring = [p.form for p in prompts], [p.scoring for p in prompts]
+    return ServerPrompts(names, forms, scoring, client, options.quiet)
 
 
 def _folders(prompt: Path) -> list[Path]:
@@ -127,9 +232,9 @@ def _stdin_rows() -> list[Row]:
     return [row._replace(location=row.location.replace(path, "standard input")) for row in rows]
 
 
-def _text_column(engine: "Engine") -> str:
+def _text_column(forms: Sequence[TextFormat]) -> str:
     """The one column that all prompts read, which a plain text fills."""
-    columns = {tuple(tuned.form.columns) for tuned in engine.tuned.values()}
+    columns = {tuple(form.columns) for form in forms}
     (first, *others) = columns
     if others or len(first) != 1:
         names = ", ".join(dict.fromkeys(name for part in columns for name in part))
@@ -140,10 +245,9 @@ def _text_column(engine: "Engine") -> str:
     return first[0]
 
 
-def _questions(engine: "Engine", rows: Sequence[Row], skip_bad: bool) -> list[Question]:
+def _questions(forms: Sequence[TextFormat], rows: Sequence[Row], skip_bad: bool) -> list[Question]:
     """A question for each input text of each row; bad rows keep their place, without inputs."""
     questions, first_error, bad = list[Question](), None, 0
-    forms = [tuned.form for tuned in engine.tuned.values()]
     for form in forms:
         form.check_columns(rows, labelled=False)
     for row in rows:
@@ -173,29 +277,13 @@ def _questions(engine: "Engine", rows: Sequence[Row], skip_bad: bool) -> list[Qu
     return questions
 
 
-def _answer(engine: "Engine", questions: Sequence[Question], shares: bool, on_rows: Any) -> None:
-    """Fill in the answers of all prompts in shared batches, and the probabilities if `shares`."""
-    asked = [question for question in questions if question.inputs]
-    prompts = range(len(engine.tuned))
-    queries = engine.bank.tokenise([(n, question.inputs[n]) for question in asked for n in prompts])
-    answers = iter(engine.bank.answers(queries, on_rows, engine.batch_size))
-    labelled = [bool(predictor.labels) for predictor in engine.bank.predictors]
-    chosen = [query for query in queries if labelled[query[0]]] if shares else []
-    probabilities = iter(engine.bank.probabilities(chosen, engine.batch_size) if chosen else [])
-    for question in asked:
-        question.answers = [next(answers) for _ in prompts]
-        question.probabilities = [
-            next(probabilities) if shares and labelled[n] else {} for n in prompts
-        ]
-
-
 # -- answers ---------------------------------------------------------------------------------------
 
 
-def _print_notes(engine: "Engine", questions: Sequence[Question], names: Sequence[str]) -> None:
+def _print_notes(prompts: Prompts, questions: Sequence[Question]) -> None:
     """On standard error: how many generated answers match no label."""
-    for number, (predictor, name) in enumerate(zip(engine.bank.predictors, names, strict=True)):
-        labels = predictor.labels
+    for number, (form, name) in enumerate(zip(prompts.forms, prompts.names, strict=True)):
+        labels = form.labels
         answers = [question.answers[number] for question in questions if question.answers]
         unmatched = [answer for answer in answers if answer not in labels] if labels else []
         if unmatched:
@@ -232,7 +320,7 @@ def _table(questions: Sequence[Question], names: Sequence[str]) -> list[dict[str
     column for each of several prompts."""
     columns = dict.fromkeys(column for question in questions for column in question.row.values)
     wanted = list(names) if len(names) > 1 else ["prediction", "probability"]
-    added = list(_unused(wanted, columns))
+    added = list(unused_names(wanted, columns))
     if len(names) == 1 and not any(any(question.probabilities) for question in questions):
         added = added[:1]
     table = []
@@ -245,15 +333,6 @@ def _table(questions: Sequence[Question], names: Sequence[str]) -> list[dict[str
         row = {column: question.row.values.get(column) for column in columns}
         table.append(row | dict(zip(added, values, strict=False)))
     return table
-
-
-def _unused(names: Sequence[str], columns: dict[str, None]) -> Iterator[str]:
-    """The names of new columns; one that a file has already gets a number."""
-    for name in names:
-        number, free = 2, name
-        while free in columns:
-            free, number = f"{name}_{number}", number + 1
-        yield free
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -279,6 +358,12 @@ def _parser() -> argparse.ArgumentParser:
         help="write the rows with all their columns and the answers as CSV, TSV, JSONL or Parquet",
     )
     parser.add_argument("--encoding", default="utf-8", help="encoding of --file (default utf-8)")
+    parser.add_argument(
+        "--server",
+        metavar="URL",
+        help="answer with the prompt of that name on a server (softprompts serve); "
+        "SOFTPROMPTS_API_KEY has its key",
+    )
     parser.add_argument(
         "--skip-bad-rows",
         action="store_true",

@@ -17,7 +17,6 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Table
 from rich.text import Text
@@ -25,6 +24,7 @@ from rich.text import Text
 from ..config import spell
 from ..tuning import Run, Watcher
 from ..tuning.progress import Lines
+from .row_progress import RateColumn
 
 REFRESH_SECONDS = 0.1
 """Between two updates of a run's bar: steps may be far shorter."""
@@ -32,12 +32,6 @@ NARROW = 110
 """Columns of a terminal below which a bar has fewer details, so that the time left fits in."""
 NAME_WIDTH = 22
 """Columns of a task's name on a narrow terminal."""
-
-
-class RateColumn(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        unit = task.fields.get("unit", "steps")
-        return Text(f"{task.speed:.1f} {unit}/s" if task.speed else f"- {unit}/s", style="cyan")
 
 
 class TimeLeftColumn(ProgressColumn):
@@ -281,25 +275,3 @@ class CohortProgress(Watcher):
         if id(run) in self.answered:
             score = f"evaluating {self.answered.get(id(run), 0)}/{len(run.held_out)}"
         return [f"{run.step}/{run.steps}", "failed" if run.failed else _loss(run), score, best]
-
-
-class RowProgress(Progress):
-    """A bar over rows, for predicting and evaluating."""
-
-    def __init__(self, description: str, rows: int, quiet: bool = False) -> None:
-        console = Console(stderr=True)
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            RateColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
-        super().__init__(
-            *columns, console=console, disable=quiet or not console.is_terminal, transient=True
-        )
-        self.bar = self.add_task(description, total=rows, unit="rows")
-
-    def advance_rows(self, rows: int) -> None:
-        self.update(self.bar, advance=rows)

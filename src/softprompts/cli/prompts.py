@@ -269,6 +269,7 @@ def _record(entry: "Entry") -> dict[str, Any]:
         "fingerprint": entry.fingerprint,
         "method": card.method,
         "metrics": card.metrics,
+        "test": card.test,
         "length": card.prompt.length,
         "count": card.prompt.count,
         "step": card.embedded_at,
@@ -277,7 +278,10 @@ def _record(entry: "Entry") -> dict[str, Any]:
 
 
 def _score(entry: "Entry") -> str:
-    return next((f"{name} {value:.1f}" for name, value in entry.card.metrics.items()), "-")
+    """The score that a prompt is judged by, and of which rows if of the test rows."""
+    test, card = "test " if entry.card.test else "", entry.card
+    scores = (card.test or card.metrics).items()
+    return next((f"{test}{name} {value:.1f}" for name, value in scores), "-")
 
 
 def _size(entry: "Entry") -> str:

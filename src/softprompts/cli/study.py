@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..errors import UserError
 from ..study.config import check_study, read_study, study_errors
 from .command import make_parser, output_folder, run_action, whole_number
 from .output import duration, print_result
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
 CELL = "t5-tiny/transfer/helpdesk-intent--helpdesk-urgency/seed0"
 EXAMPLES = {
     "run": """softprompts study run recipes/spot-smoke.yaml --output runs/spot
-  softprompts study run recipes/spot-small.yaml --data-dir DATA --workers 4
+  softprompts study run recipes/spot-figure3-small.yaml --data-dir DATA \\
+      --model google/flan-t5-small=models/flan-t5-small
   softprompts study run runs/spot      # resumes a study that was interrupted
   softprompts study run recipes/spot-paper.yaml --ray      # on this machine's Ray cluster""",
     "status": "softprompts study status runs/spot\n  softprompts study status runs/spot --json",
     "report": "softprompts study report runs/spot --output results/spot",
+    "explain": "softprompts study explain runs/words --data-dir DATA",
     "rerun": f"softprompts study rerun runs/spot {CELL} \\\n      --output runs/again",
 }
 
@@ -56,6 +59,7 @@ def run(argv: Sequence[str]) -> int:
         only=options.only,
         device=options.device,
         data_dir=options.data_dir,
+        models=dict(options.model),
         ray=options.ray,
         watch=lambda cells: StudyBars(cells, options.quiet),
     )
@@ -96,11 +100,8 @@ def _run_parser() -> argparse.ArgumentParser:
         help="stages to run now, such as source,baseline",
     )
     parser.add_argument("--device", help="cpu, cuda or auto")
-    parser.add_argument(
-        "--data-dir",
-        metavar="DIR",
-        help="a folder with named tasks' rows (default: as the file says)",
-    )
+    _add_data_dir(parser)
+    _add_model(parser)
     parser.add_argument(
         "--ray",
         metavar="ADDRESS",
@@ -110,6 +111,35 @@ def _run_parser() -> argparse.ArgumentParser:
         "whose machines share the folder",
     )
     return parser
+
+
+def _add_data_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data-dir",
+        metavar="DIR",
+        help="a folder with named tasks' rows (default: as the file says)",
+    )
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        metavar="NAME=FOLDER",
+        type=_model_folder,
+        action="append",
+        default=[],
+        help="the folder of a backbone that the file names; may be repeated",
+    )
+
+
+def _model_folder(text: str) -> tuple[str, str]:
+    name, _, folder = text.partition("=")
+    if not name or not Path(folder).is_dir():
+        raise UserError(
+            f"--model is {text!r}; give the name of a backbone and its folder, such as "
+            "google/flan-t5-small=models/flan-t5-small."
+        )
+    return name, folder
 
 
 def status(argv: Sequence[str]) -> int:
@@ -134,6 +164,7 @@ def report(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
 
     from ..analysis.study_report import write_study_report
+    from ..analysis.variants import differences_markdown
     from ..study.study import Study
     from ..study.tables import markdown
 
@@ -141,8 +172,38 @@ def report(argv: Sequence[str]) -> int:
     result = write_study_report(study, options.output or options.study / "report")
     missing = result["total"] - result["done"]
     note = f"{missing} of {result['total']} cells are missing; " if missing else ""
-    text = f"{markdown(result['scores'])}\n{note}records, tables and figures are in "
-    return print_result(options, result, f"{text}{result['output']}")
+    tables = [markdown(result["scores"])]
+    if result["variants"]:
+        tables.append(differences_markdown(result["variants"]))
+    text = f"{note}records, tables and figures are in {result['output']}"
+    return print_result(options, result, "\n".join([*tables, text]))
+
+
+def explain(argv: Sequence[str]) -> int:
+    """Explain the prompts of all finished cells: words near tokens, routing; resumes."""
+    parser = _parser("explain", explain.__doc__)
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    _add_data_dir(parser)
+    _add_model(parser)
+    options = parser.parse_args(argv)
+
+    from ..analysis.study_explain import explain_study, unexplained
+    from ..study.study import Study
+    from .row_progress import RowProgress
+
+    study = Study.open(options.study)
+    cells = unexplained(study)
+    with RowProgress("explaining", len(cells), options.quiet) as progress:
+        explain_study(
+            study,
+            cells,
+            options.device,
+            options.data_dir,
+            dict(options.model),
+            lambda: progress.advance_rows(1),
+        )
+    text = f"{len(cells)} prompts are explained; `softprompts report {options.study}` uses it"
+    return print_result(options, {"explained": [cell.name for cell in cells]}, text)
 
 
 def rerun(argv: Sequence[str]) -> int:
@@ -208,4 +269,10 @@ def _parser(action: str, about: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-ACTIONS = {"run": run, "status": status, "report": report, "rerun": rerun}
+ACTIONS = {
+    "run": run,
+    "status": status,
+    "report": report,
+    "explain": explain,
+    "rerun": rerun,
+}

@@ -4,7 +4,7 @@ import csv
 import importlib.util
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,15 @@ def check_table_file(path: Path) -> None:
         )
     if suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UserError("Writing Parquet needs pyarrow: pip install 'softprompts[data]'.")
+
+
+def unused_names(names: Sequence[str], columns: Collection[str]) -> Iterator[str]:
+    """The names of new columns; one that a file has already gets a number."""
+    for name in names:
+        number, free = 2, name
+        while free in columns:
+            free, number = f"{name}_{number}", number + 1
+        yield free
 
 
 def write_table_file(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:

@@ -6,12 +6,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..config import Member, expand_lists
+from ..config import Member, RunConfig, expand_lists
 from ..config.candidates import check_minutes, make_candidates
+from ..config.run import DEFAULT_MODEL, check_head, model_error
 from ..files import safe_name
 from ..tasks import check_task
 from . import flags
-from .command import make_parser, output_folder
+from .command import importing, make_parser, output_folder
 from .output import is_main_process, print_result
 
 EXAMPLES = """softprompts tune --task helpdesk/intent
@@ -36,9 +37,11 @@ def main(argv: Sequence[str]) -> int:
     )
     for task in {str(member.config.task): member.config.task for member in members}.values():
         check_task(task)
+    _check_model([member.config for member in members])
 
-    from ..tuning.run import RunFailedError
-    from ..tuning.team import leave_team
+    with importing():
+        from ..tuning.run import RunFailedError
+        from ..tuning.team import leave_team
 
     folder = options.output or _default_folder(members[0], options.auto)
     try:
@@ -57,6 +60,18 @@ def main(argv: Sequence[str]) -> int:
         leave_team()
     # A launcher stops all processes as soon as one fails, and the main one may still be writing.
     return 1 if failed and is_main_process() else 0
+
+
+def _check_model(configs: Sequence[RunConfig]) -> None:
+    """Refuse a model that does not fit, or that is nowhere to be found."""
+    if configs[0].model == DEFAULT_MODEL:
+        for config in configs:
+            check_head(config, DEFAULT_MODEL)
+    else:
+        from ..files.hub import missing_reason
+
+        if (why := missing_reason(configs[0].model)) is not None:
+            raise model_error(configs[0].model, why)
 
 
 def _tune_one(
@@ -156,6 +171,8 @@ def _default_folder(member: Member, auto: bool = False) -> Path:
     }
     if auto:
         return Path("runs") / safe_name("-".join(parts.values()))
+    if "train" in member.varied:
+        del parts["task"]
     shared = [part for name, part in parts.items() if name not in member.varied]
     varied = ["by", *member.varied] if member.varied else []
     return Path("runs") / safe_name("-".join([*shared, *varied]))

@@ -8,7 +8,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..artifacts.run_folder import TOURNAMENT, TOURNAMENT_PLOT
+from ..artifacts.file_names import TOURNAMENT, TOURNAMENT_PLOT
 from ..artifacts.tournament import Standing, TournamentRecord
 from ..config import Member, spell
 from ..tuning import Run, Watcher
@@ -16,7 +16,8 @@ from ..tuning.phases import Phases
 from ..tuning.progress import RowCount, RowLines, scores
 from ..tuning.tune import tune_auto
 from .output import aligned, format_interval, is_main_process, print_result
-from .progress import RateColumn, TimeLeftColumn
+from .progress import TimeLeftColumn
+from .row_progress import RateColumn
 from .tune_summary import describe
 
 FEW_ROWS = 50

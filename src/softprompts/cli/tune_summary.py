@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.card import Card
-from ..artifacts.run_folder import COHORT_TABLE
+from ..artifacts.file_names import COHORT_TABLE
 from ..config import spell
 from ..errors import spelled
 from ..tuning.advice import advice, exploded

@@ -8,9 +8,10 @@ from typing import Any
 
 from .kinds import TABLES, Table
 from .presets import PRESETS
-from .products import may_vary
+from .products import OWN_NAME, TASK, may_vary
 from .run import RunConfig
 from .schema import Schema, Settings, schema_of
+from .task import TaskConfig
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _OWN_KEYWORDS = ("nullable", "table", "brief", "below", "settings", "default")
@@ -51,7 +52,21 @@ def _property(path: tuple[str, ...], schema: Schema) -> Schema:
         return described | {"$ref": f"#/$defs/{schema['table'].part}"}
     if path == ("preset",):
         schema = {**schema, "enum": list(PRESETS)}
-    return described | _value(schema, may_vary(path, schema))
+    value = _value(schema, may_vary(path, schema))
+    if path == TASK:
+        value["anyOf"][-1]["items"] = {"anyOf": [value["anyOf"][0], _own_task()]}
+    return described | value
+
+
+def _own_task() -> Schema:
+    """A task of a list that is given by its settings, with a name for its folder."""
+    properties = {
+        name: _value(schema, False)
+        for name, schema in schema_of(TaskConfig)["properties"].items()
+        if name != "task"
+    }
+    properties = {OWN_NAME: {"type": "string"}, **properties}
+    return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
 def _value(schema: Schema, listed: bool) -> Schema:

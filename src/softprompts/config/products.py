@@ -1,7 +1,8 @@
 """Lists in settings: a config with lists stands for their product, one run for each combination.
 
-Numbers, choices and yes/no may be lists, and so may tasks and presets. Other texts (columns, files,
-templates) may contain commas.
+Numbers, choices and yes/no may be lists, and so may tasks, presets and files of training data. A
+task of a list may be a mapping with the settings of own data. Other texts (columns, templates) may
+contain commas.
 """
 
 import functools
@@ -20,6 +21,7 @@ from .kinds import TABLES
 from .plugins import load_plugins
 from .run import RunConfig, merge, merge_layers, run_config
 from .schema import Choice, Schema, Settings, coerce, schema_of
+from .task import TaskConfig
 
 SHARED = ("model", "dtype", "device", "trust_remote_code")
 """What the runs of a cohort share."""
@@ -29,6 +31,9 @@ MAX_NAME = 120
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}(,\d{3})*,0\d\d(,\d{3})*$")
 """A number with commas between its thousands, which is no list: a group begins with a zero."""
 Path = tuple[str, ...]
+TASK, TRAIN = ("task", "task"), ("task", "train")
+OWN_NAME = "name"
+"""The key of a task's name, in a list of tasks with own data."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,14 @@ def expand_lists(*layers: Mapping[str, Any]) -> list[Member]:
         path: _values(".".join(path), value, schema)
         for path, schema in _variable_settings().items()
         if _is_list(value := _get(settings, path))
+        and not (path == TRAIN and isinstance(value, str) and not _are_files(value))
     }
+    if TRAIN in lists and _get(settings, ("task", "validation")) is not None:
+        raise UserError(
+            f"{setting('task.validation')} is one file, but {setting('task.train')} lists several; "
+            f"give {setting('task.task')} a list of mappings instead, each with its own "
+            "train and validation."
+        )
     count = math.prod(map(len, lists.values()))
     if count > MAX_RUNS:
         raise UserError(
@@ -75,9 +87,9 @@ def expand_lists(*layers: Mapping[str, Any]) -> list[Member]:
             f"A run that tunes the whole model ({setting('tuning.trains', 'model')}) cannot share "
             "it with others; tune it by itself, without lists."
         )
+    words = [_all_in_words(path, values) for path, values in lists.items()]
     varied = [
-        {_short(path): _in_words(value) for path, value in zip(lists, values, strict=True)}
-        for values in combinations
+        dict(zip(map(_short, lists), values, strict=True)) for values in itertools.product(*words)
     ]
     return list(map(Member, configs, varied, _folder_names(varied)))
 
@@ -101,7 +113,7 @@ def spell(value: Any) -> str:
 def _variable_settings() -> dict[Path, Schema]:
     """The settings that may be lists, in the order of the flags, but the task first, seed last."""
     found = [(path, schema) for path, schema in walk(RunConfig) if may_vary(path, schema)]
-    return dict(sorted(found, key=lambda item: (item[0] != ("task", "task"), item[0] == ("seed",))))
+    return dict(sorted(found, key=lambda item: (item[0] != TASK, item[0] == ("seed",))))
 
 
 def walk(kind: type[Settings], above: Path = ()) -> Iterator[tuple[Path, Schema]]:
@@ -122,7 +134,7 @@ def walk(kind: type[Settings], above: Path = ()) -> Iterator[tuple[Path, Schema]
 
 def may_vary(path: Path, schema: Schema) -> bool:
     """Whether a setting may be a list, with one run per value."""
-    if path[-1] in ("task", "preset"):
+    if path in (TASK, TRAIN, ("preset",)):
         return True
     scalar = "enum" in schema or schema.get("type") in ("integer", "number", "boolean", "choice")
     return scalar and path[-1] not in SHARED
@@ -130,6 +142,12 @@ def may_vary(path: Path, schema: Schema) -> bool:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple)) or (isinstance(value, str) and "," in value)
+
+
+def _are_files(text: str) -> bool:
+    """Whether a text with commas lists files, and is not the name of one."""
+    parts = [part.strip() for part in text.split(",")]
+    return not os.path.exists(text) and any(os.path.exists(part) for part in parts if part)
 
 
 def _values(path: str, value: Any, schema: Schema) -> list[Any]:
@@ -144,7 +162,12 @@ def _values(path: str, value: Any, schema: Schema) -> list[Any]:
             f"{setting(path)} is {value!r}, and commas separate the values of a list; "
             f"write {value.replace(',', '')} for one number."
         )
-    values = [coerce(path.removesuffix(".kind"), item, schema) for item in items]
+    values = [
+        _own_task(item)
+        if path == "task.task" and isinstance(item, Mapping)
+        else coerce(path.removesuffix(".kind"), item, schema)
+        for item in (os.fspath(item) if isinstance(item, os.PathLike) else item for item in items)
+    ]
     repeated = [value for index, value in enumerate(values) if value in values[:index]]
     if repeated:
         raise UserError(
@@ -152,6 +175,19 @@ def _values(path: str, value: Any, schema: Schema) -> list[Any]:
             "list every value once."
         )
     return values
+
+
+def _own_task(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A task of a list that is given by its settings, which are checked."""
+    own = {name: value for name, value in settings.items() if name != OWN_NAME}
+    task = TaskConfig.of(own)
+    if task.train is None and task.task is None:
+        raise UserError(
+            f"A task of the list {setting('task.task')} is {dict(settings)!r}; "
+            "name its data with train, or a task with task."
+        )
+    name = settings.get(OWN_NAME) or task.task or f"{task.train}:{task.label}".rpartition("/")[2]
+    return {OWN_NAME: str(name), **own}
 
 
 def _get(settings: Any, path: Sequence[str]) -> Any:
@@ -165,6 +201,9 @@ def _put(settings: Mapping[str, Any], entry: tuple[Sequence[str], Any]) -> dict[
     (name, *below), value = entry
     if name == "kind":
         return {**settings, **value.plain()}
+    if name == "task" and not below and isinstance(value, Mapping):
+        own = {key: entry for key, entry in value.items() if key != OWN_NAME}
+        return {**{key: entry for key, entry in settings.items() if key != name}, **own}
     return {**settings, name: _put(settings[name], (below, value)) if below else value}
 
 
@@ -173,8 +212,18 @@ def _short(path: Sequence[str]) -> str:
     return ".".join(path[1:] or path).removesuffix(".kind")
 
 
+def _all_in_words(path: Path, values: Sequence[Any]) -> list[Any]:
+    """The values of a list as a run's folder and tables show them; files without their folders,
+    unless that makes two of them the same."""
+    words = [_in_words(value) for value in values]
+    names = [os.path.basename(word.rstrip("/")) for word in words] if path == TRAIN else words
+    return names if len(set(names)) == len(names) else words
+
+
 def _in_words(value: Any) -> Any:
-    """A choice as a word, with its options in brackets."""
+    """A choice as a word, with its options in brackets; own data by its name."""
+    if isinstance(value, Mapping):
+        return value[OWN_NAME]
     if not isinstance(value, Choice):
         return value
     options = ", ".join(f"{name}={spell(option)}" for name, option in value.options.items())

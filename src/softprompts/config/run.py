@@ -11,7 +11,7 @@ import yaml
 from ..errors import UserError, setting
 from ..files import write_text
 from .kinds import TABLES
-from .presets import preset_settings
+from .presets import PRESETS, preset_settings
 from .prompt import PromptConfig
 from .schema import Choice, Settings, coerce, option, schema_of
 from .task import TaskConfig, absolute_data
@@ -37,7 +37,8 @@ class RunConfig(Settings):
     matrices of its layers in fewer bits, and compute as auto does."""
 
     device: str = "auto"
-    """cpu, cuda, mps (Apple's GPU), or auto: a GPU if there is one."""
+    """cpu, cuda, mps (Apple's GPU), or auto: a GPU if there is one. balanced, balanced_low_0 or
+    sequential: layers on all GPUs, as by transformers' device_map."""
 
     trust_remote_code: bool = False
     """Run code that comes with a Hub model."""
@@ -80,6 +81,26 @@ class RunConfig(Settings):
     def save(self, path: Path) -> None:
         text = yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True)
         write_text(path, CONFIG_HEADER + text)
+
+
+def model_error(name: str, why: str) -> UserError:
+    """The error for a model that is missing, damaged or unknown."""
+    return UserError(
+        f"The model {name!r} cannot be loaded ({why}); {setting('model')} must be "
+        f"{DEFAULT_MODEL}, a model folder, or the id of a reachable Hub model."
+    )
+
+
+def check_head(config: RunConfig, model: str) -> None:
+    """Refuse a linear head on a model that generates; `model` is its name."""
+    if config.prompt.head.kind == "linear":
+        own_head = "head" in PRESETS[config.preset].ours.get("prompt", {})
+        wrong = f"The preset {config.preset}" if own_head else "A linear head"
+        raise UserError(
+            f"{wrong} is for encoder-only models such as BERT, and {model} is not one; "
+            f"choose another {setting('model')}, or leave out "
+            f"{setting('preset' if own_head else 'prompt.head')}."
+        )
 
 
 def run_config(*layers: Mapping[str, Any]) -> RunConfig:

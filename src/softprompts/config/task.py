@@ -15,8 +15,18 @@ DATA_PATHS = ("train", "validation", "data_dir")
 
 def locate_data(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Task settings from a file in `folder`, with the current paths of the data they name."""
-    names = {name: settings[name] for name in DATA_PATHS if isinstance(settings.get(name), str)}
-    return {**settings, **{name: find_path(path, folder) for name, path in names.items()}}
+    located = dict(settings)
+    for name in DATA_PATHS:
+        value = settings.get(name)
+        if isinstance(value, str):
+            located[name] = find_path(value, folder)
+        elif isinstance(value, list):
+            located[name] = [find_path(path, folder) for path in value]
+    if isinstance(tasks := settings.get("task"), list):
+        located["task"] = [
+            locate_data(task, folder) if isinstance(task, Mapping) else task for task in tasks
+        ]
+    return located
 
 
 def absolute_data(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,7 +62,7 @@ class TaskConfig(Settings):
 
     train: str | None = None
     """Training data: a CSV, TSV, JSON, JSONL or Parquet file, or a Hugging Face dataset (folder or
-    id)."""
+    id). Several files with the same columns make a run each."""
 
     validation: str | None = None
     """Validation data; default: the dataset's own validation split, or a stratified tenth of the
@@ -72,7 +82,8 @@ class TaskConfig(Settings):
 
     labels: dict[str, str] | None = None
     """Words for label values, such as 0=negative,1=positive; short, common words are learned
-    fastest. Words with commas go into quotes ("1=good, really",0=bad) or a JSON object."""
+    fastest. Words with commas go into quotes ("1=good, really",0=bad) or a JSON object. A named
+    task's own label words can be replaced, too."""
 
     free_text: bool = False
     """The label column holds free text to generate, such as summaries, and not classes."""
@@ -91,6 +102,10 @@ class TaskConfig(Settings):
 
     cap_validation: int | None = option(None, minimum=1)
     """Evaluate on at most this many validation examples, drawn with split_seed."""
+
+    hold_out: float | None = option(None, exclusiveMinimum=0, exclusiveMaximum=1)
+    """Hold this share of the training rows out and validate on them, instead of on the validation
+    rows: for choosing settings."""
 
     sentinel: bool = False
     """Put T5's <extra_id_0> before every answer, for a model pretrained by span corruption alone

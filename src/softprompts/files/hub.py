@@ -13,7 +13,7 @@ import time
 import urllib.parse
 import urllib.request
 
-from huggingface_hub import constants
+from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.utils import logging
 
 PROBE_SECONDS = 2.0
@@ -50,6 +50,17 @@ def offline_reason(name: str, what: str) -> str | None:
     host = urllib.parse.urlsplit(constants.ENDPOINT).hostname
     why = f"{host} cannot be reached" if "missed" in _probe else "HF_HUB_OFFLINE is set"
     return f"{why}, and the {what} is not in the local cache"
+
+
+def missing_reason(name: str) -> str | None:
+    """Why a model is neither here nor can be downloaded; None if it may be found. No torch."""
+    if name.startswith(("/", ".", "~")):
+        return None
+    prepare_hub(name)
+    with contextlib.suppress(ValueError):  # no hub id
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+            return None
+    return offline_reason(name, "model")
 
 
 def _reachable() -> bool:

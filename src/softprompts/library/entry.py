@@ -7,7 +7,8 @@ from pathlib import Path
 from torch import Tensor
 
 from ..artifacts.card import Card
-from ..artifacts.run_folder import CARD, RunFolder
+from ..artifacts.file_names import CARD
+from ..artifacts.run_folder import RunFolder
 from ..errors import UserError
 from ..files import NoPermissionError
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from torch import Tensor
 
+from ..artifacts.file_names import CARD, EMBEDDING
 from ..artifacts.library_folder import LibraryFolder
-from ..artifacts.run_folder import CARD, EMBEDDING, RunFolder
+from ..artifacts.run_folder import RunFolder
 from ..errors import UserError, choices, listing, setting
 from ..files import NoPermissionError, checked_path, restore_folders, safe_name, staged_folder
 from ..files.atomic import STAGED

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..artifacts.run_folder import CHECKPOINT
+from ..artifacts.file_names import CHECKPOINT
 from ..config import difference
 from ..errors import UserError, setting
 from ..files.tensors import read_tensors, write_tensors

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import torch
 
-from ..artifacts.run_folder import CHECKPOINT, METRICS
+from ..artifacts.file_names import CHECKPOINT, METRICS
 from ..backbone.backbone import DTYPES
 from ..backbone.load import resolve_device
 from ..errors import UserError, setting

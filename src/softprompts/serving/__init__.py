@@ -1,5 +1,4 @@
-"""Serving: many tuned prompts on one frozen model."""
+"""Serving: many tuned prompts on one frozen model, in Python and over HTTP.
 
-from .engine import Engine
-
-__all__ = ["Engine"]
+Import from the modules: `client`, `keys` and `logs` need no torch.
+"""

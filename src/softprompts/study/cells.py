@@ -11,7 +11,7 @@ from torch import Tensor
 from ..artifacts.card import Card
 from ..artifacts.study_folder import CellResult, ChosenSource, StudyFolder
 from ..backbone.hardware import environment
-from ..config import RunConfig, TaskConfig, absolute_data
+from ..config import RunConfig, TaskConfig, absolute_data, run_config, sections
 from ..errors import UserError, as_key, setting
 from ..library.search import DECIMALS, SIMILARITIES, rank
 from ..transfer.strategies import multi_task, shares, start_from
@@ -117,7 +117,7 @@ def resolve_start(
 
     They give its start, and to a mixture the tasks it learns.
     """
-    config = cell.config
+    config = _chosen_settings(cell, cells, folder)
     if not cell.starts:
         return config, []
     if cell.like is None:
@@ -135,6 +135,16 @@ def resolve_start(
         for source, weight in zip(nearest, weights, strict=True)
     ]
     return start_from(config, [folder.cell(source.cell).path for source in chosen], weights), chosen
+
+
+def _chosen_settings(cell: Cell, cells: Mapping[str, Cell], folder: StudyFolder) -> RunConfig:
+    """The cell's config with the settings of the best of its `choices`; the first of equals."""
+    results = {name: folder.cell(name).result() for name in cell.choices}
+    scores = {name: r.score for name, r in results.items() if r and r.score is not None}
+    if not scores:
+        return cell.config
+    best = max(scores, key=lambda name: scores[name])
+    return run_config(cell.config.plain(), sections(dict(cells[best].choice)))
 
 
 def _nearest(cell: Cell, folder: StudyFolder) -> list[ChosenSource]:
@@ -167,7 +177,7 @@ def saved_config(folder: StudyFolder, result: CellResult, data_dir: str | None =
     # A mixture takes the tasks of the sources it chose, not their prompts.
     if not starts or result.stage == "mixture-source":
         return config
-    if config.tuning.trains == "model":
+    if starts[0].model.exists():  # which was tuned whole
         return dataclasses.replace(config, model=str(starts[0].model))
     return start_from(
         config, [start.path for start in starts], config.prompt.start.options.get("weights")

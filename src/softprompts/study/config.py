@@ -1,6 +1,7 @@
 """What a study file says, and errors that spell settings as its keys."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from ..config.json_schema import file_schema, flat_run_settings
 from ..errors import UserError, as_flag, as_key, closest, setting
 from ..library import Similarity
 from ..tasks import BENCHMARKS, PREFIX_LM, definition
+from .claims import check_claims, read_claims
 
 OPTIONS = {"output", "device", "task.data_dir", "workers", "only", "ray"}
 """Options of `softprompts study`, which it takes as flags."""
@@ -85,6 +87,9 @@ class Grid(Settings):
     """Settings of source runs, over those of all."""
     target: dict[str, Any] = field(default_factory=dict)
     """Settings of baselines and of all runs from another prompt, over those of all."""
+    choose: dict[str, Any] = field(default_factory=dict)
+    """Lists of values of settings, such as `lr: [0.1, 0.3]`. The best are chosen for each source
+    and target, by runs with the first seed on rows held out of the training rows."""
     own_task: bool = False
     """Whether a source's prompt also starts a run on its own task.
 
@@ -103,6 +108,8 @@ class StudyConfig(Grid):
     """A folder with named tasks' rows; default: SOFTPROMPTS_DATA, or the Hugging Face Hub."""
     cohort: int = option(16, minimum=1)
     """How many runs share one forward pass, at most."""
+    claims: list[Any] = field(default_factory=list)
+    """What a paper says, and how the verdict on it is reached (`study/claims.py`)."""
     variants: dict[str, Any] = field(default_factory=dict)
     """The study with other settings, by name; each says only what differs. Only these are run: to
     run the study's settings too, add a variant that changes nothing (`base: {}`)."""
@@ -216,7 +223,8 @@ def study_errors(prefix: str = "") -> Iterator[None]:
 
 
 def check_study(study: StudyConfig) -> None:
-    """Refuse unknown tasks and settings, and settings that no run can have."""
+    """Refuse unknown tasks and settings, settings that no run can have, and unclear claims."""
+    check_claims(read_claims(study.claims), dict(study.grids()))
     for _, grid in study.grids():
         for part in ("settings", "source", "target"):
             check_settings(part, getattr(grid, part))
@@ -225,13 +233,26 @@ def check_study(study: StudyConfig) -> None:
             "target": [subject_of(task) for entry in grid.targets for task in target_tasks(entry)],
         }
         for role, entries in subjects.items():
-            for entry in entries:
+            for entry, choice in itertools.product(entries, [{}, *candidates(grid.choose)]):
                 with study_errors(f"The {role} {entry.name} cannot be used: "):
                     run_config(
                         sections(grid.settings),
                         sections(getattr(grid, role)),
+                        sections(choice),
                         {"task": entry.task},
                     )
+
+
+def candidates(choose: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each combination of the values to choose from; none if there is nothing to choose."""
+    for name, values in choose.items():
+        if not isinstance(values, list) or len(values) < 2:
+            raise UserError(
+                f"{setting('choose')} has {name}: {values!r}; give a list of at least two values."
+            )
+    check_settings("choose", choose)
+    combinations = itertools.product(*choose.values()) if choose else ()
+    return [dict(zip(choose, values, strict=True)) for values in combinations]
 
 
 def check_settings(part: str, settings: Mapping[str, Any]) -> None:

@@ -10,16 +10,27 @@ import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from ..config import RunConfig, run_config, sections
+from ..config import RunConfig, run_config, sections, spell
 from ..errors import UserError, setting
 from ..files import safe_name
 from ..transfer.sources import folded_card, start_mismatch
-from .config import Grid, StudyConfig, Subject, check_settings, subject_of, target_tasks
+from .config import (
+    Grid,
+    StudyConfig,
+    Subject,
+    candidates,
+    check_settings,
+    subject_of,
+    target_tasks,
+)
 
 NAME_LIMIT = 80
 """Characters of one part of a cell's name."""
+HELD_OUT = 0.1
+"""The share of the training rows that settings are chosen on."""
 IDENTITY = ("stage", "backbone", "variant", "source", "target", "seed", "k", "similarity")
 """What tells the runs of a study apart, in their results too."""
 
@@ -29,7 +40,7 @@ class Cell:
     """One run of a study, in the folder of its name."""
 
     name: str
-    stage: str  # source, baseline, transfer, average, mixture-source or mixture
+    stage: str  # source, baseline, transfer, average, mixture-source, mixture, or a choice
     backbone: str
     variant: str | None
     source: str | None
@@ -40,41 +51,55 @@ class Cell:
     like: str | None = None  # the baseline whose task embedding it chooses by
     k: int | None = None
     similarity: str | None = None
+    choices: tuple[str, ...] = ()  # the cells that compete for its settings
+    choice: tuple[tuple[str, Any], ...] = ()  # the settings that such a cell tries
+    from_model: bool = False  # it starts from a model that another cell tuned
 
     @property
     def needs(self) -> tuple[str, ...]:
-        return self.starts + ((self.like,) if self.like is not None else ())
+        return self.choices + self.starts + ((self.like,) if self.like is not None else ())
 
     def is_blocked(self, failed: Set[str]) -> bool:
         """Whether it cannot run because cells it needs failed.
 
-        A cell that chooses among prompts can do with the others, if k are left.
+        A cell that chooses among prompts can do with the others, if k are left, and one that
+        chooses among settings if one is.
         """
+        if self.choices and failed >= set(self.choices):
+            return True
         if self.like is None:
             return not failed.isdisjoint(self.starts)
         return self.like in failed or len(set(self.starts) - failed) < (self.k or 1)
 
     @property
     def trains_model(self) -> bool:
-        return self.config.tuning.trains == "model"
+        """Whether its model is its own, and not the frozen backbone that others share."""
+        return self.config.tuning.trains == "model" or self.from_model
 
     def identity(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in IDENTITY}
 
     def plain(self) -> dict[str, Any]:
-        """What makes it this cell: neither the machine it runs on nor where its rows are."""
-        config = self.config.plain()
+        """What makes it this cell: neither the machine it runs on nor where its rows and its model
+        are."""
+        config = {**self.config.plain(), "model": self.backbone}
         del config["device"], config["task"]["data_dir"]
         return {
             **self.identity(),
             "like": self.like,
             "starts": list(self.starts),
+            **({"choices": list(self.choices)} if self.choices else {}),
             "config": config,
         }
 
 
-def plan(study: StudyConfig, device: str | None = None, data_dir: str | None = None) -> list[Cell]:
-    """All cells of a study, each after those it needs."""
+def plan(
+    study: StudyConfig,
+    device: str | None = None,
+    data_dir: str | None = None,
+    models: Mapping[str, str] | None = None,
+) -> list[Cell]:
+    """All cells of a study, each after those it needs. `models` says where backbones are."""
     machine: dict[str, Any] = {"device": device} if device else {}
     if data_dir or study.data_dir:
         machine["task"] = {"data_dir": data_dir or study.data_dir}
@@ -82,7 +107,7 @@ def plan(study: StudyConfig, device: str | None = None, data_dir: str | None = N
         cell
         for variant, grid in study.grids()
         for backbone in grid.backbones
-        for cell in _Planner(grid, variant, backbone, machine).cells()
+        for cell in _Planner(grid, variant, backbone, machine, models or {}).cells()
     ]
     if not cells:
         raise UserError(
@@ -103,9 +128,16 @@ class _Planner:
     """The cells of one grid on one backbone."""
 
     def __init__(
-        self, grid: Grid, variant: str | None, backbone: str, machine: Mapping[str, Any]
+        self,
+        grid: Grid,
+        variant: str | None,
+        backbone: str,
+        machine: Mapping[str, Any],
+        models: Mapping[str, str],
     ) -> None:
         self.grid, self.variant, self.backbone, self.machine = grid, variant, backbone, machine
+        self.model = models.get(backbone, backbone)
+        self.candidates = candidates(grid.choose)
         self.sources = [subject_of(entry) for entry in grid.sources]
         self.targets = [subject_of(task) for entry in grid.targets for task in target_tasks(entry)]
         if len({source.name for source in self.sources}) < len(self.sources):
@@ -115,15 +147,22 @@ class _Planner:
 
     def cells(self) -> Iterator[Cell]:
         seeds, retrieval = self.grid.seeds, self.grid.retrieval
+        for subject in self.sources if seeds else ():
+            yield from self._choice_cells("source-choice", source=subject)
+        for subject in self.targets if self._target_chooses else ():
+            yield from self._choice_cells("choice", target=subject)
         for source, seed in itertools.product(self.sources, seeds):
             yield self._cell("source", seed, source=source)
         for target, seed in itertools.product(self.targets, seeds):
             yield self._cell("baseline", seed, target=target)
+        from_model = bool(self.sources) and self._trains("source") == "model"
         for target, source, seed in itertools.product(self.targets, self.sources, seeds):
             # Training a task's own prompt further is not transfer.
             if source.name != target.name or self.grid.own_task:
                 start = self._name("source", seed, source)
-                yield self._cell("transfer", seed, source, target, starts=(start,))
+                yield self._cell(
+                    "transfer", seed, source, target, starts=(start,), from_model=from_model
+                )
         if retrieval.largest_k:
             self._check_retrieval()
         for target, seed in itertools.product(self.targets, seeds):
@@ -133,6 +172,24 @@ class _Planner:
                 yield self._choosing_cell("mixture-source", seed, target, k)
                 start = self._name("mixture-source", seed, None, target, k)
                 yield self._cell("mixture", seed, None, target, k, starts=(start,))
+
+    @cached_property
+    def _target_chooses(self) -> bool:
+        """Whether runs on targets have settings to choose; those that train nothing have none."""
+        known = bool(self.candidates and self.grid.seeds)
+        return known and self._trains("target") != "nothing"
+
+    def _trains(self, role: str) -> str:
+        """What the runs on sources, or on targets, train."""
+        layers = sections(self.grid.settings), sections(getattr(self.grid, role))
+        return str(run_config(*layers).tuning.trains)
+
+    def _choice_cells(
+        self, stage: str, source: Subject | None = None, target: Subject | None = None
+    ) -> Iterator[Cell]:
+        """The cells that compete for the settings of a source's or a target's runs."""
+        for number in range(len(self.candidates)):
+            yield self._cell(stage, self.grid.seeds[0], source, target, candidate=number)
 
     def _choosing_cell(self, stage: str, seed: int, target: Subject, k: int) -> Cell:
         """A cell that chooses among the source prompts of all seeds.
@@ -158,19 +215,30 @@ class _Planner:
         source: Subject | None = None,
         target: Subject | None = None,
         k: int | None = None,
+        candidate: int | None = None,
         **links: Any,
     ) -> Cell:
         subject = target or source
         assert subject is not None
-        role = self.grid.source if stage in ("source", "mixture-source") else self.grid.target
-        name = self._name(stage, seed, source, target, k)
+        learns_source = stage in ("source", "mixture-source", "source-choice")
+        role = self.grid.source if learns_source else self.grid.target
+        name = self._name(stage, seed, source, target, k, candidate)
         planned = {
-            "model": self.backbone,
+            "model": self.model,
             "seed": run_seed(subject.name, seed),
             "task": subject.task,
         }
+        choice: dict[str, Any] = {}
+        if candidate is not None:
+            choice = self.candidates[candidate]
+            planned["task"] = {"hold_out": HELD_OUT, **subject.task}
+        elif stage != "mixture-source" and (
+            self._target_chooses if target is not None else self.candidates
+        ):
+            links["choices"] = self._choices(source if stage == "source" else None, target)
+        layers = sections(self.grid.settings), sections(role), sections(choice)
         try:
-            config = run_config(sections(self.grid.settings), sections(role), self.machine, planned)
+            config = run_config(*layers, self.machine, planned)
         except UserError as error:
             raise UserError(f"{name} cannot run: {error.message}") from None
         return Cell(
@@ -184,7 +252,17 @@ class _Planner:
             config,
             k=k,
             similarity=None if k is None else self.grid.retrieval.similarity,
+            choice=tuple(choice.items()),
             **links,
+        )
+
+    def _choices(self, source: Subject | None, target: Subject | None) -> tuple[str, ...]:
+        """The cells that a run on a source or a target takes its settings from."""
+        stage = "choice" if target is not None else "source-choice"
+        seed = self.grid.seeds[0]
+        return tuple(
+            self._name(stage, seed, source, target, candidate=number)
+            for number in range(len(self.candidates))
         )
 
     def _name(
@@ -194,10 +272,14 @@ class _Planner:
         source: Subject | None = None,
         target: Subject | None = None,
         k: int | None = None,
+        candidate: int | None = None,
     ) -> str:
         subjects = [_short(subject.name) for subject in (source, target) if subject is not None]
         parts = [self.variant, self.backbone, stage, "--".join(subjects)]
         parts += [f"k{k}" if k is not None else None, f"seed{seed}"]
+        if candidate is not None:
+            settings = self.candidates[candidate].items()
+            parts.insert(-1, "_".join(f"{name}={spell(value)}" for name, value in settings))
         return "/".join(_short(part) for part in parts if part is not None)
 
     # -- what retrieval needs ----------------------------------------------------------------------

@@ -10,7 +10,7 @@ from ..tuning import Watcher
 from .leases import is_alive, lease_holder
 from .plan import Cell
 
-STAGE_ORDER = {"source": 0, "baseline": 1, "mixture-source": 2}
+STAGE_ORDER = {"source-choice": 0, "choice": 1, "source": 2, "baseline": 3, "mixture-source": 4}
 """Stages that others wait for run first."""
 RECENT = 100
 """Results that the pace is measured by."""

@@ -1,14 +1,15 @@
 """Study: read it, run it, see where it stands."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 import yaml
 
-from ..artifacts.study_folder import STUDY_FILE, StudyFolder
-from ..errors import UserError, setting
+from ..artifacts.file_names import STUDY_FILE
+from ..artifacts.study_folder import StudyFolder
+from ..errors import UserError, choices, setting
 from ..files import make_folder, safe_name, write_text
 from .checks import check_data, check_models, check_runs, check_unchanged
 from .config import StudyConfig, read_study, study_errors
@@ -56,9 +57,14 @@ class Study:
         return cls(read_study(file), folder)
 
     @study_errors()
-    def cells(self, device: str | None = None, data_dir: str | None = None) -> list[Cell]:
+    def cells(
+        self,
+        device: str | None = None,
+        data_dir: str | None = None,
+        models: Mapping[str, str] | None = None,
+    ) -> list[Cell]:
         """All runs of the study, each after those it needs."""
-        return plan(self.config, device, data_dir)
+        return plan(self.config, device, data_dir, models)
 
     def run(
         self,
@@ -69,6 +75,7 @@ class Study:
         only: Sequence[str] | None = None,
         device: str | None = None,
         data_dir: str | None = None,
+        models: Mapping[str, str] | None = None,
         ray: str | None = None,
         verbose: bool = True,
         watch: Watch | None = None,
@@ -76,6 +83,7 @@ class Study:
         """Run all cells without a result, or those of the stages in `only`.
 
         `workers` processes of this machine share the work, or the Ray cluster at the address `ray`.
+        `models` are folders of backbones, by the names that the study has for them.
         """
         if any(os.environ.get(name, "1") != "1" for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")):
             raise UserError(
@@ -89,7 +97,12 @@ class Study:
             )
         if output is not None:
             self.folder = StudyFolder(Path(output))
-        folder, cells = self.folder, self.cells(device, data_dir)
+        folder, cells = self.folder, self.cells(device, data_dir, models)
+        if unknown := set(models or {}) - {cell.backbone for cell in cells}:
+            names = dict.fromkeys(cell.backbone for cell in cells)
+            raise UserError(
+                f"The study has no backbone {min(unknown)}; {choices(min(unknown), names)}"
+            )
         watch = watch or (StudyLines if verbose else lambda cells: StudyWatcher())
         with study_errors():
             stages = self._check(cells, only, local=ray is None)
@@ -97,6 +110,8 @@ class Study:
             arguments = [str(folder.path), "--cohort", str(size), "--only", ",".join(stages)]
             for flag, value in (("--device", device), ("--data-dir", data_dir)):
                 arguments += [flag, value] if value is not None else []
+            for name, path in (models or {}).items():
+                arguments += ["--model", f"{name}={path}"]
             with cluster(ray) as connected:
                 make_folder(folder.path)
                 text = yaml.safe_dump(self.config.plain(), sort_keys=False, allow_unicode=True)

@@ -63,7 +63,8 @@ def _on_test_rows(result: CellResult) -> Judged:
 def _judged_on(result: CellResult) -> tuple[bool, str | None, str | None]:
     """The task on whose rows a result was scored."""
     own = None if result.target else result.source
-    return result.stage == "mixture-source", result.target, own
+    other_rows = result.stage in ("mixture-source", "choice", "source-choice")
+    return other_rows, result.target, own
 
 
 class Spread(TypedDict):
@@ -172,17 +173,18 @@ def markdown(table: Sequence[ScoreRow]) -> str:
     several = {
         "backbone": len({row["backbone"] for row in table}) > 1,
         "variant": len({row["variant"] for row in table}) > 1,
+        "source": any(row["source"] is not None for row in table),
     }
     names = [name for name, shown in several.items() if shown]
-    header = [*names, "source", "mean", *(f"mean of {name}" for name in benchmarks)]
+    header = [*names, "mean", *(f"mean of {name}" for name in benchmarks)]
     header += [f"{target} ({split})" if mixed else target for target, split in splits.items()]
     lines = [header, ["---"] * len(header)]
     for row in table:
         labels = {"backbone": row["backbone"], "variant": str(row["variant"])}
+        labels["source"] = row["source"] or "(no transfer)"
         spreads = [row["mean"], *(row["benchmarks"].get(name) for name in benchmarks)]
         spreads += [row["targets"].get(target) for target in targets]
-        source = row["source"] or "(no transfer)"
-        lines.append([*(labels[name] for name in names), source, *map(_formatted, spreads)])
+        lines.append([*(labels[name] for name in names), *map(_formatted, spreads)])
     title = f"{scored_on(splits)}, mean ± standard deviation over seeds:\n\n"
     return title + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

@@ -22,7 +22,7 @@ from .task import Task, load_mixture, mixture_names
 from .task_definition import Definition, Example, is_labelled
 from .text_format import TextFormat, check_template
 
-_DATA_SETTINGS = ("train", "text", "template", "label", "labels", "validation")
+_DATA_SETTINGS = ("train", "text", "template", "label", "validation")
 """The settings of a user's own data, which a named task brings itself."""
 
 SMALL_FILE = 2**21
@@ -126,6 +126,7 @@ def _load_named(config: TaskConfig) -> Task:
         folder=data_folder(config),
         task_word=config.task_word,
         skip_bad=config.skip_bad_rows,
+        words=config.labels,
     )
     validation: list[Example] | None = None
     try:
@@ -150,7 +151,7 @@ def _load_named(config: TaskConfig) -> Task:
     train, validation, test = splits.values()
     return Task(
         task.name,
-        named_format(task, config.task_word),
+        named_format(task, config.task_word, config.labels),
         train,
         validation,
         task.metrics,
@@ -172,8 +173,9 @@ def _load_placeholder(config: TaskConfig) -> Task:
     if config.shots is not None or config.metric == "exact_match":
         return _load_named(config)
     task = _definition(config)
-    examples = [Example(task.name, next(iter(task.labels), task.name))]
-    return Task(task.name, named_format(task, config.task_word), examples, examples, task.metrics)
+    form = named_format(task, config.task_word, config.labels)
+    examples = [Example(task.name, next(iter(form.labels), task.name))]
+    return Task(task.name, form, examples, examples, task.metrics)
 
 
 def _definition(config: TaskConfig) -> Definition:
@@ -181,6 +183,12 @@ def _definition(config: TaskConfig) -> Definition:
     assert config.task is not None
     _check_unset(config, _DATA_SETTINGS)
     task = definition(config.task)
+    unknown = [word for word in config.labels or () if word not in task.labels]
+    if unknown:
+        raise UserError(
+            f"{task.name} has no label {unknown[0]!r} to replace with {setting('task.labels')}; "
+            f"its labels are {', '.join(task.labels) or 'free text'}."
+        )
     for name in task.metrics:
         metric(name)
     return task
@@ -303,8 +311,12 @@ def _load_prefix_lm(config: TaskConfig) -> Task:
 
 
 def _apply_settings(config: TaskConfig, task: Task) -> Task:
-    train, validation = _training_examples(config, task), task.validation
+    train, validation, test = _training_examples(config, task), task.validation, task.test
     metrics = _metrics(config, task)
+    if config.hold_out is not None and len(task.members) == 1 and len(train) > 1:
+        stratify = bool(task.labels)
+        train, validation = split_held_out(train, config.hold_out, config.split_seed, stratify)
+        test = []
     if config.cap_validation is not None:
         validation = sample(validation, config.cap_validation, config.split_seed)
     before, after = _prompt_design(config, train, bool(task.labels))
@@ -314,7 +326,7 @@ def _apply_settings(config: TaskConfig, task: Task) -> Task:
         form=form,
         train=form.wrap(train),
         validation=form.wrap(validation),
-        test=form.wrap(task.test),
+        test=form.wrap(test),
         metrics=metrics,
         full_majority_label=task.majority_label,
     )

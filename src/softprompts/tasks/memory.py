@@ -24,14 +24,28 @@ def register_data(settings: Mapping[str, Any]) -> dict[str, Any]:
     task = settings.get("task")
     if isinstance(task, Mapping):
         settings["task"] = register_data(task)
+    elif isinstance(task, list):
+        settings["task"] = [
+            register_data(part) if isinstance(part, Mapping) else part for part in task
+        ]
     for name in ("train", "validation"):
         data = settings.get(name)
         if data is None or isinstance(data, str | os.PathLike):
             continue
+        if _are_files(data):
+            continue  # each has a run of its own
         settings[name] = register_rows(data, f"task.{name}")
         if _is_pair(data) and settings.get("template") is None:
             settings = {TEXT: TEXT, LABEL: LABEL, **settings}
     return settings
+
+
+def _are_files(data: Any) -> bool:
+    return (
+        isinstance(data, list)
+        and all(isinstance(file, str | os.PathLike) for file in data)
+        and any(map(os.path.exists, data))
+    )
 
 
 def register_rows(data: Any, path: str = "data") -> str:

@@ -1,7 +1,7 @@
 """The rows and examples of named tasks: from a data folder, the Hub, or the definition itself."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..config import TaskConfig
@@ -20,8 +20,12 @@ def data_folder(config: TaskConfig) -> str | None:
     return config.data_dir or os.environ.get(DATA_VARIABLE) or None
 
 
-def named_format(task: Definition, task_word: bool = True) -> TextFormat:
-    return TextFormat("", "", {word: word for word in task.labels}, task.name, task_word)
+def named_format(
+    task: Definition, task_word: bool = True, words: Mapping[str, str] | None = None
+) -> TextFormat:
+    """The format of a named task; `words` replace some of its label words."""
+    labels = {word: (words or {}).get(word, word) for word in task.labels}
+    return TextFormat("", "", labels, task.name, task_word)
 
 
 def named_split(
@@ -31,10 +35,11 @@ def named_split(
     task_word: bool = True,
     skip_bad: bool = False,
     reservoir: Reservoir | None = None,
+    words: Mapping[str, str] | None = None,
 ) -> list[Example]:
     """The examples of one split of a named task, in the official order."""
     rows = _split_rows(task, split, folder, reservoir)
-    return named_format(task, task_word).examples(rows, skip_bad, split)
+    return named_format(task, task_word, words).examples(rows, skip_bad, split)
 
 
 def has_rows(name: str, folder: str | None) -> bool:

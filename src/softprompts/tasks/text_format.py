@@ -60,7 +60,10 @@ class TextFormat:
     def row_examples(self, row: Row, split: str) -> list[Example]:
         """A row's examples: usually one; for some named tasks one per question or answer."""
         if self.definition is not None:
-            return self.wrap(list(self.definition.examples(row, split, self.task_word)))
+            examples = self.definition.examples(row, split, self.task_word)
+            return self.wrap(
+                [e._replace(target=self.words.get(e.target, e.target)) for e in examples]
+            )
         text = _FIELD.sub(lambda field: _cell(row, field[1]), self.template)
         return self.wrap([Example(text, "" if split == PREDICT else self._target(row))])
 

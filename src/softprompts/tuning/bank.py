@@ -3,7 +3,7 @@ at any place, and its own labels or answer length; each gets the same answer as 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..backbone import Backbone, Place, PromptCache, Text, to_device
+from ..backbone import Backbone, Generative, Place, PromptCache, Text, to_device
 from ..prompt import Prompt
 from .batches import by_length
 
@@ -79,16 +79,28 @@ class PromptBank:
 
     @torch.no_grad()
     def answers(
-        self, queries: Sequence[Query], on_rows: OnRows = ignore_rows, batch_size: int = 64
+        self,
+        queries: Sequence[Query],
+        on_rows: OnRows = ignore_rows,
+        batch_size: int = 64,
+        probabilities: dict[int, dict[str, float]] | None = None,
     ) -> list[str]:
-        """An answer to each row by its own prompt."""
-        answers = [""] * len(queries)
+        """An answer to each row by its own prompt.
+
+        The rows whose indices are in `probabilities` also get those of their labels there, from the
+        same pass; not of every family, if they are generated.
+        """
+        answers, wanted = [""] * len(queries), {} if probabilities is None else probabilities
         scoring = [self.predictors[number].scoring for number, _ in queries]
         for kind, batch in self._batches(queries, scoring, batch_size):
             answer = self._choose if kind.scoring == "labels" else self._generate
-            answered = answer(kind, [queries[index] for index in batch])
+            scored = [position for position, index in enumerate(batch) if index in wanted]
+            answered, scores = answer(kind, [queries[index] for index in batch], scored)
             for index, text in zip(batch, answered, strict=True):
                 answers[index] = text
+            for position, values in zip(scored, scores.softmax(1).tolist(), strict=False):
+                labels = self.predictors[queries[batch[position]][0]].labels
+                wanted[batch[position]] = dict(zip(labels, values, strict=False))
             on_rows(len(batch))
         return answers
 
@@ -115,10 +127,13 @@ class PromptBank:
         return rows
 
     def tokenise(self, texts: Sequence[tuple[int, str]]) -> list[Query]:
-        """Texts for prompts as rows of ids, truncated to their prompts' budgets.
+        """Texts for prompts as rows of ids, truncated to their prompts' budgets."""
+        return [
+            (number, self.predictors[number].truncate(row)) for number, row in self.token_ids(texts)
+        ]
 
-        Each text is tokenised once, however many prompts it is for.
-        """
+    def token_ids(self, texts: Sequence[tuple[int, str]]) -> list[Query]:
+        """Texts for prompts as rows of ids, each text tokenised once for all its prompts."""
         backbones = [self.predictors[number].backbone for number, _ in texts]
         ids: dict[tuple[type[Backbone], str], list[int]] = {}
         for kind, backbone in {type(backbone): backbone for backbone in backbones}.items():
@@ -127,14 +142,18 @@ class PromptBank:
             rows = backbone.token_ids(unique)
             ids |= {(kind, text): row for text, row in zip(unique, rows, strict=True)}
         return [
-            (number, backbone.truncate(ids[type(backbone), text], self.predictors[number].budget))
+            (number, ids[type(backbone), text])
             for backbone, (number, text) in zip(backbones, texts, strict=True)
         ]
 
-    def _choose(self, kind: BatchKind, rows: Sequence[Query]) -> list[str]:
-        best = self._scores(kind, rows).argmax(1).tolist()
-        pairs = zip(rows, best, strict=True)
-        return [self.predictors[number].labels[label] for (number, _), label in pairs]
+    def _choose(
+        self, kind: BatchKind, rows: Sequence[Query], scored: Sequence[int]
+    ) -> tuple[list[str], Tensor]:
+        """The best label of each row, and the scores of the rows `scored`."""
+        scores = self._scores(kind, rows)
+        pairs = zip(rows, scores.argmax(1).tolist(), strict=True)
+        labels = [self.predictors[number].labels[label] for (number, _), label in pairs]
+        return labels, scores[list(scored)]
 
     def _scores(self, kind: BatchKind, rows: Sequence[Query]) -> Tensor:
         """The log-probability of each row's labels [B, C]."""
@@ -142,16 +161,29 @@ class PromptBank:
         candidates = [self.predictors[number].candidates for number, _ in rows]
         return self._backbone(kind, rows).scores(prompt, text, candidates)
 
-    def _generate(self, kind: BatchKind, rows: Sequence[Query]) -> list[str]:
+    def _generate(
+        self, kind: BatchKind, rows: Sequence[Query], scored: Sequence[int]
+    ) -> tuple[list[str], Tensor]:
+        """Each row's answer, and the scores of the labels of the rows `scored`, where the model can
+        continue from one state to both."""
         prompt, text = self._prompts_and_text(kind, rows)
         predictors = [self.predictors[number] for number, _ in rows]
         lengths = [predictor.answer_length for predictor in predictors]
-        backbone = predictors[0].backbone
-        texts = backbone.decode(backbone.generate(prompt, text, lengths))
-        return [
+        backbone, scores = predictors[0].backbone, torch.zeros(0, 1)
+        if scored and isinstance(backbone, Generative):
+            state = backbone.prefill(prompt, text)
+            part = state
+            if len(scored) < len(rows):
+                part = state.rows(to_device(torch.tensor(scored), self.backbone.device))
+            scores = backbone.scores_after(part, [predictors[row].candidates for row in scored])
+            ids = backbone.generate_after(state, lengths)
+        else:
+            ids = backbone.generate(prompt, text, lengths)
+        answers = [
             predictor.spellings.get(answer, answer)
-            for predictor, answer in zip(predictors, texts, strict=True)
+            for predictor, answer in zip(predictors, backbone.decode(ids), strict=True)
         ]
+        return answers, scores
 
     # -- batches -----------------------------------------------------------------------------------
 
@@ -181,25 +213,47 @@ class PromptBank:
     ) -> tuple[Tensor | PromptCache, Text]:
         """The rows' prompts, and their embedded texts."""
         numbers = [number for number, _ in rows]
-        index = to_device(torch.tensor(numbers), self.backbone.device)
-        if kind.cached and self.cache is not None:
-            rest = [row[len(self.openings[number] or ()) :] for number, row in rows]
-            longest = max(len(self.cached_vectors[number]) for number in numbers)
+        if kind.cached:
+            rest = [row[len(self._opening(number) or ()) :] for number, row in rows]
             text = self._embed(self.backbone, rest, ["prefix"] * len(rows))
-            return self.cache.rows(index, longest), text
+            return self._cached_prompts(numbers), text
         backbone = self.predictors[numbers[0]].backbone
         prompts = [self.predictors[number].prompt for number in numbers]
         places = [prompt.config.place for prompt in prompts]
         text = self._embed(backbone, [row for _, row in rows], places)
         lengths = [prompt.config.length for prompt in prompts]
+        differ = len(set(lengths)) > 1
+        return (
+            self._row_vectors(numbers, text, backbone),
+            text._replace(prompt_lengths=torch.tensor(lengths) if differ else None),
+        )
+
+    def _row_vectors(self, numbers: Sequence[int], text: Text, backbone: Backbone) -> Tensor:
+        """The prompt of each row [B, P, H], for the longest of them."""
+        index = to_device(torch.tensor(numbers), self.backbone.device)
+        lengths = [self.predictors[number].prompt.config.length for number in numbers]
         vectors = self.vectors[index, : max(lengths)]
-        for number in {number for number in numbers if self.constant[number] is None}:
+        by_text = [number for number in numbers if self.constant[number] is None]
+        self._route_rows(vectors, by_text, numbers, text, backbone)
+        return vectors
+
+    def _route_rows(
+        self,
+        vectors: Tensor,
+        by_text: Iterable[int],
+        numbers: Sequence[int],
+        text: Text,
+        backbone: Backbone,
+    ) -> None:
+        """Fill in the vectors of the prompts `by_text`, which depend on the text."""
+        for number in set(by_text):
             indices = [row for row, other in enumerate(numbers) if other == number]
-            part, prompt = text.rows(indices), self.predictors[number].prompt
+            part, prompt = text.rows(indices), self._prompt(number)
             mask = backbone.content_mask(part)
             vectors[indices, : prompt.config.length] = prompt(part.embeds, mask)
-        differ = len(set(lengths)) > 1
-        return vectors, text._replace(prompt_lengths=torch.tensor(lengths) if differ else None)
+
+    def _prompt(self, number: int) -> Prompt:
+        return self.predictors[number].prompt
 
     def _embed(
         self, backbone: Backbone, rows: Sequence[Sequence[int]], places: Sequence[Place]
@@ -224,21 +278,19 @@ class PromptBank:
         backbone = self.predictors[rows[0][0]].backbone
         if kind.pool is None:
             return backbone
-        index = to_device(torch.tensor([number for number, _ in rows]), backbone.device)
+        weight, bias = self._row_heads([number for number, _ in rows])
+        return backbone.with_head(RowHeads(weight, bias, kind.pool), [])
+
+    def _row_heads(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Each row's head: weights [B, C, F] and biases [B, C]."""
+        index = to_device(torch.tensor(numbers), self.backbone.device)
         weight, bias = self.heads
-        return backbone.with_head(RowHeads(weight[index], bias[index], kind.pool), [])
+        return weight[index], bias[index]
 
     @cached_property
     def heads(self) -> tuple[Tensor, Tensor]:
         """The heads' weights [N, C, F] and biases [N, C]; -inf beyond a head's own labels."""
-        heads = [predictor.prompt.head for predictor in self.predictors]
-        empty = self.vectors.new_zeros(0, self.backbone.feature_size)
-        weights = [empty if head is None else head.weight for head in heads]
-        biases = [empty[:, 0] if head is None else head.bias for head in heads]
-        return (
-            pad_sequence(weights, batch_first=True),
-            pad_sequence(biases, batch_first=True, padding_value=-torch.inf),
-        )
+        return stacked_heads(self.predictors, self.vectors)
 
     # -- prompts that the model has read already ---------------------------------------------------
 
@@ -267,32 +319,36 @@ class PromptBank:
         vectors = pad_sequence(self.cached_vectors, batch_first=True)
         return self.backbone.cache_prompts(vectors, lengths)
 
+    def _cached_prompts(self, numbers: Sequence[int]) -> PromptCache:
+        """The keys and values of each row's prompt."""
+        assert self.cache is not None
+        index = to_device(torch.tensor(numbers), self.backbone.device)
+        return self.cache.rows(index, max(len(self.cached_vectors[number]) for number in numbers))
+
+    def _opening(self, number: int) -> list[int] | None:
+        return self.openings[number]
+
     @cached_property
     def openings(self) -> list[list[int] | None]:
-        """The ids before each prompt in every text.
-
-        None if they, or the prompt, are not the same for all texts.
-        """
-        openings: list[list[int] | None] = []
-        for vectors, predictor in zip(self.constant, self.predictors, strict=True):
-            place, backbone = predictor.prompt.config.place, predictor.backbone
-            if vectors is None or not len(vectors) or place == "suffix":
-                openings.append(None)
-            else:
-                count = 0 if place == "prefix" else backbone.special_token_counts[0]
-                openings.append(backbone.token_ids(["x"])[0][:count])
-        return openings
+        """`opening_ids` of each prompt."""
+        return [
+            opening_ids(predictor, vectors is not None)
+            for vectors, predictor in zip(self.constant, self.predictors, strict=True)
+        ]
 
     @cached_property
     def cached_vectors(self) -> list[Tensor]:
         """Each prompt after the ids before it [., H]; empty if it cannot be cached."""
-        prefixes = []
-        for ids, vectors in zip(self.openings, self.constant, strict=True):
-            if ids is None or vectors is None:
-                ids, vectors = [], self.vectors[0, :0]
-            opening = torch.tensor(ids, dtype=torch.long, device=self.backbone.device)
-            prefixes.append(torch.cat([self.backbone.embedding(opening), vectors]))
-        return prefixes
+        return [
+            self.vectors[0, :0]
+            if ids is None or vectors is None
+            else self._after_opening(ids, vectors)
+            for ids, vectors in zip(self.openings, self.constant, strict=True)
+        ]
+
+    def _after_opening(self, ids: Sequence[int], vectors: Tensor) -> Tensor:
+        opening = torch.tensor(ids, dtype=torch.long, device=self.backbone.device)
+        return torch.cat([self.backbone.embedding(opening), vectors])
 
 
 def constant_vectors(prompt: Prompt) -> Tensor | None:
@@ -302,3 +358,28 @@ def constant_vectors(prompt: Prompt) -> Tensor | None:
     any_text = prompt.table.new_zeros(1, 1, prompt.table.shape[2])
     vectors: Tensor = prompt(any_text, any_text[..., 0])
     return vectors[0]
+
+
+def opening_ids(predictor: "Predictor", constant: bool) -> list[int] | None:
+    """The ids before a prompt in every text.
+
+    None if they, or the prompt, are not the same for all texts.
+    """
+    config, backbone = predictor.prompt.config, predictor.backbone
+    if not constant or not config.length or config.place == "suffix":
+        return None
+    count = 0 if config.place == "prefix" else backbone.special_token_counts[0]
+    return backbone.token_ids(["x"])[0][:count]
+
+
+def stacked_heads(predictors: "Sequence[Predictor]", like: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights [N, C, F] and biases [N, C] of heads, where `like` is; -inf beyond a head's own
+    labels."""
+    heads = [predictor.prompt.head for predictor in predictors]
+    empty = like.new_zeros(0, predictors[0].backbone.feature_size)
+    weights = [empty if head is None else head.weight.to(like.device) for head in heads]
+    biases = [empty[:, 0] if head is None else head.bias.to(like.device) for head in heads]
+    return (
+        pad_sequence(weights, batch_first=True),
+        pad_sequence(biases, batch_first=True, padding_value=-torch.inf),
+    )

@@ -3,7 +3,7 @@ needs no state."""
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 _CHUNK = 50
 """The most batches that are sorted by length together. An epoch has at least four such chunks, or
@@ -15,42 +15,61 @@ FEW_TOKENS = 1024
 class Batches:
     """All rows once per epoch, in random batches of similar length, so that padding is small.
 
-    `parts` are the numbers of rows of a mixture's tasks, in order. A part larger than `limit` gives
-    `limit` rows to an epoch, and the next ones to the next epoch.
+    `lengths` returns the lengths of rows, and is asked only for rows that a batch may take. `parts`
+    are the numbers of rows of a mixture's tasks, in order. A part larger than `limit` gives `limit`
+    rows to an epoch, and the next ones to the next epoch.
     """
 
     def __init__(
         self,
-        lengths: Sequence[int],
+        lengths: Callable[[Sequence[int]], Sequence[int]],
         size: int,
         seed: int,
-        parts: Sequence[int] | None = None,
+        parts: Sequence[int],
         limit: int | None = None,
     ) -> None:
         self.lengths, self.size, self.seed = lengths, size, seed
-        self.parts, self.limit = parts or [len(lengths)], limit
-        self.per_epoch = -(-sum(min(part, limit or part) for part in self.parts) // size)
+        self.parts, self.limit = parts, limit
+        self.per_epoch = batches_per_epoch(parts, size, limit)
         self._epoch = -1
-        self._order: list[list[int]] = []
+        self._chunks: list[list[int]] = []
+        self._sorted: set[int] = set()
+        self._order: list[tuple[int, int]] = []
 
     def __getitem__(self, index: int) -> list[int]:
         """Rows of the batch at `index`, counted through all epochs."""
         epoch, batch = divmod(index, self.per_epoch)
         if epoch != self._epoch:
-            self._epoch, self._order = epoch, self._shuffle(epoch)
-        return self._order[batch]
+            self._shuffle(epoch)
+        number, start = self._order[batch]
+        chunk = self._chunks[number]
+        if number not in self._sorted:
+            ranks = zip(self.lengths(chunk), range(len(chunk)), strict=True)
+            self._chunks[number] = chunk = [chunk[place] for _, place in sorted(ranks)]
+            self._sorted.add(number)
+        return chunk[start : start + self.size]
 
-    def _shuffle(self, epoch: int) -> list[list[int]]:
+    def rows_before(self, index: int) -> list[int]:
+        """The rows of all batches before the one at `index`, each once."""
+        if index >= self.per_epoch and max(self.parts) <= (self.limit or math.inf):
+            return list(range(sum(self.parts)))
+        return sorted({row for before in range(index) for row in self[before]})
+
+    def _shuffle(self, epoch: int) -> None:
+        """Chunks of rows, which are sorted when a batch is taken, and the order of batches: the
+        chunk of each, and where it starts in it."""
         rng = random.Random(f"{self.seed}/{epoch}")
         rows = self._rows(epoch)
         rng.shuffle(rows)
-        batches = []
         chunk_size = max(1, min(_CHUNK, self.per_epoch // 4)) * self.size
-        for start in range(0, len(rows), chunk_size):
-            chunk = sorted(rows[start : start + chunk_size], key=lambda row: self.lengths[row])
-            batches += [chunk[i : i + self.size] for i in range(0, len(chunk), self.size)]
-        rng.shuffle(batches)
-        return batches
+        self._epoch, self._sorted = epoch, set()
+        self._chunks = [rows[i : i + chunk_size] for i in range(0, len(rows), chunk_size)]
+        self._order = [
+            (number, start)
+            for number, chunk in enumerate(self._chunks)
+            for start in range(0, len(chunk), self.size)
+        ]
+        rng.shuffle(self._order)
 
     def _rows(self, epoch: int) -> list[int]:
         rows: list[int] = []
@@ -65,6 +84,10 @@ class Batches:
             first = epoch * self.limit
             rows += [order[(first + offset) % size] for offset in range(self.limit)]
         return rows
+
+
+def batches_per_epoch(parts: Sequence[int], size: int, limit: int | None = None) -> int:
+    return -(-sum(min(part, limit or part) for part in parts) // size)
 
 
 def by_length(

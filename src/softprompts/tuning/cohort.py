@@ -15,7 +15,7 @@ from ..artifacts.run_folder import RunFolder
 from ..backbone.hardware import peak_memory
 from ..errors import UserError, setting
 from .checkpoint import save_checkpoint
-from .evaluate import answer_all
+from .evaluate import answer_all, can_calibrate
 from .microbatch import TokenBudget, backward
 from .optim import step_all
 from .phases import Phases
@@ -44,7 +44,9 @@ class Cohort:
         folders: Sequence[Path | None],
         watcher: Watcher | None = None,
         phases: Phases | None = None,
+        calibrates: bool = False,
     ) -> None:
+        """`calibrates`: the last evaluation also computes label probabilities, in the same pass."""
         if len({id(run.backbone) for run in runs}) > 1 or (
             len(runs) > 1 and any(not run.backbone.frozen for run in runs)
         ):
@@ -56,12 +58,13 @@ class Cohort:
             for run, folder in zip(runs, folders, strict=True)
         ]
         self.watcher, self.phases = watcher or Watcher(), phases or Phases()
+        self.calibrates = calibrates
         on_cpu = bool(runs) and runs[0].backbone.device.type == "cpu"
         self.budget = TokenBudget(CPU_TOKENS if on_cpu else math.inf)
         self.evaluation_rows = 256 if on_cpu else 1024
         """Rows of an evaluation batch; lowered when memory runs out."""
         for run in runs:
-            run.backbone.reserve(max(map(len, run.inputs)) + run.config.prompt.length)
+            run.backbone.reserve(run.inputs.longest() + run.config.prompt.length)
         if max((run.steps - run.step for run in runs), default=0) >= RECORD_FROM:
             runs[0].backbone.accelerate()
 
@@ -140,21 +143,32 @@ class Cohort:
 
         In one process, the rows of all runs share batches; several share each run's rows.
         """
+        probabilities: dict[int, list[dict[str, float]]] = {}
         with self.phases("evaluate"):
             if runs and runs[0].team.size == 1:
-                predictions = self._predictions(runs)
+                predictions = self._predictions(runs, probabilities)
             else:
                 predictions = [
                     run.predictions(lambda rows, run=run: self.watcher.on_rows_answered(run, rows))  # type: ignore[misc]
                     for run in runs
                 ]
-        for run, answers in zip(runs, predictions, strict=True):
-            run.record(answers)
+        for number, (run, answers) in enumerate(zip(runs, predictions, strict=True)):
+            run.record(answers, probabilities.get(number) or None)
             self.watcher.on_evaluation(run)
         return predictions
 
-    def _predictions(self, runs: Sequence[Run]) -> list[list[str]]:
+    def _predictions(
+        self, runs: Sequence[Run], probabilities: dict[int, list[dict[str, float]]]
+    ) -> list[list[str]]:
+        """The runs' answers; label probabilities that come with them, by the number of the run."""
         jobs = [(run.predictor(), run.held_out) for run in runs]
+        wanted = [
+            number
+            for number, run in enumerate(runs)
+            if self.calibrates
+            and can_calibrate(run.task, len(run.held_out))
+            and (run.config.tuning.scoring == "labels" or run.step >= run.steps)
+        ]
         left: dict[Run, int] = {}
 
         def on_rows(rows: int) -> None:
@@ -168,8 +182,9 @@ class Cohort:
 
         while True:
             left |= {run: len(run.held_out) for run in runs}
+            probabilities |= {number: [] for number in wanted}
             try:
-                return answer_all(jobs, on_rows, self.evaluation_rows)
+                return answer_all(jobs, on_rows, self.evaluation_rows, probabilities)
             except torch.OutOfMemoryError:
                 if self.evaluation_rows == 1:
                     raise UserError(

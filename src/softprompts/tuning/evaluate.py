@@ -1,6 +1,6 @@
 """Predictions with a prompt: by greedy generation, or the label of highest log-probability."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 
 import torch
@@ -8,11 +8,13 @@ import torch
 from ..backbone import Backbone, Place, with_chat
 from ..errors import UserError, setting
 from ..prompt import Prompt
-from ..tasks import prepend_sentinel
+from ..tasks import Task, prepend_sentinel
 from .bank import OnRows, PromptBank, Query, ignore_rows
 
 FREE_LENGTH = 32
 """The most tokens of an answer if there are no labels that limit it."""
+MAX_CALIBRATED = 1000
+"""The most rows whose label probabilities are computed at the end of a run."""
 PART = 1024
 """Rows whose labels are scored between two reports of progress."""
 
@@ -52,6 +54,10 @@ class Predictor:
         """The same for texts that are tokenised already."""
         return self._bank.answers([(0, row) for row in rows], on_rows, self.batch_size)
 
+    def truncate(self, row: Sequence[int]) -> list[int]:
+        """A row of ids truncated to what the prompt leaves for a text."""
+        return self.backbone.truncate(row, self.budget)
+
     def probabilities(
         self, texts: Sequence[str], on_rows: OnRows = ignore_rows
     ) -> list[dict[str, float]]:
@@ -72,17 +78,33 @@ def answer_all(
     jobs: Sequence[tuple[Predictor, Sequence[Sequence[int]]]],
     on_rows: OnRows = ignore_rows,
     batch_size: int = 64,
+    probabilities: Mapping[int, list[dict[str, float]]] | None = None,
 ) -> list[list[str]]:
-    """Each predictor's answers to its own rows; predictors on one model share batches."""
+    """Each predictor's answers to its own rows; predictors on one model share batches.
+
+    `probabilities`: lists to which those of the labels are added, by the number of the job; see
+    `PromptBank.answers`.
+    """
     answers: list[list[str]] = [[] for _ in jobs]
     for model in dict.fromkeys(id(predictor.backbone.model) for predictor, _ in jobs):
         group = [job for job, (p, _) in enumerate(jobs) if id(p.backbone.model) == model]
         queries = [(number, row) for number, job in enumerate(group) for row in jobs[job][1]]
         bank = PromptBank([jobs[job][0] for job in group])
-        answered = bank.answers(queries, on_rows, batch_size)
-        for (number, _), answer in zip(queries, answered, strict=True):
+        wanted = {job: rows for job, rows in (probabilities or {}).items() if job in group}
+        scores: dict[int, dict[str, float]] = {
+            index: {} for index, (number, _) in enumerate(queries) if group[number] in wanted
+        }
+        answered = bank.answers(queries, on_rows, batch_size, scores)
+        for index, ((number, _), answer) in enumerate(zip(queries, answered, strict=True)):
             answers[group[number]].append(answer)
+            if scores.get(index):
+                wanted[group[number]].append(scores[index])
     return answers
+
+
+def can_calibrate(task: Task, rows: int) -> bool:
+    """Whether the label probabilities of `rows` rows of a task are worth computing."""
+    return bool(task.labels) and task.members[0] is task and rows <= MAX_CALIBRATED
 
 
 def in_parts(

@@ -4,16 +4,16 @@ import math
 from collections.abc import Mapping
 
 from ..artifacts.card import BackboneCard, Card, EmbeddingCard, PromptCard, TaskCard
-from ..artifacts.run_folder import MODEL, RunFolder
+from ..artifacts.file_names import MODEL
+from ..artifacts.run_folder import RunFolder
+from ..backbone.hardware import environment
 from ..prompt import Prompt
 from ..tasks import Task
 from ..tasks.score_report import ScoreReport, task_report
+from .evaluate import can_calibrate
 from .pictures import draw_pictures
 from .run import Run, RunFailedError
 from .tuned import Tuned
-
-MAX_CALIBRATED = 1000
-"""The most rows whose label probabilities are computed at the end of a run."""
 
 
 def finish(run: Run, folder: RunFolder | None, curve: bool = True) -> Tuned | RunFailedError:
@@ -54,8 +54,9 @@ def _reports(run: Run, folder: RunFolder | None, calibrated: bool) -> dict[str, 
     reports = {}
     for split, answers in predictions.items():
         texts = [example.input for example in getattr(task, split)]
-        small = task.labels and task.members[0] is task and len(texts) <= MAX_CALIBRATED
-        probabilities = run.predictor().probabilities(texts) if calibrated and small else None
+        probabilities = run.best_probabilities if split == "validation" else None
+        if calibrated and probabilities is None and can_calibrate(task, len(texts)):
+            probabilities = run.predictor().probabilities(texts)
         reports[split] = task_report(
             task, split, answers, run.config.tuning.baselines, probabilities
         )
@@ -116,6 +117,7 @@ def make_card(run: Run, prompt: Prompt, reports: Mapping[str, ScoreReport]) -> C
         trained_parameters=sum(parameter.numel() for parameter in run.parameters()),
         seed=run.config.seed,
         config=run.config.plain(),
+        machine=environment(run.backbone.device, run.backbone.dtype),
     )
 
 

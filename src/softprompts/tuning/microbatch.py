@@ -70,16 +70,18 @@ def backward(batches: Sequence[MicroBatch], budget: TokenBudget) -> list[Tensor]
     return [losses[index] for index in range(len(batches))]
 
 
-def _kind(batch: MicroBatch) -> tuple[bool, str, int]:
+def _kind(batch: MicroBatch) -> tuple[bool, str, int, str]:
     """Micro-batches of one kind share passes.
 
-    Targets of very different lengths do not: all would be padded to the longest.
+    Targets of very different lengths do not: all would be padded to the longest. Nor do prompts at
+    different places, where only those that come first are read once.
     """
-    head, longest = batch.run.prompt.head, batch.run.longest_target
+    head, longest = batch.run.prompt.head, max(map(len, batch.targets))
     return (
         batch.run.config.tuning.dropout > 0,
         "" if head is None else head.pool,
         longest.bit_length() if longest > SHORT_TARGET else 0,
+        batch.run.config.prompt.place if batch.run.backbone.reads_prompts_once else "",
     )
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 MAX_LABELS = 30
 """The most labels of a confusion matrix that is drawn."""
 NO_LABEL = "(no label)"
+FEW = 30
+"""The most points of a loss curve that are marked one by one."""
 CHEAP = 0.1
 """The untrained prompt is scored if that takes at most this share of the rows of training."""
 
@@ -93,8 +95,9 @@ def curve_figure(
     """The validation score, beside the levels of baselines, above the training loss.
 
     An entry of `history` without a loss is that of the untrained prompt. `losses` are steps, and
-    the mean losses since the steps before. Without any, as in runs of older versions, the mean
-    losses between evaluations are drawn. `test` is the kept prompt's score on the test rows.
+    the mean losses since the steps before, drawn in the middle of each interval. Without any, as in
+    runs of older versions, the mean losses between evaluations are drawn. `test` is the kept
+    prompt's score on the test rows.
     """
     from matplotlib.figure import Figure
 
@@ -117,7 +120,9 @@ def curve_figure(
     points = losses or [(entry["step"], entry["loss"]) for entry in evaluations]
     if points and points[-1][0] > 0:
         ends, values = zip(*points, strict=True)
-        loss_axes.stairs(values, [0, *ends], baseline=None, color="tab:orange", linewidth=1.5)
+        middles = [(begin + 1 + end) / 2 for begin, end in zip([0, *ends], ends, strict=False)]
+        dots = "o" if len(points) <= FEW else None
+        loss_axes.plot(middles, values, color="tab:orange", marker=dots, markersize=3)
         loss_axes.set_ylim(0, 1.05 * max(values))
     loss_axes.set(xlabel="step", ylabel="training loss\n(nats per target token)")
     last = max(1, steps[-1])

@@ -8,7 +8,8 @@ from typing import Any
 
 from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone, chats_by_default
-from ..config import PRESETS, Choice, RunConfig, TaskConfig, TuningConfig, absolute_data
+from ..config import Choice, RunConfig, TaskConfig, TuningConfig, absolute_data
+from ..config.run import check_head
 from ..errors import UserError, setting
 from ..prompt import Material, Prompt, Source, build_prompt, empty_prompt
 from ..tasks import Task
@@ -24,19 +25,14 @@ def check_trainable(config: RunConfig, task: Task, backbone: Backbone, sharded: 
             f"{setting('tuning.trains', 'model')} leaves no prompt; "
             f"{setting('preset', 'model-tuning')} sets both."
         )
-    if whole_model and (backbone.dtype != "fp32" or sharded):
+    if whole_model and (backbone.dtype != "fp32" or sharded or backbone.is_spread):
         raise UserError(
-            "Tuning the whole model needs fp32 weights that are not sharded; "
-            f"set {setting('dtype', 'fp32')}, and launch without FSDP."
+            "Tuning the whole model needs fp32 weights on one device, not sharded; "
+            f"set {setting('dtype', 'fp32')}, and launch without FSDP or a "
+            f"{setting('device')} that spreads the model."
         )
-    if config.prompt.head.kind == "linear" and backbone.generates:
-        own_head = "head" in PRESETS[config.preset].ours.get("prompt", {})
-        wrong = f"The preset {config.preset}" if own_head else "A linear head"
-        raise UserError(
-            f"{wrong} is for encoder-only models such as BERT, and {backbone.name} is not one; "
-            f"choose another {setting('model')}, or leave out "
-            f"{setting('preset' if own_head else 'prompt.head')}."
-        )
+    if backbone.generates:
+        check_head(config, backbone.name)
     if not task.labels and not backbone.generates:
         raise UserError(
             f"The answers of {task.name} are free text, which {backbone.name} cannot generate; "

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..backbone import Backbone, with_chat
 from ..config import RunConfig
 from ..errors import UserError, setting, spelled
-from ..tasks import Example, Task, prepend_sentinel
+from ..tasks import Task
 from .batches import Batches
 from .evaluate import Predictor
 from .microbatch import MicroBatch
@@ -30,12 +30,12 @@ from .prepare import (
     text_budget,
 )
 from .team import Team
-from .tokens import cached_ids
+from .tokens import Rows, TargetRows, TextRows
 
 CHECK_EVERY = 10
 """Steps between checks of the loss; reading it makes the CPU wait for the GPU."""
-MAX_POINTS = 1000
-"""Points of the loss to keep for the learning curve; of more, every other one is dropped."""
+CURVE_POINTS = 100
+"""Intervals of a run whose mean losses make its learning curve; a shorter run has one per step."""
 
 
 class RunFailedError(UserError):
@@ -69,9 +69,14 @@ class Run:
             self.trained["model"] = backbone.model
         self.optimizer = make_optimizer(self._parameter_groups(), config.tuning)
         self.rng = torch.Generator().manual_seed(config.seed)
-        self._tokenise(text_budget(config, task, self.backbone_with_head))
+        backbone = self.backbone_with_head
+        budget = text_budget(config, task, backbone)
+        self.inputs = TextRows(backbone, [member.train for member in task.members], budget)
+        self.inputs.read([0])  # refuses a budget that is too small
+        self.targets: Rows = TargetRows(backbone, task.train, task.form.sentinel)
+        self.held_out = TextRows(backbone, [member.validation for member in task.members], budget)
         self.batches = Batches(
-            [len(ids) for ids in self.inputs],
+            self.inputs.lengths,
             config.tuning.batch_size,
             config.seed,
             task.member_sizes,
@@ -89,12 +94,14 @@ class Run:
         self.first: float | None = None
         """The mean loss of the first steps; a loss far above it has exploded."""
         self.losses: list[tuple[int, float]] = []
-        """The mean loss between checks, with the step of the check, for the learning curve."""
+        """The mean loss of each interval of the learning curve, with the interval's last step."""
         self._unchecked: list[Tensor] = []
         """Losses since the last check, still on their device."""
         self.best: dict[str, Tensor] | None = None
         self.best_predictions: list[str] | None = None
         """Its predictions for the validation rows; None if it comes from a checkpoint."""
+        self.best_probabilities: list[dict[str, float]] | None = None
+        """Its label probabilities for them, if they came with the predictions."""
         self.embedding: tuple[int, Tensor] | None = None
         """The task embedding: its step, and the folded prompt [K, P, H] at it."""
         self.stopped: str | None = None
@@ -103,28 +110,6 @@ class Run:
         self.cost: dict[str, Any] | None = None
         """Seconds and memory of the training, shared with the other runs of the cohort; None
         without training."""
-
-    def _tokenise(self, budget: int) -> None:
-        """The inputs and targets of the training rows, and the inputs of the validation rows."""
-        task, backbone = self.task, self.backbone_with_head
-
-        def ids(examples: Sequence[Example]) -> list[list[int]]:
-            return cached_ids(backbone, [example.input for example in examples])
-
-        inputs = [row for member in task.members for row in ids(member.train)]
-        held_out = [row for member in task.members for row in ids(member.validation)]
-        self.inputs = [backbone.truncate(row, budget) for row in inputs]
-        self.held_out = [backbone.truncate(row, budget) for row in held_out]
-        self.cut_texts = sum(len(row) > budget for row in inputs)
-        words = list(dict.fromkeys(example.target for example in task.train))
-        answers = prepend_sentinel(
-            backbone.tokenise_targets(words),
-            backbone.tokenizer,
-            backbone.name,
-            task.form.sentinel,
-        )
-        targets = dict(zip(words, answers, strict=True))
-        self.targets = [targets[example.target] for example in task.train]
 
     @cached_property
     def origin(self) -> dict[str, str]:
@@ -166,10 +151,11 @@ class Run:
     def finished(self) -> bool:
         return self.stopped is not None or self.step >= min(self.steps, self.pause_at)
 
-    @cached_property
-    def longest_target(self) -> int:
-        """Tokens of the longest target."""
-        return max(map(len, self.targets))
+    @property
+    def cut_texts(self) -> int:
+        """Of the training texts that were read so far, how many were truncated."""
+        read = self.batches.rows_before(self.step * self.config.tuning.accumulate)
+        return self.inputs.count_truncated(read)
 
     def micro_batches(self) -> list[MicroBatch]:
         """The rows of the next optimiser step, one micro-batch for each of its forward passes."""
@@ -179,16 +165,17 @@ class Run:
             group["lr"] = factor * group["base_lr"]
         count = self.config.tuning.accumulate
         batches = [self.batches[self.step * count + part] for part in range(count)]
-        tokens = sum(len(self.targets[row]) for batch in batches for row in batch)
+        targets = [self.targets.read(batch) for batch in batches]
+        tokens = sum(len(ids) for rows in targets for ids in rows)
         return [
             MicroBatch(
                 self,
-                [self.inputs[row] for row in batch],
-                [self.targets[row] for row in batch],
+                self.inputs.read(batch),
+                rows,
                 tokens,
                 self.weights and [self.weights[row] for row in batch],
             )
-            for batch in batches
+            for batch, rows in zip(batches, targets, strict=True)
         ]
 
     def before_step(self, losses: Sequence[Tensor]) -> None:
@@ -225,15 +212,22 @@ class Run:
         self._unchecked = []
         mean = sum(losses) / len(losses)
         self.first = mean if self.first is None else self.first
-        self.losses.append((self.step, round(mean, 4)))
-        if len(self.losses) > MAX_POINTS:
-            self.losses = self.losses[1::2]
+        for step, loss in enumerate(losses, self.step - len(losses) + 1):
+            self._extend_curve(step, loss)
         rate, clip = setting("tuning.lr"), setting("tuning.clip")
         advice = f"lower {rate} (now {self.config.tuning.lr:g}) or set {clip} to 1"
         if not math.isfinite(mean) or not finite:
             self.fail(f"the loss was not finite at step {self.step}; {advice}")
         elif mean > 3 * max(self.first, math.log(self.backbone.vocab_size)):
             self.fail(f"the loss exploded to {mean:.1f} by step {self.step}; {advice}")
+
+    def _extend_curve(self, step: int, loss: float) -> None:
+        """Add a step's loss to the last interval of the learning curve, or to a new one."""
+        begin = self.losses[-2][0] if len(self.losses) > 1 else 0
+        count = self.losses[-1][0] - begin if self.losses else 0
+        if 0 < count < math.ceil(self.steps / CURVE_POINTS):
+            loss = (self.losses.pop()[1] * count + loss) / (count + 1)
+        self.losses.append((step, loss))
 
     def fail(self, why: str) -> None:
         """End the run, whose parameters are unusable; the best prompt so far stays."""
@@ -264,7 +258,9 @@ class Run:
         rows = team.share(self.held_out)
         return team.gather(predictor.answers(rows, lambda count: on_rows(count * team.size)))
 
-    def record(self, predictions: Sequence[str]) -> None:
+    def record(
+        self, predictions: Sequence[str], probabilities: list[dict[str, float]] | None = None
+    ) -> None:
         """Score the predictions, and keep the prompt if it is the best so far."""
         metrics = self.task.score(predictions)
         labels = set(self.task.labels)
@@ -277,7 +273,7 @@ class Run:
         }
         if not self.history or metrics[self.metric] > self.best_entry[self.metric]:
             self.best = {name: value.detach().cpu().clone() for name, value in self.state().items()}
-            self.best_predictions = list(predictions)
+            self.best_predictions, self.best_probabilities = list(predictions), probabilities
         self.history.append(entry)
         self.pending = []
         patience = self.config.tuning.patience

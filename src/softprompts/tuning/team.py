@@ -16,8 +16,8 @@ from accelerate import PartialState
 from torch import Tensor
 
 from ..backbone import Backbone, load_backbone
-from ..backbone.load import resolve_dtype
-from ..errors import UserError
+from ..backbone.load import SPREADS, resolve_dtype
+from ..errors import UserError, setting
 from ..files import exclusive
 
 T = TypeVar("T")
@@ -77,6 +77,11 @@ class Parallel(Team):
 
     def load(self, model: str, dtype: str, device: str, trust_remote_code: bool) -> Backbone:
         """The frozen model; if it is sharded, each process has all of the embeddings and output."""
+        if device in SPREADS:
+            raise UserError(
+                f"{setting('device', device)} spreads a model over the GPUs of one process; start "
+                "one process, or shard the model with FSDP."
+            )
         target = self.state.device
         dtype = resolve_dtype(dtype, target)
         if not self.sharded:

@@ -1,34 +1,78 @@
-"""Token ids of texts, cached by content: a large task is tokenised once per tokenizer, however many
-runs read it."""
+"""Token ids of texts, tokenised when they are first read and cached by content: a large task is
+tokenised once per tokenizer, however many runs read it, and only the rows that are read.
+"""
 
 import contextlib
 import hashlib
+import heapq
 import itertools
+from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import overload
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from ..backbone import Backbone
 from ..errors import UserError
 from ..files import cache_folder
 from ..files.tensors import read_tensors, write_tensors
+from ..tasks import Example, prepend_sentinel
 
 MIN_TEXTS = 2000
 """Fewer texts than this are not worth a file."""
 MAX_TOKENS = 2**27
 """Tokens that stay in memory, for the next run of a cohort with the same texts."""
-_memory: OrderedDict[str, list[list[int]]] = OrderedDict()
+LONGEST = 64
+"""Texts with the most characters, of which one probably has the most tokens."""
+_memory: "OrderedDict[str, TokenIds]" = OrderedDict()
 
 
-def cached_ids(backbone: Backbone, texts: Sequence[str]) -> list[list[int]]:
-    """`backbone.token_ids(texts)`, from the cache if they are in it."""
+class TokenIds:
+    """The ids of texts, tokenised when they are first read. Once complete, they are saved."""
+
+    def __init__(self, texts: Sequence[str], path: Path | None = None) -> None:
+        """`path`: where they are saved, if they are to be."""
+        self.texts, self.path = texts, path
+        self.tokens, self._missing = 0, len(texts)
+        self._rows: list[npt.NDArray[np.int32] | None] = [None] * len(texts)
+        if path is not None and path.exists():
+            with contextlib.suppress(UserError, KeyError, RuntimeError):  # corrupted: written again
+                tensors, _ = read_tensors(path)
+                ids, ends = tensors["ids"].numpy(), tensors["ends"].numpy()
+                if len(ends) == len(texts) and ends[-1] == len(ids):
+                    self._rows, self._missing = np.split(ids, ends[:-1]), 0
+                    self.tokens = len(ids)
+
+    def read(self, backbone: Backbone, rows: Iterable[int]) -> list[list[int]]:
+        """The ids of these texts, not truncated; `backbone` tokenises those not read before."""
+        rows = list(rows)
+        new = [row for row in dict.fromkeys(rows) if self._rows[row] is None]
+        ids_of_new = backbone.token_ids([self.texts[row] for row in new])
+        for row, ids in zip(new, ids_of_new, strict=True):
+            self._rows[row] = np.array(ids, np.int32)
+            self.tokens += len(ids)
+        self._missing -= len(new)
+        if new and not self._missing and self.path is not None:
+            self._save(self.path)
+        return [ids.tolist() for row in rows if (ids := self._rows[row]) is not None]
+
+    def _save(self, path: Path) -> None:
+        rows = [ids for ids in self._rows if ids is not None]
+        ends = np.cumsum([len(ids) for ids in rows])
+        tensors = {"ids": torch.from_numpy(np.concatenate(rows)), "ends": torch.from_numpy(ends)}
+        with contextlib.suppress(UserError):  # a full or read-only disk costs time, not the run
+            write_tensors(path, tensors)
+
+
+def cached_ids(backbone: Backbone, texts: Sequence[str]) -> TokenIds:
+    """The ids of `texts`, as far as they are known; the same object for the same texts."""
     tokenizer = getattr(backbone.tokenizer, "backend_tokenizer", None)
     if tokenizer is None:
-        return backbone.token_ids(texts)
+        return TokenIds(texts)
     kind = type(backbone).__name__ + backbone.chat_template
     digest = hashlib.sha256(f"{kind}\0{tokenizer.to_str()}\0".encode())
     for text in texts:
@@ -37,34 +81,96 @@ def cached_ids(backbone: Backbone, texts: Sequence[str]) -> list[list[int]]:
     key = digest.hexdigest()[:40]
     if key not in _memory:
         path = cache_folder() / "tokens" / f"{key}.safetensors"
-        large = len(texts) >= MIN_TEXTS
-        _memory[key] = _from_disk(backbone, texts, path) if large else backbone.token_ids(texts)
+        _memory[key] = TokenIds(texts, path if len(texts) >= MIN_TEXTS else None)
     _memory.move_to_end(key)
-    while len(_memory) > 1 and sum(sum(map(len, rows)) for rows in _memory.values()) > MAX_TOKENS:
+    while len(_memory) > 1 and sum(ids.tokens for ids in _memory.values()) > MAX_TOKENS:
         _memory.popitem(last=False)
     return _memory[key]
 
 
-def _from_disk(backbone: Backbone, texts: Sequence[str], path: Path) -> list[list[int]]:
-    if path.exists():
-        with contextlib.suppress(UserError, KeyError, RuntimeError):  # corrupted: written again
-            tensors, _ = read_tensors(path)
-            ids, ends = tensors["ids"], tensors["ends"]
-            if len(ends) == len(texts) and ends[-1] == len(ids):
-                return _rows(ids, ends)
-    rows = backbone.token_ids(texts)
-    ids = torch.from_numpy(np.fromiter(itertools.chain.from_iterable(rows), np.int32))
-    ends = torch.tensor([len(row) for row in rows]).cumsum(0)
-    with contextlib.suppress(UserError):  # a full or read-only disk costs time, not the run
-        write_tensors(path, {"ids": ids, "ends": ends})
-    return _rows(ids, ends)
+class Rows(Sequence[list[int]]):
+    """Rows of ids, tokenised when they are first read; many at a time is fastest."""
+
+    @abstractmethod
+    def read(self, rows: Iterable[int]) -> list[list[int]]:
+        """The rows of these numbers."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.read(range(len(self))))
+
+    @overload
+    def __getitem__(self, index: int) -> list[int]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[list[int]]: ...
+
+    def __getitem__(self, index: int | slice) -> list[int] | list[list[int]]:
+        rows = range(len(self))[index]
+        return self.read([rows])[0] if isinstance(rows, int) else self.read(rows)
 
 
-def _rows(ids: Tensor, ends: Tensor) -> list[list[int]]:
-    """The ids up to each end.
+class TextRows(Rows):
+    """A run's texts, truncated to `budget` tokens."""
 
-    Equal ids are one object, which takes a fifth of the memory of one object per token.
-    """
-    integers = np.arange(int(ids.max()) + 1).astype(object)
-    tokens, stops = integers[ids.numpy()].tolist(), ends.tolist()
-    return [tokens[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
+    def __init__(self, backbone: Backbone, tasks: Sequence[Sequence[Example]], budget: int) -> None:
+        """`tasks`: the examples of each task of a mixture, in order."""
+        self.backbone, self.budget = backbone, budget
+        self._parts = [cached_ids(backbone, [e.input for e in examples]) for examples in tasks]
+        self._ends = np.cumsum([len(examples) for examples in tasks])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def read(self, rows: Iterable[int]) -> list[list[int]]:
+        return [self.backbone.truncate(row, self.budget) for row in self._untruncated(rows)]
+
+    def lengths(self, rows: Iterable[int]) -> list[int]:
+        """The tokens of these rows."""
+        return [min(len(row), self.budget) for row in self._untruncated(rows)]
+
+    def count_truncated(self, rows: Iterable[int]) -> int:
+        """How many of these rows are truncated."""
+        return sum(len(row) > self.budget for row in self._untruncated(rows))
+
+    def longest(self) -> int:
+        """The tokens of the longest row, judged by characters before anything is tokenised."""
+        texts = list(itertools.chain.from_iterable(part.texts for part in self._parts))
+        return max(
+            self.lengths(heapq.nlargest(LONGEST, range(len(texts)), lambda row: len(texts[row])))
+        )
+
+    def _untruncated(self, rows: Iterable[int]) -> list[list[int]]:
+        numbers = np.fromiter(rows, np.int64)
+        part_of = np.searchsorted(self._ends, numbers, side="right")
+        ids: list[list[int]] = [[]] * len(numbers)
+        for part in np.unique(part_of).tolist():
+            positions = np.flatnonzero(part_of == part)
+            start = int(self._ends[part]) - len(self._parts[part].texts)
+            found = self._parts[part].read(self.backbone, (numbers[positions] - start).tolist())
+            for position, row in zip(positions.tolist(), found, strict=True):
+                ids[position] = row
+        return ids
+
+
+class TargetRows(Rows):
+    """A run's targets; each distinct one is tokenised once."""
+
+    def __init__(self, backbone: Backbone, examples: Sequence[Example], sentinel: bool) -> None:
+        self.backbone, self.examples, self.sentinel = backbone, examples, sentinel
+        self._ids: dict[str, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def read(self, rows: Iterable[int]) -> list[list[int]]:
+        words = [self.examples[row].target for row in rows]
+        new = [word for word in dict.fromkeys(words) if word not in self._ids]
+        if new:
+            ids = prepend_sentinel(
+                self.backbone.tokenise_targets(new),
+                self.backbone.tokenizer,
+                self.backbone.name,
+                self.sentinel,
+            )
+            self._ids |= zip(new, ids, strict=True)
+        return [self._ids[word] for word in words]

@@ -233,7 +233,7 @@ def _tune(
     watcher.on_start(runs)
     paths = [None if folder is None else folder.path for folder in folders]
     with Tracking(trackers if team.is_main else (), runs, paths, watcher) as tracking:
-        Cohort(runs, paths, tracking, phases).train()
+        Cohort(runs, paths, tracking, phases, calibrates=curves).train()
     if test_rows := sum(len(run.task.test) for run in runs):
         watcher.on_message(f"answering {test_rows:,} test rows")
     with phases("finish"):

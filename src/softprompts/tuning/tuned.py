@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ..artifacts.card import UNTRAINED, BackboneCard, Card, PromptCard, TaskCard
+from ..artifacts.file_names import MODEL
 from ..artifacts.peft import read_adapter, write_adapter
-from ..artifacts.run_folder import MODEL, RunFolder
+from ..artifacts.run_folder import RunFolder
 from ..artifacts.tournament import TournamentRecord
 from ..backbone import Backbone, load_backbone
 from ..backbone.load import BUNDLED_MODELS
@@ -194,23 +195,28 @@ def load(
     """
     saved = RunFolder(Path(folder))
     prompt, card = saved.load()
-    labels = card.answering().form.labels
+    card.answering()  # refused before the model is loaded
     if backbone is None:
         own = str(saved.model) if card.model == MODEL else _model_of(card, saved.path)
         if dtype == "auto" and card.backbone.dtype in QUANTIZED:
             dtype = card.backbone.dtype
         backbone = load_backbone(model or own, dtype, device, trust_remote_code)
     card.check_backbone(backbone, saved.path)
+    check_widths(prompt, card, backbone, saved.path)
+    prompt = prompt.to(backbone.device)
+    return Tuned(prompt, backbone, card, saved.path, embedding=saved.embedding())
+
+
+def check_widths(prompt: Prompt, card: Card, backbone: Backbone, folder: Path) -> None:
+    """Refuse vectors, or a linear head, of another width than the backbone's."""
     head = prompt.head_sizes()
     if prompt.table.shape[2] != backbone.hidden or (
-        head is not None and head != (len(labels), backbone.feature_size)
+        head is not None and head != (len(card.answering().form.labels), backbone.feature_size)
     ):
         raise UserError(
             f"The vectors in {folder} do not have the width of {backbone.name}; "
             "copy the folder again."
         )
-    prompt = prompt.to(backbone.device)
-    return Tuned(prompt, backbone, card, saved.path, embedding=saved.embedding())
 
 
 def _model_of(card: Card, folder: Path) -> str:

@@ -22,12 +22,14 @@ from ..batch import Losses, Text, to_device
 from ..modules import only_columns, transformer_layers
 from .layout import round_up
 from .row_attention import ATTENTION
-from .row_layout import Rows, SharedKeys, row_layout
+from .row_layout import Rows, SharedKeys, TextBefore, after_text, row_layout
 from .step import DIVERGED, Packed
 
 MAX_RECORDED = 2**38
 """Tokens of a step times weights of a layer, up to which launching a layer's kernels can take
 longer than they run."""
+TEXT_FIRST = 0.5
+"""The tokens before prompts, as a multiple of all others, from which reading them first pays off."""
 CAUSAL_TYPES = frozenset(
     {
         *("gpt2", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"),
@@ -102,6 +104,9 @@ class PackedRows(Packed):
             targets, target_mask = (
                 nn.functional.pad(part, (0, more)) for part in (targets, target_mask)
             )
+        before = None
+        if self.causal and self._text_first(vectors, text):
+            before, text = self._read_text(text)
         layout = row_layout(
             text,
             (vectors.shape[0], vectors.shape[1]),
@@ -111,6 +116,8 @@ class PackedRows(Packed):
             tiled=vectors.device.type == "cuda",
             buckets=recorded,
         )
+        if before is not None:
+            layout = after_text(layout, before)
         sane = (vectors.abs() < DIVERGED).all(2).all(1)
         parts = [torch.where(sane[:, None, None], vectors, 0).to(text.embeds), text.embeds]
         if target_lengths is not None:
@@ -134,6 +141,48 @@ class PackedRows(Packed):
         if text.prompt_of is not None:
             sane = sane[to_device(text.prompt_of, sane.device)]
         return torch.where(sane, nll, torch.nan), by_vector.to(vectors.dtype)
+
+    def _text_first(self, vectors: Tensor, text: Text) -> bool:
+        """Whether to read the text before the prompts first, because it takes no gradient.
+
+        On a CPU; on a GPU, one recorded pass takes less time than two that are not. Each row must
+        have text before its prompt, and a prompt, whose last vector predicts the target.
+        """
+        if text.insert_at is None or vectors.device.type != "cpu" or not vectors.shape[1]:
+            return False
+        assert text.lengths is not None
+        lengths = text.prompt_lengths
+        prompts = vectors.shape[1] * len(text.mask) if lengths is None else int(lengths.sum())
+        read, rest = int(text.insert_at.sum()), int((text.lengths - text.insert_at).sum())
+        every = int(text.insert_at.min()) > 0 and (lengths is None or int(lengths.min()) > 0)
+        return every and read >= TEXT_FIRST * (prompts + rest)
+
+    @torch.no_grad()
+    def _read_text(self, text: Text) -> tuple[TextBefore, Text]:
+        """The keys and values of the text before each row's prompt, and the text after it."""
+        assert text.insert_at is not None
+        assert text.lengths is not None
+        lengths = text.insert_at
+        first, rest = int(lengths.max()), text.lengths - lengths
+        opening = Text(text.embeds[:, :first], text.mask[:, :first], lengths=lengths)
+        layout = row_layout(opening, (len(lengths), 0), causal=True)
+        keys: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        with self._packed_attention():
+            inputs = {
+                "inputs_embeds": opening.embeds.flatten(0, 1)[layout.source][None],
+                "position_ids": layout.positions[None],
+                "packed_rows": layout.rows._replace(keeps=keys),
+                "use_cache": False,
+            }
+            self._word_logits(inputs, layout.starts[:1])
+        column = torch.arange(int(rest.max()))
+        columns = (lengths[:, None] + column).clamp(max=text.mask.shape[1] - 1)
+        return TextBefore(lengths, layout.starts, keys), Text(
+            text.embeds.gather(1, columns[:, :, None].expand(-1, -1, text.embeds.shape[2])),
+            (column < rest[:, None]).to(text.mask),
+            prompt_lengths=text.prompt_lengths,
+            lengths=rest,
+        )
 
     def _run(
         self,

@@ -30,11 +30,14 @@ def row_attention(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Each row attends to its prompt and itself alone: [1, heads, N, D] -> [1, N, heads, D]."""
+    """Each row attends to what comes before it and to itself: [1, heads, N, D] -> [1, N, heads, D]."""
+    if packed_rows.keeps is not None:
+        packed_rows.keeps[module] = key, value
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = None if sliding_window is None else sliding_window - 1
     if packed_rows.tiles is None:
-        return _attend(query, key, value, packed_rows, scale, window, softcap), None
+        before = packed_rows.before and packed_rows.before.keys[module]
+        return _attend((query, key, value), before, packed_rows, scale, window, softcap), None
     if packed_rows.shared is not None:
         key, value = (repeat_keys(part, packed_rows.shared) for part in (key, value))
     sides = kernels.Sides(*packed_rows.tiles, packed_rows.causal)
@@ -70,21 +73,22 @@ class _RepeatKeys(torch.autograd.Function):
 
 
 def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    states: tuple[Tensor, Tensor, Tensor],
+    before: tuple[Tensor, Tensor] | None,
     rows: Rows,
     scale: float,
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """By groups of rows of similar length, padded."""
+    """Queries, keys and values by groups of rows of similar length, padded; `before`: the keys and
+    values of texts that were read before them."""
     assert rows.padded is not None
     assert rows.inverse is not None
-    repeats = query.shape[1] // key.shape[1]
-    packed = [part[0].transpose(0, 1) for part in (query, key, value)]
-    if query.dtype == torch.bfloat16:  # which is slow in a CPU's attention
+    dtype, repeats = states[0].dtype, states[0].shape[1] // states[1].shape[1]
+    packed = [part[0].transpose(0, 1) for part in (*states, *(before or ()))]
+    if dtype == torch.bfloat16:  # which is slow in a CPU's attention
         packed = [part.float() for part in packed]
+    packed, read = packed[:3], packed[3:]
     sizes = [group.rows * group.width for group in rows.groups]
     columns = [torch.split(to_columns(part, rows.padded, rows.inverse), sizes) for part in packed]
     count, length = rows.prompts
@@ -97,6 +101,9 @@ def _attend(
         if group.prompts is not None:
             keys = torch.cat([_of_rows(prompts[0], group.prompts), keys], dim=1)
             values = torch.cat([_of_rows(prompts[1], group.prompts), values], dim=1)
+        if group.before is not None:
+            keys = torch.cat([read[0][group.before], keys], dim=1)
+            values = torch.cat([read[1][group.before], values], dim=1)
         if repeats > 1:
             keys, values = (part.repeat_interleave(repeats, dim=2) for part in (keys, values))
         mask = _mask(group, rows.causal, window, queries.dtype)
@@ -109,7 +116,7 @@ def _attend(
             softcap,
         )
         attended.append(output.transpose(1, 2).flatten(0, 1))
-    return to_positions(torch.cat(attended), rows.inverse).to(query.dtype)[None]
+    return to_positions(torch.cat(attended), rows.inverse).to(dtype)[None]
 
 
 def _of_rows(prompts: Tensor, owner: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ layers.
 In a decoder-only model, a prompt that comes first cannot see the text, so its states are the same
 for all its rows: prompts are packed once, before all rows, and each row's keys are its prompt's
 followed by its own. Elsewhere (another place, or a model that looks both ways) each row has its own
-copy of its prompt inside it.
+copy of its prompt inside it. Text before a prompt does not depend on it: where that is read first,
+a packed row is what comes after it.
 
 Shape letters: U prompts, N packed positions, K packed keys, G rows of a group, L the longest of
 them, n target tokens; the others as in `backbone.py`.
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..batch import Text, to_device
 from . import kernels
@@ -42,16 +43,34 @@ class SharedKeys(NamedTuple):
 class Group(NamedTuple):
     """For a CPU: rows of similar length, padded.
 
-    prompts: the prompt of each [G]; None: nothing comes before them
+    members: the row of each [G]
+    prompts: the prompt of each [G]; None: no prompt comes before them
     query_positions: in the row [G, L]
-    key_positions: of the prompt's keys, then the row's own: [G, P + L]; -1: not a key
+    key_positions: of the keys before the row's own (the prompt's, or those of `before`), then the
+        row's own: [G, P + L]; -1: not a key
+    before: where the keys of the text before each row are [G, T]; None: none were read before
     """
 
     rows: int
     width: int
+    members: Tensor
     prompts: Tensor | None
     query_positions: Tensor
     key_positions: Tensor
+    before: Tensor | None = None
+
+
+class TextBefore(NamedTuple):
+    """The text before the prompt of each row, packed and read already, on a CPU.
+
+    lengths: tokens of each row's [B]
+    starts: where each row's starts [B]
+    keys: the keys and values [1, heads, N, D] of each attention module
+    """
+
+    lengths: Tensor
+    starts: Tensor
+    keys: dict[nn.Module, tuple[Tensor, Tensor]]
 
 
 class Rows(NamedTuple):
@@ -68,6 +87,10 @@ class Rows(NamedTuple):
     """The column of each position [N]."""
     prompts: tuple[int, int] = (0, 0)
     """How many prompts come before all rows, and their length."""
+    before: TextBefore | None = None
+    """What was read before these rows."""
+    keeps: dict[nn.Module, tuple[Tensor, Tensor]] | None = None
+    """Where the keys and values of these rows are kept, if they are."""
 
 
 class RowLayout(NamedTuple):
@@ -174,6 +197,28 @@ def row_layout(
     return RowLayout._make([*tensors, rows])
 
 
+def after_text(layout: RowLayout, before: TextBefore) -> RowLayout:
+    """The same layout where each row comes after a text that was read before it."""
+    groups = []
+    for group in layout.rows.groups:
+        lengths, starts = before.lengths[group.members], before.starts[group.members]
+        column = torch.arange(int(lengths.max())).expand(group.rows, -1)
+        read = column < lengths[:, None]
+        own = group.key_positions
+        keys = [torch.where(read, column, -1), torch.where(own < 0, -1, own + lengths[:, None])]
+        groups.append(
+            group._replace(
+                query_positions=group.query_positions + lengths[:, None],
+                key_positions=torch.cat(keys, dim=1),
+                before=starts[:, None] + torch.where(read, column, 0),
+            )
+        )
+    return layout._replace(
+        positions=layout.positions + before.lengths[layout.row_of],
+        rows=layout.rows._replace(groups=tuple(groups), before=before),
+    )
+
+
 def _padded(array: Array, size: int, value: int = 0) -> Array:
     return np.concatenate([array, np.full(size - len(array), value)])
 
@@ -246,9 +291,9 @@ def _grouped(
             owner = text.prompt_of[torch.from_numpy(order[members.start - first : begin - first])]
             vector = np.arange(length)
             keys = np.concatenate([np.where(vector < prefix[members, None], vector, -1), keys], 1)
-        groups.append(
-            Group(size, width, owner, torch.from_numpy(positions), torch.from_numpy(keys))
-        )
+        numbers = order[max(0, members.start - first) : max(0, begin - first)]
+        arrays = [torch.from_numpy(array) for array in (numbers, positions, keys)]
+        groups.append(Group(size, width, arrays[0], owner, *arrays[1:]))
     widths = np.repeat([width for _, width in sizes], [size for size, _ in sizes])
     column_starts = widths.cumsum() - widths
     segment = np.repeat(np.arange(len(queries)), queries)

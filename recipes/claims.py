@@ -1,0 +1,202 @@
+"""The page docs/claims.md: all claims of docs/claims.yaml, each with its verdict and its report.
+
+    python recipes/claims.py            # writes docs/claims.md
+
+A recipe states which claims it tests, and how, before it runs. Once `softprompts report` (or
+`softprompts study report`) has written results/RECIPE, its verdicts are on the page. Smoke recipes
+are too short to judge anything.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from softprompts.analysis.findings import HELD, NOT_HELD, NOT_RUN
+from softprompts.analysis.folder_report import folder_claims
+from softprompts.analysis.runs import RunRecord, Runs, read_runs
+from softprompts.analysis.verdicts import judge_claims, overall
+from softprompts.files import write_text
+from softprompts.study.claims import read_claims
+
+ROOT = Path(__file__).parents[1]
+INTRODUCTION = """<!-- Written by recipes/claims.py; do not edit. -->
+
+# Claims
+
+Every claim of the four papers, in our words, and what became of it here. A verdict is reached by a
+rule that the recipe states before it runs ([studies.md](studies.md#claims)):
+
+- **held**: the 95 % interval of the paired differences, over tasks and seeds, lies above the
+  margin, and a paired test, corrected for all expectations of the claim, agrees.
+- **did not hold**: the interval lies below the smallest difference that would count.
+- **too weak to tell**: neither, or no task is above its majority class.
+- **not run yet**: there is no report. No claim is marked without one.
+
+A claim with several expectations holds if all of them do. Models here are smaller than the papers'.
+"""
+
+
+def evidence(root: Path) -> dict[int, list[dict[str, Any]]]:
+    """For each claim, what the recipes with results, and other records, say about it."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for recipe in sorted((root / "recipes").glob("*.yaml")):
+        folder = root / "results" / recipe.stem
+        if recipe.stem.endswith("-smoke") or not folder.is_dir():
+            continue
+        for claim in _judged(folder, recipe.read_text(encoding="utf-8")):
+            report = next(
+                (
+                    name
+                    for name in ("README.md", "summary.md", "report.md")
+                    if (folder / name).exists()
+                ),
+                "",
+            )
+            entry = {**claim, "recipe": recipe.stem, "report": f"results/{recipe.stem}/{report}"}
+            found.setdefault(claim["claim"], []).append(entry)
+    for number, claim in claims(root).items():
+        for record in claim.get("records", ()):
+            path = root / record["file"]
+            if path.exists():
+                judged = KINDS[record["kind"]](json.loads(path.read_text()), record)
+                found.setdefault(number, []).append({**judged, "report": record["report"]})
+    return found
+
+
+def _judged(folder: Path, recipe: str) -> Sequence[Mapping[str, Any]]:
+    """The verdicts in a folder's summary; without one, those on its records."""
+    summary = folder / "summary.json"
+    if summary.exists() and (judged := json.loads(summary.read_text())["claims"]):
+        return list(judged)
+    return folder_claims(read_runs(folder), recipe)
+
+
+def claims(root: Path) -> dict[int, dict[str, Any]]:
+    """The list of all claims, by number."""
+    listed = yaml.safe_load((root / "docs" / "claims.yaml").read_text(encoding="utf-8"))
+    return {int(number): claim for number, claim in listed["claims"].items()}
+
+
+# -- records that are not a study's ----------------------------------------------------------------
+
+
+def _objectives(record: Mapping[str, Any], how: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict on scores that recipes/objectives.py recorded."""
+    runs = [
+        RunRecord(
+            f"{variant}/{task}/{seed}",
+            task,
+            int(seed),
+            {"variant": variant, "stage": "baseline"},
+            metric="accuracy",
+            scores={"validation": score},
+            majority={"validation": scores["majority"]},
+            rows={"validation": how["rows"][task]},
+        )
+        for variant, part in record["variants"].items()
+        for task, scores in part["tasks"].items()
+        for seed, score in scores["best"].items()
+    ]
+    claim = {"claim": 0, "text": "", "paper": "", "expect": how["expect"]}
+    (judged,) = judge_claims(read_claims([claim]), Runs(Path(), "study", runs), {})
+    return judged
+
+
+def _smop(record: Mapping[str, Any], how: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict on what `softprompts bench smop` measured on one machine: without interval."""
+    savings = {
+        name: 100 * record["savings"][part]
+        for name, part in {"time": "time", "memory": "memory", "operations": "flops"}.items()
+    }
+    verdict = HELD if min(savings.values()) > 0 else NOT_HELD
+    measured = ", ".join(f"{name} {-value:.1f} %" for name, value in savings.items())
+    settings = record["settings"]
+    where = f"{settings['model']}, batch {settings['batch']}, {record['machine']['device']}"
+    return {"verdict": verdict, "expectations": [{"sentence": f"{measured} ({where}): {verdict}"}]}
+
+
+KINDS = {"objectives": _objectives, "smop": _smop}
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def page(root: Path) -> str:
+    found, listed = evidence(root), claims(root)
+    unknown = sorted(set(found) - set(listed))
+    if unknown:
+        raise SystemExit(f"A recipe states claim {unknown[0]}, which docs/claims.yaml lacks.")
+    papers = yaml.safe_load((root / "docs" / "claims.yaml").read_text(encoding="utf-8"))["papers"]
+    recipes = _recipes(root)
+    parts = [INTRODUCTION.rstrip(), _counts(found, listed)]
+    for name, title in papers.items():
+        rows = [
+            _row(number, claim, found.get(number, []), recipes.get(number, []))
+            for number, claim in listed.items()
+            if claim["source"] == name
+        ]
+        head = ["| | claim | paper | ours | verdict | report |", "|---:|---|---|---|---|---|"]
+        parts += [f"## {title}", "\n".join([*head, *rows])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _recipes(root: Path) -> dict[int, list[str]]:
+    """The recipes of the small scale that test each claim."""
+    tests: dict[int, list[str]] = {}
+    for recipe in sorted((root / "recipes").glob("*-small.yaml")):
+        study = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+        for claim in study.get("claims") or ():
+            tests.setdefault(claim["claim"], []).append(recipe.name)
+    return tests
+
+
+def _verdict(entries: Sequence[Mapping[str, Any]], claim: Mapping[str, Any]) -> str:
+    if "untestable" in claim:
+        return f"not testable here: {claim['untestable']}"
+    return overall([entry["verdict"] for entry in entries]) if entries else NOT_RUN
+
+
+def _counts(found: Mapping[int, Any], listed: Mapping[int, Any]) -> str:
+    verdicts = [_verdict(found.get(n, []), claim).partition(":")[0] for n, claim in listed.items()]
+    counts = {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(sorted(verdicts))}
+    return f"Of {len(listed)} claims: " + ", ".join(f"{n} {v}" for v, n in counts.items()) + "."
+
+
+def _row(
+    number: int,
+    claim: Mapping[str, Any],
+    entries: Sequence[Mapping[str, Any]],
+    recipes: Sequence[str],
+) -> str:
+    sentences = [part["sentence"] for entry in entries for part in entry["expectations"]]
+    links = [
+        f"[{Path(e['report'].partition('#')[0]).parent.name}](../{e['report']})" for e in entries
+    ]
+    planned = ", ".join(f"[{name}](../recipes/{name})" for name in recipes) if not entries else ""
+    cells = [
+        str(number),
+        claim["text"],
+        str(claim["paper"]),
+        "<br>".join(sentences),
+        _verdict(entries, claim),
+        ", ".join(links) or planned,
+    ]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
+    parser.add_argument("--output", type=Path, help="the page (default docs/claims.md)")
+    options = parser.parse_args()
+    output = options.output or options.root / "docs" / "claims.md"
+    write_text(output, page(options.root))
+    print(f"the claims are in {output}")
+
+
+if __name__ == "__main__":
+    main()

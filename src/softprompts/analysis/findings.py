@@ -1,0 +1,50 @@
+"""Findings about a claim's expectations: the runs they are about, and tasks too weak to judge."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..study.claims import Selector
+from ..tasks.statistics import Interval
+from .runs import CHOICES, RunRecord, Runs
+
+HELD, NOT_HELD, TOO_WEAK = "held", "did not hold", "too weak to tell"
+NOT_RUN = "not run yet"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of one expectation."""
+
+    verdict: str
+    sentence: str
+    difference: float | None = None
+    interval: Interval | None = None
+    p: float | None = None
+    pairs: int = 0
+
+    def plain(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def select(selector: Selector, runs: Runs) -> list[RunRecord]:
+    """The finished runs that a selector names; without a source or a stage, those without
+    transfer."""
+    where = dict(selector.where)
+    stages = where.pop("stage", ("transfer",) if "source" in where else ("baseline",))
+    return [
+        run
+        for run in runs.records
+        if run.stage in stages
+        and run.stage not in CHOICES
+        and run.scores
+        and all(run.arm.get(name) in values for name, values in where.items())
+    ]
+
+
+def weak(runs: Runs, found: Sequence[RunRecord], task: str) -> bool:
+    """Whether no arm among the runs is above the majority class on the task."""
+    arms: dict[str, list[RunRecord]] = {}
+    for run in found:
+        arms.setdefault(repr(sorted(run.arm.items(), key=str)), []).append(run)
+    return all(runs.task_score(task, part).weak for part in arms.values())

@@ -1,0 +1,381 @@
+"""A folder's runs as tables, tests and curves: what `softprompts report` shows.
+
+Means are over seeds. Every difference is tested against the best arm of its column, or against one
+reference, by a paired test, and all p-values of a table are corrected together (Holm 1979).
+Nothing here needs torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, TypedDict
+
+from ..errors import UserError, choices
+from .compare import Comparison, compare
+from .runs import CHOICES, SOURCE_STAGES, RunRecord, Runs, arm_names, flatten
+from .spread import SIGNIFICANCE, Spread, finite, holm, spread
+
+MEAN = "mean"
+"""The column of means over tasks."""
+
+
+class TaskFacts(TypedDict):
+    """A column: what it is scored by and on, and whether its best arm beats the majority class."""
+
+    name: str
+    metric: str | None
+    split: str
+    rows: int | None
+    majority: float | None
+    weak: bool
+
+
+class Score(TypedDict):
+    """A number of the table. `tied`: no clear difference from the best of its column."""
+
+    mean: float
+    std: float | None
+    runs: int
+    best: bool
+    tied: bool
+
+
+class Difference(Comparison):
+    """An arm against the reference: on one task, or on the mean of all."""
+
+    arm: str
+    reference: str
+    task: str
+    p_corrected: float | None
+
+
+class Arm(TypedDict):
+    name: str
+    scores: dict[str, Score | None]  # by task, and their mean
+    runs: int
+    trained_parameters: int | None
+    seconds: float | None  # of one run
+
+
+class Table(TypedDict):
+    title: str
+    tasks: list[TaskFacts]
+    arms: list[Arm]
+    differences: list[Difference]
+
+
+class Choice(TypedDict):
+    """Settings that were tried on held-out rows for the runs of an arm on a task."""
+
+    arm: str
+    task: str
+    settings: str
+    score: float | None
+    best: bool
+
+
+class CurvePoint(TypedDict):
+    step: int
+    mean: float
+    std: float | None
+    runs: int
+
+
+class Curves(TypedDict):
+    """How the scores (or losses) on one task grew: for each arm, a point per evaluation."""
+
+    task: str
+    metric: str
+    arms: dict[str, list[CurvePoint]]
+
+
+class Summary(TypedDict):
+    title: str
+    folder: str
+    kind: str
+    runs: int
+    unfinished: int
+    failed: dict[str, str]
+    seeds: list[int]
+    tables: list[Table]
+    curves: list[Curves]
+    choices: list[Choice]
+    common: dict[str, Any]  # settings that all runs share
+    settings: dict[str, dict[str, Any]]  # those that differ, by arm
+    configs: dict[str, dict[str, Any]]  # the whole config of each run, by its name
+    machines: list[dict[str, str]]
+    study: str | None
+    claims: list[dict[str, Any]]
+    files: list[str]  # where it was written
+
+
+def summarize(runs: Runs, against: str | None = None) -> Summary:
+    """The tables, curves, settings and machines of a folder's runs.
+
+    `against` names the arm that all others are compared with, instead of the best of each column.
+    """
+    compared = [run for run in runs.records if run.stage not in CHOICES]
+    sources = [run for run in compared if run.stage in SOURCE_STAGES and run.scores]
+    targets = [run for run in compared if run.stage not in SOURCE_STAGES and run.scores]
+    groups = {"Scores": targets, "Source prompts": sources}
+    arms = {title: _grouped(part) for title, part in groups.items() if part}
+    names = [name for part in arms.values() for name in part]
+    if against is not None and against not in names:
+        raise UserError(f"There is no arm {against!r}; {choices(against, list(names))}")
+    tables = [
+        _table(title, runs, part, against if against in part else None)
+        for title, part in arms.items()
+    ]
+    shown = next(iter(arms.values()), {})
+    common, settings = _settings(arms)
+    machines = [dict(run.machine) for run in compared if run.machine]
+    return {
+        "title": runs.folder.name,
+        "folder": runs.folder.name,
+        "kind": runs.kind,
+        "runs": len(compared),
+        "unfinished": runs.unfinished,
+        "failed": {run.name: run.failed for run in compared if run.failed},
+        "seeds": sorted({run.seed for run in compared}),
+        "tables": tables,
+        "curves": _curves(shown),
+        "choices": _choices(runs),
+        "common": common,
+        "settings": settings,
+        "configs": {run.name: dict(run.config) for run in compared if run.config},
+        "machines": [m for index, m in enumerate(machines) if m not in machines[:index]],
+        "study": runs.study,
+        "claims": [],
+        "files": [],
+    }
+
+
+Arms = Mapping[str, Sequence[RunRecord]]
+
+
+def _grouped(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+    groups: dict[str, list[RunRecord]] = {}
+    for record, name in zip(records, arm_names(records), strict=True):
+        groups.setdefault(name, []).append(record)
+    return groups
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def _table(title: str, runs: Runs, arms: Arms, against: str | None) -> Table:
+    tasks = list(dict.fromkeys(run.task for part in arms.values() for run in part))
+    columns = {task: {name: runs.task_score(task, part) for name, part in arms.items()}
+               for task in tasks}  # fmt: skip
+    spreads: dict[str, dict[str, Spread | None]] = {
+        task: {name: known.score for name, known in column.items()}
+        for task, column in columns.items()
+    }
+    if len(tasks) > 1:
+        spreads[MEAN] = {name: mean_over(runs, part, tasks) for name, part in arms.items()}
+    best = {
+        column: max((n for n, s in scores.items() if s), key=lambda n: _mean(scores[n]), default="")
+        for column, scores in spreads.items()
+    }
+    differences = _differences(runs, arms, list(spreads), tasks, best, against)
+    tied = {
+        (row["task"], row["arm"])
+        for row in differences
+        if against is None and (row["p_corrected"] is None or row["p_corrected"] >= SIGNIFICANCE)
+    }
+    return {
+        "title": title,
+        "tasks": [
+            {
+                "name": task,
+                "metric": column[best[task]].metric if best[task] else None,
+                "split": runs.split(task),
+                "rows": column[best[task]].rows if best[task] else None,
+                "majority": column[best[task]].majority if best[task] else None,
+                "weak": not best[task] or column[best[task]].weak,
+            }
+            for task, column in columns.items()
+        ],
+        "arms": [
+            {
+                "name": name,
+                "scores": {
+                    column: _score(scores[name], best[column] == name, (column, name) in tied)
+                    for column, scores in spreads.items()
+                },
+                "runs": len(part),
+                "trained_parameters": next(
+                    (run.trained_parameters for run in part if run.trained_parameters), None
+                ),
+                "seconds": _mean_of([run.seconds for run in part]),
+            }
+            for name, part in arms.items()
+        ],
+        "differences": differences,
+    }
+
+
+def _mean(value: Spread | None) -> float:
+    return value.mean if value else float("-inf")
+
+
+def _mean_of(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(fmean(known), 3) if known else None
+
+
+def _score(value: Spread | None, best: bool, tied: bool) -> Score | None:
+    if value is None:
+        return None
+    std = None if value.std is None else round(value.std, 4)
+    return {
+        "mean": round(value.mean, 4),
+        "std": std,
+        "runs": value.runs,
+        "best": best,
+        "tied": tied and not best,
+    }
+
+
+def mean_over(runs: Runs, part: Sequence[RunRecord], tasks: Sequence[str]) -> Spread | None:
+    """The mean over tasks, and its spread over seeds; None if a task or a run is missing."""
+    by_seed: dict[int, dict[str, float | None]] = {}
+    for run in part:
+        by_seed.setdefault(run.seed, {})[run.task] = runs.score(run)
+    means = []
+    for scores in by_seed.values():
+        known = [score for task in tasks if (score := scores.get(task)) is not None]
+        if len(known) < len(tasks):
+            return None
+        means.append(fmean(known))
+    return spread(means)
+
+
+# -- differences -----------------------------------------------------------------------------------
+
+
+def _differences(
+    runs: Runs,
+    arms: Arms,
+    columns: Sequence[str],
+    tasks: Sequence[str],
+    best: Mapping[str, str],
+    against: str | None,
+) -> list[Difference]:
+    rows: list[Difference] = []
+    for column in columns:
+        reference, chosen = against or best[column], tasks if column == MEAN else [column]
+        for name in arms:
+            if not reference or name == reference:
+                continue
+            found = compare(runs, arms[name], arms[reference], chosen)
+            if found is not None:
+                names = {"arm": name, "reference": reference, "task": column}
+                rows.append({**found, **names, "p_corrected": None})  # type: ignore[typeddict-item]
+    tested = [row for row in rows if row["p"] is not None]
+    for row, p in zip(tested, holm([row["p"] or 0.0 for row in tested]), strict=True):
+        row["p_corrected"] = float(f"{p:.4g}")
+    return rows
+
+
+def _choices(runs: Runs) -> list[Choice]:
+    """The first of the best is chosen, as `study run` does."""
+    tried = [run for run in runs.records if run.stage in CHOICES]
+    choices: list[Choice] = [
+        {
+            "arm": name,
+            "task": run.task,
+            "settings": run.name.split("/")[-2],
+            "score": run.scores.get("validation"),
+            "best": False,
+        }
+        for run, name in zip(tried, arm_names(tried), strict=True)
+    ]
+    groups: dict[tuple[str, str], list[Choice]] = {}
+    for choice in choices:
+        groups.setdefault((choice["arm"], choice["task"]), []).append(choice)
+    for group in groups.values():
+        scored = [choice for choice in group if choice["score"] is not None]
+        if scored:
+            max(scored, key=lambda choice: choice["score"] or 0.0)["best"] = True
+    return choices
+
+
+# -- curves ----------------------------------------------------------------------------------------
+
+
+def _curves(arms: Arms) -> list[Curves]:
+    """The first metric of each task by step; of a single run, its training loss as well."""
+    records = [run for part in arms.values() for run in part]
+    tasks = {run.task: run.metric for run in records if len(run.history) > 1 and run.metric}
+    wanted = [(task, metric) for task, metric in tasks.items() if metric]
+    if len(records) == 1:
+        wanted += [(task, "loss") for task in tasks]
+    curves: list[Curves] = [
+        {
+            "task": task,
+            "metric": metric,
+            "arms": {
+                name: points
+                for name, part in arms.items()
+                if (points := _points([run for run in part if run.task == task], metric))
+            },
+        }
+        for task, metric in wanted
+    ]
+    return [curve for curve in curves if curve["arms"]]
+
+
+def _points(part: Sequence[RunRecord], metric: str) -> list[CurvePoint]:
+    values: dict[int, list[float]] = {}
+    for run in part:
+        for entry in run.history:
+            value = entry.get(metric)
+            if isinstance(value, int | float) and finite(value) is not None:
+                values.setdefault(int(entry["step"]), []).append(float(value))
+    known = {step: spread(scores) for step, scores in sorted(values.items())}
+    return [
+        {
+            "step": step,
+            "mean": round(value.mean, 4),
+            "std": None if value.std is None else round(value.std, 4),
+            "runs": value.runs,
+        }
+        for step, value in known.items()
+        if value
+    ]
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+
+def _settings(arms: Mapping[str, Arms]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The settings that all runs share, and those of each arm that differ from them.
+
+    Seeds, and what says which task it is, differ by design; whole configs are listed elsewhere.
+    """
+    flat = {
+        name: [
+            {key: value for key, value in flatten(run.config).items() if key != "seed"}
+            for run in part
+            if run.config
+        ]
+        for table in arms.values()
+        for name, part in table.items()
+    }
+    everything = [settings for part in flat.values() for settings in part]
+    if not everything:
+        return {}, {}
+    common = {
+        key: value
+        for key, value in everything[0].items()
+        if all(key in other and other[key] == value for other in everything)
+    }
+    return common, {
+        name: {
+            key: value
+            for key, value in part[0].items()
+            if key not in common and all(other.get(key) == value for other in part)
+        }
+        for name, part in flat.items()
+        if part
+    }

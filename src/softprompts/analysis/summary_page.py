@@ -1,0 +1,356 @@
+"""A summary of runs as Markdown, and as one HTML page with nothing from outside.
+
+The page is legible on a phone, in dark mode and by a screen reader.
+"""
+
+import base64
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..version import __version__
+from .curve_svg import curve_figure
+from .spread import SIGNIFICANCE
+from .summary import MEAN, Arm, Choice, Difference, Score, Summary, Table
+
+MOST_CONFIGS, MOST_OPEN = 60, 30
+"""Configs on the page, and rows of a table that is not folded away."""
+TIED = "≈"
+WEAK = "†"
+STYLE = """
+:root { color-scheme: light dark; --text: #1b1b1b; --back: #fff; --soft: #f3f3f3; --rule: #8886;
+  --line-0: #0060a8; --line-1: #b84a00; --line-2: #00704f; --line-3: #a3467f; --line-4: #7a5d00;
+  --line-5: #444; }
+@media (prefers-color-scheme: dark) { :root { --text: #ececec; --back: #161616; --soft: #242424;
+  --line-0: #6cb8ff; --line-1: #ff9a55; --line-2: #4fd1a5; --line-3: #f0a0cf; --line-4: #e5c75c;
+  --line-5: #ccc; } }
+* { box-sizing: border-box; }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back);
+  max-width: 62rem; margin: 0 auto; padding: 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabular-nums; }
+caption { text-align: left; padding-bottom: .3rem; }
+th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--rule); text-align: right;
+  white-space: nowrap; }
+th[scope=row], th:first-child, td.text { text-align: left; }
+th[scope=row] { font-weight: normal; position: sticky; left: 0; background: var(--back);
+  max-width: 16rem; white-space: normal; }
+figure { margin: 1.2rem 0; } svg, img { max-width: 100%; height: auto; }
+img { background: #fff; } svg text { fill: currentColor; font-size: 12px; }
+.grid { stroke: var(--rule); stroke-width: .5; }
+.legend { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .2rem 1rem; }
+.key { width: 2rem; height: .65rem; margin-right: .4rem; }
+details { margin: .5rem 0; } summary { cursor: pointer; }
+pre { background: var(--soft); padding: .7rem; overflow-x: auto; font-size: .85rem; }
+.held { font-weight: bold; }
+"""
+
+
+# -- text that both forms share --------------------------------------------------------------------
+
+
+def introduction(summary: Summary) -> list[str]:
+    """What the folder holds, in sentences."""
+    seeds, count = summary["seeds"], summary["runs"]
+    runs = f"{count} run{'s' if count != 1 else ''}"
+    over = f" with the seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else ""
+    sentences = [f"{runs}{over}."]
+    if summary["unfinished"]:
+        sentences.append(f"{summary['unfinished']} more are not finished.")
+    for name, reason in summary["failed"].items():
+        sentences.append(f"{name} failed: {reason}")
+    return sentences
+
+
+def table_notes(table: Table) -> list[str]:
+    """How to read a table."""
+    notes = []
+    if len(table["arms"]) > 1 and any(arm["runs"] for arm in table["arms"]):
+        notes.append(
+            f"Mean ± standard deviation over seeds. Bold: the best of its column; {TIED}: no clear "
+            f"difference from the best (corrected p ≥ {SIGNIFICANCE})."
+        )
+    weak = [task["name"] for task in table["tasks"] if task["weak"]]
+    if weak:
+        notes.append(
+            f"{WEAK} No arm is above the majority class by two standard errors, so nothing can be "
+            f"concluded from {', '.join(weak)}."
+        )
+    return notes
+
+
+def difference_note(table: Table) -> str:
+    count = sum(row["p"] is not None for row in table["differences"])
+    return (
+        "Differences in points with 95 % intervals (Student's t), and p of paired tests: over rows "
+        "where predictions were saved, otherwise over seeds, or over tasks and seeds. Corrected: "
+        f"for all {count} comparisons of this table (Holm)."
+    )
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    return "" if value is None else f"{value:z.{digits}f}"
+
+
+def _score(score: Score | None) -> str:
+    if score is None:
+        return ""
+    std = "" if score["std"] is None else f" ± {number(score['std'])}"
+    return f"{number(score['mean'])}{std}{' ' + TIED if score['tied'] else ''}"
+
+
+def _columns(table: Table) -> list[tuple[str, str]]:
+    """Each column's name and heading."""
+    splits = {task["split"] for task in table["tasks"]}
+    mean = [(MEAN, MEAN)] if len(table["tasks"]) > 1 else []
+    return mean + [
+        (
+            task["name"],
+            f"{task['name']}{WEAK if task['weak'] else ''}"
+            f" ({task['metric']}{', ' + task['split'] if len(splits) > 1 else ''})",
+        )
+        for task in table["tasks"]
+    ]
+
+
+def _difference_cells(row: Difference) -> list[str]:
+    interval = row["interval"]
+    return [
+        row["arm"],
+        row["reference"],
+        row["task"],
+        f"{row['difference']:+z.1f}",
+        "" if interval is None else f"{number(interval[0])} to {number(interval[1])}",
+        _p(row["p"]),
+        _p(row["p_corrected"]),
+        f"{row['pairs']:,} {row['over']}",
+    ]
+
+
+DIFFERENCE_HEADINGS = (
+    *("arm", "against", "task", "difference", "95 % interval", "p", "corrected p", "pairs"),
+)
+
+
+def _p(value: float | None) -> str:
+    return "" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _cost_rows(table: Table) -> list[list[str]]:
+    known = [arm for arm in table["arms"] if arm["trained_parameters"] or arm["seconds"]]
+    return [
+        [
+            arm["name"],
+            "" if arm["trained_parameters"] is None else f"{arm['trained_parameters']:,}",
+            number(arm["seconds"]),
+        ]
+        for arm in known
+    ]
+
+
+COST_HEADINGS = ("arm", "trained parameters", "seconds per run")
+CHOICE_HEADINGS = ("arm", "task", "settings", "score on held-out rows", "")
+CLAIM_HEADINGS = ("claim", "paper", "ours", "verdict")
+
+
+def _claim_cells(claim: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{claim['claim']}. {claim['text']}",
+        claim["paper"],
+        "; ".join(part["sentence"] for part in claim["expectations"]),
+        claim["verdict"],
+    ]
+
+
+def _choice_cells(choice: Choice) -> list[str]:
+    chosen = "chosen" if choice["best"] else ""
+    return [choice["arm"], choice["task"], choice["settings"], number(choice["score"]), chosen]
+
+
+def _machine(machine: Mapping[str, str]) -> str:
+    return ", ".join(
+        value if name in ("device", "dtype") else f"{name} {value}"
+        for name, value in machine.items()
+    )
+
+
+def _yaml(settings: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
+
+
+# -- Markdown --------------------------------------------------------------------------------------
+
+
+def markdown(summary: Summary, title: str) -> str:
+    parts = [f"# {title}", " ".join(introduction(summary))]
+    if summary["claims"]:
+        parts += ["## Claims", _lines(CLAIM_HEADINGS, map(_claim_cells, summary["claims"]))]
+    for table in summary["tables"]:
+        columns = _columns(table)
+        rows = [
+            [arm["name"], *(_bold(arm["scores"].get(name)) for name, _ in columns)]
+            for arm in table["arms"]
+        ]
+        rows.append(["majority class", *_majority(table)])
+        parts += [f"## {table['title']}", _lines(("arm", *(head for _, head in columns)), rows)]
+        parts += table_notes(table)
+        if table["differences"]:
+            parts += [
+                "### Differences",
+                difference_note(table),
+                _lines(DIFFERENCE_HEADINGS, map(_difference_cells, table["differences"])),
+            ]
+        if cost := _cost_rows(table):
+            parts += ["### Cost", _lines(COST_HEADINGS, cost)]
+    if summary["choices"]:
+        chosen = map(_choice_cells, summary["choices"])
+        parts += ["## Chosen settings", _lines(CHOICE_HEADINGS, chosen)]
+    if summary["machines"]:
+        parts += ["## Environment", *(f"- {_machine(m)}" for m in summary["machines"])]
+    if summary["common"]:
+        parts += ["## Settings", f"```yaml\n{_yaml(summary['common'])}```"]
+        parts += [
+            f"{name}:\n\n```yaml\n{_yaml(settings)}```"
+            for name, settings in summary["settings"].items()
+            if settings
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _bold(score: Score | None) -> str:
+    text = _score(score)
+    return f"**{text}**" if score and score["best"] else text
+
+
+def _majority(table: Table) -> list[str]:
+    values = [number(task["majority"]) for task in table["tasks"]]
+    return ["", *values] if len(values) > 1 else values
+
+
+def _lines(columns: Sequence[str], rows: Any) -> str:
+    lines = [list(columns), ["---"] * len(columns), *([*row] for row in rows)]
+    escaped = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in escaped)
+
+
+# -- HTML ------------------------------------------------------------------------------------------
+
+
+def page(summary: Summary, title: str, figures: Sequence[Path] = ()) -> str:
+    """The page; `figures` are PNG files to show in it."""
+    sentences = "".join(f"<p>{html.escape(text)}</p>" for text in introduction(summary))
+    parts = [f"<h1>{html.escape(title)}</h1>{sentences}"]
+    if summary["claims"]:
+        rows = [_claim_cells(claim) for claim in summary["claims"]]
+        parts.append("<h2>Claims</h2>" + _html_table(CLAIM_HEADINGS, rows, text=True))
+    parts += map(_table_section, summary["tables"])
+    if summary["curves"]:
+        drawn = "".join(curve_figure(c, index) for index, c in enumerate(summary["curves"]))
+        parts.append(f"<h2>Learning curves</h2>{drawn}")
+    if summary["choices"]:
+        rows = [_choice_cells(choice) for choice in summary["choices"]]
+        chosen = _html_table(CHOICE_HEADINGS, rows)
+        parts.append(f"<h2>Chosen settings</h2><details><summary>All</summary>{chosen}</details>")
+    if figures:
+        parts.append("<h2>Figures</h2>" + "".join(map(_picture, figures)))
+    parts.append(_settings_section(summary))
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body><main>"
+        f"{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def _table_section(table: Table) -> str:
+    columns = _columns(table)
+    head = "".join(f"<th scope='col'>{html.escape(text)}</th>" for _, text in columns)
+    body = "".join(_arm_row(arm, [name for name, _ in columns]) for arm in table["arms"])
+    majority = "".join(f"<td>{text}</td>" for text in _majority(table))
+    notes = "".join(f"<p>{html.escape(note)}</p>" for note in table_notes(table))
+    rows = {task["rows"] for task in table["tasks"]}
+    counts = ", ".join(
+        f"{t['name']}: {t['rows']:,} {t['split']} rows" for t in table["tasks"] if t["rows"]
+    )
+    section = (
+        f"<h2>{html.escape(table['title'])}</h2><div class='scroll'><table><thead><tr>"
+        f"<th scope='col'>arm</th>{head}</tr></thead><tbody>{body}<tr><th scope='row'>majority "
+        f"class</th>{majority}</tr></tbody></table></div>{notes}"
+        + (f"<p>{html.escape(counts)}.</p>" if rows != {None} else "")
+    )
+    if table["differences"]:
+        rows_of = [_difference_cells(row) for row in table["differences"]]
+        shown = " open" if len(rows_of) <= MOST_OPEN else ""
+        section += (
+            f"<details{shown}><summary>Differences</summary>"
+            f"<p>{html.escape(difference_note(table))}</p>"
+            f"{_html_table(DIFFERENCE_HEADINGS, rows_of)}</details>"
+        )
+    if cost := _cost_rows(table):
+        section += f"<details><summary>Cost</summary>{_html_table(COST_HEADINGS, cost)}</details>"
+    return section
+
+
+def _arm_row(arm: Arm, columns: Sequence[str]) -> str:
+    cells = []
+    for name in columns:
+        score = arm["scores"].get(name)
+        text = html.escape(_score(score))
+        cells.append(f"<td>{f'<b>{text}</b>' if score and score['best'] else text}</td>")
+    return f"<tr><th scope='row'>{html.escape(arm['name'])}</th>{''.join(cells)}</tr>"
+
+
+def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], text: bool = False) -> str:
+    kind = " class='text' style='white-space:normal'" if text else ""
+    head = "".join(f"<th scope='col'>{html.escape(name)}</th>" for name in columns)
+    body = "".join(
+        f"<tr><th scope='row'>{html.escape(row[0])}</th>"
+        + "".join(f"<td{kind}>{html.escape(cell)}</td>" for cell in row[1:])
+        + "</tr>"
+        for row in rows
+    )
+    return (
+        f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        "</div>"
+    )
+
+
+def _picture(path: Path) -> str:
+    data = base64.b64encode(path.read_bytes()).decode("ascii")
+    name = path.stem.replace("-", " ").replace("_", " ")
+    return (
+        f"<figure><img alt='Figure: {html.escape(name)}' src='data:image/png;base64,{data}'>"
+        f"<figcaption>{html.escape(name)}</figcaption></figure>"
+    )
+
+
+def _settings_section(summary: Summary) -> str:
+    parts = ["<h2>Environment and settings</h2><ul>"]
+    parts += [f"<li>{html.escape(_machine(machine))}</li>" for machine in summary["machines"]]
+    parts.append(f"<li>this page: softprompts {__version__}</li></ul>")
+    blocks = {
+        "The study file": summary["study"],
+        "Settings that all runs share": summary["common"] and _yaml(summary["common"]),
+        **{
+            f"Settings of {name}": _yaml(settings)
+            for name, settings in summary["settings"].items()
+            if settings
+        },
+        **(
+            {f"config.yaml of {n}": _yaml(c) for n, c in summary["configs"].items()}
+            if len(summary["configs"]) <= MOST_CONFIGS
+            else {}
+        ),
+    }
+    if len(summary["configs"]) > MOST_CONFIGS:
+        parts.append("<p>The whole configs of all runs are in summary.json.</p>")
+    parts += [
+        f"<details><summary>{html.escape(name)}</summary><pre>{html.escape(text)}</pre></details>"
+        for name, text in blocks.items()
+        if text
+    ]
+    return "".join(parts)

@@ -1,0 +1,103 @@
+"""Variants of a study against each other: the same sources, targets and seeds, in paired tests."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from statistics import fmean
+from typing import Any
+
+from .spread import PairedTest, paired_runs
+
+Record = Mapping[str, Any]
+"""A finished run: backbone, variant, source (None: no transfer), target, seed, score, and, for
+tests on rows, `row_scores` and the `digest` of its rows."""
+Runs = dict[int, Record]
+"""By seed."""
+Difference = dict[str, Any]
+
+
+def variant_differences(records: Iterable[Record]) -> list[Difference]:
+    """How much each variant differs from each that stands before it, on every source and target
+    that both have finished; and in the mean over targets, where there are several.
+
+    A difference is between the means over the seeds of both. It is tested on the rows if both
+    were scored on the same ones, and else over the seeds; a mean over targets over the targets.
+    """
+    groups: dict[tuple[str, str | None], dict[str, dict[str, Runs]]] = {}
+    for record in records:
+        by_variant = groups.setdefault((record["backbone"], record["source"]), {})
+        by_target = by_variant.setdefault(record["variant"], {})
+        by_target.setdefault(record["target"], {})[record["seed"]] = record
+    return [
+        {"backbone": backbone, "source": source, "first": first, "second": second, **row}
+        for (backbone, source), by_variant in groups.items()
+        for first, second in combinations(by_variant, 2)
+        for row in _on_targets(by_variant[first], by_variant[second])
+    ]
+
+
+def _on_targets(one: Mapping[str, Runs], other: Mapping[str, Runs]) -> list[Difference]:
+    rows, means = [], list[tuple[float, float]]()
+    for target in (target for target in one if target in other):
+        first, second = one[target], other[target]
+        seeds = [seed for seed in first if seed in second]
+        if seeds:
+            pair = [fmean(runs[seed]["score"] for seed in seeds) for runs in (first, second)]
+            means.append((pair[0], pair[1]))
+            rows.append(_row(target, *means[-1], len(seeds), _test(first, second)))
+    if len(means) > 1:
+        sides = [list(side) for side in zip(*means, strict=True)]
+        test = PairedTest.of("targets", *sides)
+        rows.append(_row(None, fmean(sides[0]), fmean(sides[1]), None, test))
+    return rows
+
+
+def _test(first: Runs, second: Runs) -> PairedTest | None:
+    if len({record["digest"] for runs in (first, second) for record in runs.values()}) == 1:
+        return paired_runs(first, second)
+    scores = [
+        {seed: {"score": record["score"]} for seed, record in runs.items()}
+        for runs in (first, second)
+    ]
+    return paired_runs(*scores)
+
+
+def _row(
+    target: str | None, first: float, second: float, seeds: int | None, test: PairedTest | None
+) -> Difference:
+    return {
+        "target": target,
+        "first_score": round(first, 2),
+        "second_score": round(second, 2),
+        "change": round(second - first, 2),
+        "seeds": seeds,
+        "p_paired": test and float(f"{test.p:.6g}"),
+        "paired_over": test and test.over,
+        "pairs": test and test.pairs,
+    }
+
+
+def differences_markdown(differences: Sequence[Difference]) -> str:
+    several = [
+        name
+        for name in ("backbone", "source")
+        if len({difference[name] for difference in differences}) > 1
+    ]
+    columns = ["variants", *several, "target", "scores", "change", "p (paired)"]
+    lines = [columns, ["---"] * len(columns)]
+    for row in differences:
+        test = ""
+        if row["p_paired"] is not None:
+            test = str(PairedTest(row["p_paired"], row["paired_over"], row["pairs"]))
+        shown = {"backbone": row["backbone"], "source": row["source"] or "(no transfer)"}
+        lines.append(
+            [
+                f"{row['second']} against {row['first']}",
+                *(str(shown[name]) for name in several),
+                row["target"] or "(mean over targets)",
+                f"{row['second_score']:.1f} against {row['first_score']:.1f}",
+                f"{row['change']:+z.1f}",
+                test,
+            ]
+        )
+    title = "Variants against each other, on the same seeds and rows:\n\n"
+    return title + "".join(f"| {' | '.join(line)} |\n" for line in lines)

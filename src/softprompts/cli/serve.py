@@ -1,0 +1,153 @@
+"""The command `softprompts serve`."""
+
+import argparse
+import importlib.util
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..artifacts.file_names import CARD
+from ..config.serve import ServeSettings
+from ..errors import UserError, listing
+from ..files import find_path, read_json
+from ..library import check_exists, default_folder
+from ..serving.keys import Keys, check_open, read_keys
+from ..serving.logs import JsonLog
+from .command import add_model, check_prompt_folder, make_parser, output_folder
+from .flags import add_settings, given
+from .output import print_result
+
+EXAMPLES = """softprompts serve runs/intent runs/urgency
+  softprompts serve --model google/flan-t5-small --library library --api-keys keys.txt
+  softprompts serve --library library --host 0.0.0.0 --port 8080 --max-queue 4096"""
+PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve prompts over HTTP: OpenAI's API, where `model` names a prompt."""
+    options = _parser().parse_args(argv)
+    settings = ServeSettings.of(given(options))
+    folders = _folders(options)
+    keys = read_keys(settings.api_keys or None)
+    check_open(keys, settings.host, settings.open)
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"The server needs {listing(missing)}; install it with pip install "
+            "'softprompts[serve]'."
+        )
+    model = options.model or _model_of(folders)
+    with _listener(settings.host, settings.port) as listener:
+        return _serve(options, settings, folders, keys, model, listener)
+
+
+def _serve(
+    options: argparse.Namespace,
+    settings: ServeSettings,
+    folders: Sequence[Path],
+    keys: Keys,
+    model: str,
+    listener: socket.socket,
+) -> int:
+    from ..backbone import load_backbone
+    from ..serving.async_engine import AsyncEngine
+    from ..serving.server import LogHandler, create_app, limits_of, make_server
+
+    log = JsonLog(quiet=options.quiet, texts=settings.log_texts)
+    for name in ("softprompts", "uvicorn"):
+        logging.getLogger(name).addHandler(LogHandler(log))
+        logging.getLogger(name).propagate = False
+    backbone = load_backbone(model, options.dtype, options.device, options.trust_remote_code)
+    engine = AsyncEngine(backbone, folders, limits=limits_of(settings))
+    server = make_server(create_app(engine, settings, keys, log), settings)
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def announce() -> None:
+        count = len(engine.names())
+        result = {"url": url, "model": backbone.name, "prompts": count, "api_keys": len(keys)}
+        who = f"{len(keys)} API keys" if len(keys) else "no API keys"
+        text = f"serving {count} prompts of {backbone.name} at {url} ({who})"
+        print_result(options, result, text)
+        sys.stdout.flush()
+
+    server.on_ready = announce
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again when it has ended
+        signal.signal(number, lambda *_: None)
+    server.run(sockets=[listener])
+    return 0 if server.started else 1
+
+
+def _folders(options: argparse.Namespace) -> list[Path]:
+    """The folders of runs and libraries to serve; by default, the library."""
+    for folder in options.prompts:
+        check_prompt_folder(folder, default_folder())
+    folders: list[Path] = [*options.prompts, *(options.library or ())]
+    if not folders:
+        folders = [default_folder()]
+    for folder in folders:
+        check_exists(folder)
+    return folders
+
+
+def _model_of(folders: Sequence[Path]) -> str:
+    """The backbone on the cards of all prompts."""
+    cards = [
+        card
+        for folder in folders
+        for card in ([folder / CARD] if (folder / CARD).exists() else folder.glob(f"*/{CARD}"))
+    ]
+    models: dict[str, None] = {}
+    for card in cards:
+        try:
+            name = read_json(card)["backbone"]["name"]
+        except (UserError, KeyError, TypeError):
+            continue  # the engine logs it
+        models[find_path(str(name), card.parent) if os.path.isabs(str(name)) else str(name)] = None
+    if not models:
+        shown = listing([str(folder) for folder in folders])
+        raise UserError(f"There is no prompt in {shown}; name the model to serve with --model.")
+    if len(models) > 1:
+        raise UserError(
+            f"The prompts are of {len(models)} models ({listing(list(models))}); choose one with "
+            "--model."
+        )
+    return next(iter(models))
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """A socket to listen on, bound before anything slow is loaded."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        raise UserError(
+            f"The server cannot listen on {host}:{port} ({error.strerror or error}); choose "
+            "another --host or --port."
+        ) from None
+    return listener
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser("serve", EXAMPLES, main.__doc__)
+    parser.usage = f"{parser.prog} [PROMPT ...] [options]"
+    parser.add_argument(
+        "prompts", nargs="*", metavar="PROMPT", type=Path, help="folders that tune wrote"
+    )
+    parser.add_argument(
+        "--library",
+        metavar="FOLDER",
+        action="append",
+        type=lambda text: output_folder(text, "library", "--library"),
+        help="a folder of prompts, which may change while they are served; may be repeated "
+        "(default, without PROMPT: SOFTPROMPTS_LIBRARY, or library)",
+    )
+    add_model(parser, "the backbone (default: the one on the prompts' cards)")
+    add_settings(parser, ServeSettings, "server")
+    return parser

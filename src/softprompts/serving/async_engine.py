@@ -1,0 +1,406 @@
+"""AsyncEngine: thousands of prompts on one frozen model, for many clients at once.
+
+One thread owns the model (`worker.py`); requests come from one event loop.
+"""
+
+import asyncio
+import contextlib
+import math
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..backbone import Backbone
+from ..errors import UserError
+from ..tuning.tuned import Question, Tuned, check_question
+from .example_fit import all_fits
+from .jobs import Job, Message, ignore
+from .prompt_store import Key, LoadedPrompt, PromptStore
+from .requests import (
+    BadRequest,
+    BrokenPrompt,
+    Classified,
+    Fit,
+    Limits,
+    NotAClassifier,
+    Piece,
+    PromptCounts,
+    Sampling,
+    ServedPrompt,
+    Stats,
+    TooLong,
+    UnknownPrompt,
+)
+from .worker import Worker
+
+LOADERS = 4
+"""Threads that read prompts from disk."""
+MOST_LOGPROBS = 20
+NEGLIGIBLE = 1e-6
+"""The weight of a prompt in a task embedding below which it is left out."""
+
+
+class AsyncEngine:
+    """Answers whatever is asked of any prompt in shared batches.
+
+    async with AsyncEngine(backbone, "library") as engine:
+        answer = await engine.classify("sentiment", "I love it")
+        async for piece in engine.generate("summary", "A long text ..."):
+            print(piece.text, end="")
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        library: str | Path | Sequence[str | Path] = (),
+        *,
+        prompts: Mapping[str, Tuned] | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """`library`: a folder of prompts, or several; a run's own folder is one prompt.
+
+        `prompts` are served from memory, under their names.
+        """
+        folders = [library] if isinstance(library, str | Path) else library
+        self.backbone, self.limits = backbone, limits or Limits()
+        self.store = PromptStore(
+            backbone, [Path(folder) for folder in folders], prompts or {}, self.limits.memory_bytes
+        )
+        self.worker = Worker(backbone, self.limits, self._deliver)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loaders = ThreadPoolExecutor(LOADERS, "softprompts-loader")
+        self._reading: dict[str, asyncio.Future[LoadedPrompt]] = {}
+        self._versions: dict[str, Key] = {}
+        """The version of each prompt that was asked last."""
+        self._counts: dict[str, PromptCounts] = {}
+        self._requests = 0
+
+    # -- its life ----------------------------------------------------------------------------------
+
+    async def start(self) -> "AsyncEngine":
+        """Begin to answer. The prompts' cards are checked meanwhile, so that listing is quick."""
+        self._loop = asyncio.get_running_loop()
+        self.worker.thread.start()
+        self._loaders.submit(self.store.names)
+        return self
+
+    async def close(self, *, finish: bool = True) -> None:
+        """Take no more requests; finish those taken, or give them up with `Closed`."""
+        self.worker.close(finish)
+        if self.worker.thread.ident is not None:
+            await asyncio.to_thread(self.worker.thread.join)
+        self._loaders.shutdown(wait=False, cancel_futures=True)
+
+    async def __aenter__(self) -> "AsyncEngine":
+        return await self.start()
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    @property
+    def running(self) -> bool:
+        return self.worker.thread.is_alive()
+
+    def _deliver(self, messages: list[tuple[Job, Message]]) -> None:
+        """Hand messages of the worker's thread to the event loop."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody waits
+            self._loop.call_soon_threadsafe(_hand_out, messages)
+
+    # -- prompts -----------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """The names of all usable prompts, in order; quick once their cards were checked."""
+        return self.store.names()
+
+    def prompts(self) -> list[ServedPrompt]:
+        """All usable prompts with their cards, by name.
+
+        Reads the cards that are new since the last call: call it in a thread.
+        """
+        served = []
+        for name in self.store.names():
+            try:
+                served.append(self.store.card(name))
+            except (UnknownPrompt, BrokenPrompt):
+                continue
+        return served
+
+    def prompt(self, name: str) -> ServedPrompt:
+        """One prompt with its card; raises `UnknownPrompt` or `BrokenPrompt`."""
+        return self.store.card(name)
+
+    async def _load(self, name: str) -> LoadedPrompt:
+        """The present version of a prompt; a disk is read in another thread."""
+        prompt = self.store.loaded(name)
+        while prompt is None:
+            reading = self._reading.get(name)
+            if reading is not None:  # by an earlier request, perhaps of an earlier version
+                await asyncio.wait([reading])
+                prompt = self.store.loaded(name)
+                continue
+            loop = asyncio.get_running_loop()
+            reading = loop.run_in_executor(self._loaders, self.store.load, name)
+            self._reading[name] = reading
+            try:
+                prompt = await asyncio.shield(reading)
+            except UnknownPrompt:
+                self._retire(name)
+                raise
+            finally:
+                del self._reading[name]
+        if self._versions.get(name) != prompt.key:
+            self._retire(name)
+            self._versions[name] = prompt.key
+        return prompt
+
+    def _retire(self, name: str) -> None:
+        """Take the version of a prompt that was asked last off the device."""
+        key = self._versions.pop(name, None)
+        if key is not None:
+            self.worker.retire(key)
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    async def classify(
+        self,
+        prompt: str,
+        question: Question,
+        *,
+        tenant: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> Classified:
+        """The label of a text or row, and the probabilities of all labels.
+
+        `tenant`: whoever asks; tenants get equal shares of the model's time (without one, prompts
+        do). `priority`: higher ones first. `timeout`: seconds until it is given up.
+        """
+        job = await self._job(prompt, question, tenant, priority, timeout)
+        if not job.prompt.predictor.labels:
+            raise NotAClassifier(
+                f"The prompt {prompt} generates its answers and has no labels to choose among."
+            )
+        counts = self._count(prompt)
+        classified = await self._result(job)
+        assert isinstance(classified, Classified)
+        counts.classified += 1
+        counts.prompt_tokens += classified.prompt_tokens
+        return classified
+
+    async def answer(
+        self,
+        prompt: str,
+        question: Question,
+        *,
+        tenant: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> str:
+        """What `predict` answers: a label, or generated text."""
+        predictor = (await self._load(prompt)).predictor
+        asked: Any = {"tenant": tenant, "priority": priority, "timeout": timeout}
+        if predictor.scoring == "labels":
+            return (await self.classify(prompt, question, **asked)).label
+        pieces = self.generate(prompt, question, Sampling(stream=False), **asked)
+        text = "".join([piece.text async for piece in pieces])
+        return predictor.spellings.get(text, text)
+
+    async def generate(
+        self,
+        prompt: str,
+        question: Question,
+        sampling: Sampling | None = None,
+        *,
+        tenant: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[Piece, None]:
+        """The answer, or `sampling.n` of them, piece by piece. An async generator: closing it
+        (`aclose`) stops the work on it. Refusals are raised by its first step."""
+        sampling = self._checked(sampling or Sampling())
+        messages: asyncio.Queue[Message] = asyncio.Queue()
+        job = await self._job(prompt, question, tenant, priority, timeout)
+        if sampling.max_tokens is None:
+            most = min(job.prompt.predictor.answer_length, self.limits.max_tokens)
+            sampling = replace(sampling, max_tokens=most)
+        job.sampling, job.reply = sampling, messages.put_nowait
+        counts = self._count(prompt)
+        self.worker.submit(job)
+        try:
+            counted = False
+            while (message := await messages.get()) is not None:
+                if isinstance(message, Exception):
+                    raise message
+                assert isinstance(message, Piece)
+                counts.completion_tokens += message.tokens
+                counts.prompt_tokens += 0 if counted else message.prompt_tokens
+                counts.generated += message.finish_reason is not None
+                counted = True
+                yield message
+        finally:
+            self.worker.cancel(job)  # does nothing if it is finished
+
+    def _checked(self, sampling: Sampling) -> Sampling:
+        """Settings of sampling that make sense; without a seed, they get one."""
+        if not self.backbone.generates:
+            raise BadRequest(f"{self.backbone.name} cannot generate text; ask for labels instead.")
+        most = min(self.limits.max_choices, self.limits.slots)
+        ranges: list[tuple[str, float | None, float, float]] = [
+            ("max_tokens", sampling.max_tokens, 1, math.inf),
+            ("temperature", sampling.temperature, 0, 100),
+            ("top_p", sampling.top_p, 0, 1),
+            ("n", sampling.n, 1, most),
+            ("logprobs", sampling.logprobs, 0, MOST_LOGPROBS),
+        ]
+        for name, value, low, high in ranges:
+            if value is not None and not low <= value <= high:
+                above = f"to {high:g}" if high < math.inf else "on"
+                raise BadRequest(f"{name} is {value}; it must be from {low:g} {above}.")
+        if (sampling.max_tokens or 0) > self.limits.max_tokens:
+            raise TooLong(
+                f"An answer may have {self.limits.max_tokens} tokens, not {sampling.max_tokens}."
+            )
+        if not all(sampling.stop):
+            raise BadRequest("An empty text cannot stop an answer; leave it out of stop.")
+        seed = random.getrandbits(64) if sampling.seed is None else sampling.seed
+        return replace(sampling, seed=seed)
+
+    async def _job(
+        self,
+        name: str,
+        question: Question,
+        tenant: str | None,
+        priority: int,
+        timeout: float | None,
+    ) -> Job:
+        """A job for a prompt, whose reply is still to be set."""
+        began = time.monotonic()
+        prompt = await self._load(name)
+        try:
+            check_question(question, 1)
+            inputs = prompt.tuned.inputs([question])
+        except UserError as error:
+            raise BadRequest(error.message) from None
+        if len(inputs) != 1:
+            raise BadRequest(
+                f"The prompt {name} makes {len(inputs)} inputs of one row; give it rows that are "
+                "one question each."
+            )
+        if len(inputs[0]) > self.limits.max_characters:
+            raise TooLong(
+                f"The question has {len(inputs[0])} characters; "
+                f"at most {self.limits.max_characters} are allowed."
+            )
+        timeout = self.limits.timeout if timeout is None else timeout
+        deadline = None if timeout is None else began + timeout
+        flow = f"prompt {name}" if tenant is None else f"tenant {tenant}"
+        return Job(prompt, inputs[0], flow, priority, deadline, ignore)
+
+    async def _result(self, job: Job) -> Message:
+        """The only message for a job."""
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        job.reply = _settle(future)
+        self.worker.submit(job)
+        try:
+            return await future
+        finally:
+            self.worker.cancel(job)  # does nothing if it is finished
+
+    # -- which prompt fits examples ----------------------------------------------------------------
+
+    async def search(
+        self, rows: Sequence[Mapping[str, object]], k: int = 5, *, timeout: float | None = None
+    ) -> list[Fit]:
+        """The prompts that predict labelled examples best: rows as the prompts' tasks read them."""
+        fits = await self._fits(rows, timeout)
+        return [fit for fit, _ in fits[: max(1, k)]]
+
+    async def embed(
+        self, rows: Sequence[Mapping[str, object]], *, timeout: float | None = None
+    ) -> list[float]:
+        """A task embedding of labelled examples, in the space of the prompts' own [H]: the mean of
+        those of all prompts, each weighted by the probability that it gives to the examples."""
+        fits = await self._fits(rows, timeout)
+        weights = torch.tensor([total for _, total in fits], dtype=torch.float64).softmax(0)
+        likely = [
+            (fit.name, weight)
+            for (fit, _), weight in zip(fits, weights.tolist(), strict=True)
+            if weight > NEGLIGIBLE
+        ]
+        parts = await asyncio.to_thread(
+            lambda: [self.store.embedding(name) * weight for name, weight in likely]
+        )
+        return torch.stack(parts).sum(0).tolist()
+
+    def embedding(self, name: str) -> list[float]:
+        """A prompt's own task embedding [H]: the mean of its tokens, each of length 1."""
+        return self.store.embedding(name).tolist()
+
+    async def _fits(
+        self, rows: Sequence[Mapping[str, object]], timeout: float | None
+    ) -> list[tuple[Fit, float]]:
+        timeout = self.limits.timeout if timeout is None else timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
+        names = await asyncio.to_thread(self.names)
+        together = max(1, self.limits.queue // 2 // max(1, len(rows)))
+        return await all_fits(rows, names, self._load, self._result, deadline, together)
+
+    # -- counts ------------------------------------------------------------------------------------
+
+    def _count(self, name: str) -> PromptCounts:
+        self._requests += 1
+        counts = self._counts.setdefault(name, PromptCounts())
+        counts.requests += 1
+        return counts
+
+    def stats(self) -> Stats:
+        worker, tier, counts = self.worker, self.worker.tier, list(self._counts.values())
+        prefixes = tier.prefixes
+        return Stats(
+            waiting=worker.waiting,
+            decoding=worker.decoding,
+            passes=worker.passes,
+            rows=worker.rows,
+            last_batch=worker.last_batch,
+            requests=self._requests,
+            refused=worker.refused,
+            cancelled=worker.cancelled,
+            expired=worker.expired,
+            failed=worker.failed,
+            prompt_tokens=sum(count.prompt_tokens for count in counts),
+            completion_tokens=sum(count.completion_tokens for count in counts),
+            known=self.store.known,
+            in_memory=self.store.in_memory,
+            on_device=len(tier.vectors),
+            loads=self.store.loads,
+            device_hits=tier.vectors.hits,
+            device_misses=tier.vectors.misses,
+            prefixes=0 if prefixes is None else len(prefixes),
+            prefix_hits=0 if prefixes is None else prefixes.hits,
+            prefix_misses=0 if prefixes is None else prefixes.misses,
+            prompts=dict(self._counts),
+        )
+
+
+def _settle(future: "asyncio.Future[Message]") -> Callable[[Message], None]:
+    def settle(message: Message) -> None:
+        if future.done():
+            return
+        if isinstance(message, Exception):
+            future.set_exception(message)
+        else:
+            future.set_result(message)
+
+    return settle
+
+
+def _hand_out(messages: list[tuple[Job, Message]]) -> None:
+    for job, message in messages:
+        job.reply(message)

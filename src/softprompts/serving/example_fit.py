@@ -1,0 +1,92 @@
+"""How well prompts fit labelled examples: by the probability that they give to the targets."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from ..errors import UserError
+from ..tasks import Row
+from ..tuning.evaluate import label_ids
+from .jobs import Job, Message, ignore
+from .prompt_store import LoadedPrompt
+from .requests import BadRequest, DeadlineExceeded, Fit, QueueFull
+
+PRIORITY = -1
+"""All prompts are asked, which waits for whoever asks one."""
+
+Result = TypeVar("Result")
+Load = Callable[[str], Awaitable[LoadedPrompt]]
+Ask = Callable[[Job], Awaitable[Message]]
+
+
+async def all_fits(
+    rows: Sequence[Mapping[str, object]],
+    names: Sequence[str],
+    load: Load,
+    ask: Ask,
+    deadline: float | None,
+    together: int,
+) -> list[tuple[Fit, float]]:
+    """The named prompts that can read the rows, the best first, each with the log-probability of
+    all targets; `together` prompts are asked at a time."""
+    if not rows or not all(isinstance(row, Mapping) for row in rows):
+        raise BadRequest("A search needs labelled rows, such as {'text': ..., 'label': ...}.")
+    turn = asyncio.Semaphore(together)
+
+    async def fit(name: str) -> tuple[Fit, float] | None:
+        async with turn:
+            return await _fit(name, rows, load, ask, deadline)
+
+    fits = [found for found in await _all(map(fit, names)) if found is not None]
+    if not fits:
+        columns = ", ".join(map(str, rows[0]))
+        raise BadRequest(f"No prompt reads rows with these columns and labels: {columns}.")
+    return sorted(fits, key=lambda pair: (-pair[0].score, pair[0].name))
+
+
+async def _fit(
+    name: str,
+    rows: Sequence[Mapping[str, object]],
+    load: Load,
+    ask: Ask,
+    deadline: float | None,
+) -> tuple[Fit, float] | None:
+    """How well one prompt predicts the rows; None if it cannot read them."""
+    try:
+        prompt = await load(name)
+        form = prompt.tuned.form
+        read = [Row(dict(row), f"row {number}") for number, row in enumerate(rows, 1)]
+        examples = form.examples(read, split="validation")
+        targets = [example.target for example in examples]
+        ids = label_ids(prompt.predictor.backbone, targets, form.sentinel)
+    except (UserError, ValueError):  # gone, other columns, or a target that it cannot answer
+        return None
+    jobs = [
+        Job(prompt, example.input, "search", PRIORITY, deadline, ignore, target)
+        for example, target in zip(examples, ids, strict=True)
+    ]
+    logs = await _all(_patiently(ask, job) for job in jobs)
+    total = sum(log for log in logs if isinstance(log, float))
+    return Fit(name, total / sum(map(len, ids))), total
+
+
+async def _patiently(ask: Ask, job: Job) -> Message:
+    """Ask again as long as the queue is full."""
+    while True:
+        try:
+            return await ask(job)
+        except QueueFull as error:
+            if job.deadline is not None and time.monotonic() > job.deadline:
+                raise DeadlineExceeded("The time for this search was up.") from None
+            await asyncio.sleep(error.retry_after)
+
+
+async def _all(parts: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Their results; the first error, or being cancelled, cancels the rest."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

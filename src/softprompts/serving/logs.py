@@ -1,0 +1,43 @@
+"""Logs as JSON lines on standard error. No texts of requests or answers, unless asked for."""
+
+import json
+import sys
+import threading
+import time
+import traceback
+from typing import Any, TextIO
+
+
+class JsonLog:
+    """Writes one JSON object per line; from any thread."""
+
+    def __init__(
+        self, stream: TextIO | None = None, quiet: bool = False, texts: bool = False
+    ) -> None:
+        """`quiet`: only warnings and errors. `texts`: keep the texts of requests and answers."""
+        self.stream, self.quiet, self.texts = stream, quiet, texts
+        self._lock = threading.Lock()
+
+    def info(self, event: str, **fields: Any) -> None:
+        if not self.quiet:
+            self._write("info", event, fields)
+
+    def warn(self, event: str, **fields: Any) -> None:
+        self._write("warning", event, fields)
+
+    def error(self, event: str, error: BaseException, **fields: Any) -> None:
+        """A failure of ours, with its traceback, but without the values in it."""
+        frames = traceback.extract_tb(error.__traceback__)
+        where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+        fields |= {"error": type(error).__name__, "traceback": where}
+        if self.texts:
+            fields["message"] = str(error)
+        self._write("error", event, fields)
+
+    def _write(self, level: str, event: str, fields: dict[str, Any]) -> None:
+        now = time.time()
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03}Z"
+        entry = {"time": stamp, "level": level, "event": event, **fields}
+        line = json.dumps(entry, default=str)  # ASCII: no text can break a line
+        with self._lock:
+            print(line, file=self.stream or sys.stderr, flush=True)

@@ -1,0 +1,221 @@
+"""What is asked of an `AsyncEngine`, what it answers, and how it refuses. No torch here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..errors import UserError
+
+if TYPE_CHECKING:
+    from ..artifacts.card import Card
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The bounds that an engine keeps."""
+
+    queue: int = 1024
+    """Rows that may wait; one more is refused with `QueueFull`."""
+    batch_rows: int = 256
+    """Rows of one forward pass."""
+    batch_tokens: int = 16384
+    """Tokens of one forward pass, prompts and pads included."""
+    latency: float = 0.5
+    """Seconds that one forward pass should take at most, so that whoever waits is soon served."""
+    slots: int = 128
+    """Answers that are generated at a time."""
+    max_tokens: int = 512
+    """Tokens of a generated answer."""
+    max_choices: int = 16
+    """Answers to one question (`n`)."""
+    max_characters: int = 100_000
+    """Characters of a question."""
+    truncate: bool = True
+    """Truncate long texts as `predict` does; otherwise they are refused with `TooLong`."""
+    timeout: float | None = 60.0
+    """Seconds after which a request that names no other timeout is given up."""
+    device_bytes: int = 256 * MIB
+    """Prompt vectors on the model's device."""
+    memory_bytes: int = 1024 * MIB
+    """Loaded prompts in the CPU's memory."""
+    prefix_bytes: int = 1024 * MIB
+    """Keys and values of prompts that a decoder-only model has read."""
+    cache_bytes: int = 8192 * MIB
+    """Keys and values of the answers that are being generated."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How an answer is generated; by default, greedily, as `predict` does."""
+
+    max_tokens: int | None = None
+    """None: as many as `predict` allows the prompt."""
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    """The same seed gives the same answer, whatever else is in the batch."""
+    stop: tuple[str, ...] = ()
+    """Texts that end an answer; they are not part of it."""
+    n: int = 1
+    """Answers to the question."""
+    logprobs: int | None = None
+    """Report the log-probability of each token, and this many of the most probable ones."""
+    stream: bool = True
+    """Whether pieces come as they are generated; otherwise each answer is one piece."""
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A generated token, its log-probability, and those of the most probable tokens."""
+
+    token: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The next piece of an answer."""
+
+    index: int
+    """Which of the n answers it continues."""
+    text: str
+    tokens: int
+    """Tokens generated since the answer's last piece, the end of sequence included."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of these tokens but the end of sequence, if they were asked for."""
+    finish_reason: str | None = None
+    """`stop` or `length` with an answer's last piece; None before."""
+    prompt_tokens: int = 0
+    """Tokens of the question, and vectors of the prompt."""
+
+
+@dataclass(frozen=True)
+class Classified:
+    """The label that a prompt chooses."""
+
+    label: str
+    probabilities: dict[str, float]
+    """Of all its labels, in their order; they sum to 1."""
+    route: tuple[float, ...] | None
+    """The router's probability of each prompt of a mixture; None for a single prompt."""
+    prompt_tokens: int
+    """Tokens of the question, and vectors of the prompt."""
+
+
+@dataclass(frozen=True)
+class ServedPrompt:
+    """A prompt that the engine serves."""
+
+    name: str
+    card: "Card"
+    created: int
+    """When its card was written, in seconds since 1970."""
+
+    @property
+    def labels(self) -> list[str]:
+        """Empty if it generates free text."""
+        return [] if self.card.task.form is None else list(self.card.task.form.labels)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How well a prompt predicts examples."""
+
+    name: str
+    score: float
+    """The mean log-probability of a target's tokens; nearer to 0 is better."""
+
+
+@dataclass
+class PromptCounts:
+    """What one prompt was asked."""
+
+    requests: int = 0
+    classified: int = 0
+    generated: int = 0
+    """Answers generated."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Stats:
+    """The state of an engine, and what it has done since it started."""
+
+    waiting: int
+    """Rows in the queue."""
+    decoding: int
+    """Answers being generated."""
+    passes: int
+    """Forward passes: label scoring, prefill, and decoding steps."""
+    rows: int
+    """Rows of all these passes; `rows / passes` is the mean batch size."""
+    last_batch: int
+    """Rows of the last of them."""
+    requests: int
+    refused: int
+    """Requests refused because the queue was full."""
+    cancelled: int
+    expired: int
+    """Requests whose time was up."""
+    failed: int
+    prompt_tokens: int
+    completion_tokens: int
+    known: int
+    """Prompts that can be asked for."""
+    in_memory: int
+    on_device: int
+    loads: int
+    """Prompts read from disk."""
+    device_hits: int
+    device_misses: int
+    prefixes: int
+    """Prompts whose keys and values are cached."""
+    prefix_hits: int
+    prefix_misses: int
+    prompts: Mapping[str, PromptCounts] = field(default_factory=dict)
+    """By name."""
+
+
+class RequestError(UserError):
+    """A request that the engine refuses or gives up."""
+
+
+class BadRequest(RequestError):  # noqa: N818
+    """A setting or a question that makes no sense."""
+
+
+class UnknownPrompt(RequestError):  # noqa: N818
+    """No prompt has this name, or it was removed."""
+
+
+class BrokenPrompt(RequestError):  # noqa: N818
+    """The prompt's files cannot be used."""
+
+
+class NotAClassifier(RequestError):  # noqa: N818
+    """The prompt has no labels to choose among."""
+
+
+class TooLong(RequestError):  # noqa: N818
+    """The question, or the answer asked for, is longer than the limits allow."""
+
+
+class DeadlineExceeded(RequestError):  # noqa: N818
+    """The time for the request was up."""
+
+
+class Closed(RequestError):  # noqa: N818
+    """The engine takes no more requests."""
+
+
+class QueueFull(RequestError):  # noqa: N818
+    """Too many requests wait."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        """Seconds after which to try again."""

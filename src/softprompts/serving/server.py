@@ -1,0 +1,386 @@
+"""The HTTP server: OpenAI's routes on an `AsyncEngine`, where `model` names a prompt."""
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+from ..config.serve import ServeSettings
+from ..errors import UserError
+from ..version import __version__
+from .answers import Asker, unless_gone
+from .async_engine import AsyncEngine
+from .gate import Exchange, Gate, exchange_of, failure
+from .http_errors import GONE, ClientGone, HttpError, as_http, unknown_prompt
+from .keys import ANYONE, Keys, read_keys
+from .logs import JsonLog
+from .metrics import Metrics
+from .openai_api import (
+    Body,
+    ChatRequest,
+    ClassifyRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    Question,
+    SearchRequest,
+    in_words,
+)
+from .replies import Json, Reply, classification, embeddings, model_details, model_entry
+from .requests import MIB, BadRequest, BrokenPrompt, Limits, Piece, ServedPrompt
+
+Pieces = AsyncGenerator[tuple[int, Piece]]
+
+
+def limits_of(settings: ServeSettings) -> Limits:
+    """The engine's bounds."""
+    return Limits(
+        queue=settings.max_queue,
+        batch_rows=settings.batch_rows,
+        latency=settings.latency / 1000,
+        slots=settings.slots,
+        max_tokens=settings.max_tokens,
+        max_choices=settings.max_choices,
+        max_characters=settings.max_characters,
+        timeout=settings.timeout,
+        device_bytes=settings.device_memory * MIB,
+        memory_bytes=settings.memory * MIB,
+        prefix_bytes=settings.prefix_memory * MIB,
+        cache_bytes=settings.cache_memory * MIB,
+    )
+
+
+class Api:
+    """The routes, as methods."""
+
+    def __init__(self, engine: AsyncEngine, settings: ServeSettings, log: JsonLog) -> None:
+        self.engine, self.settings, self.log = engine, settings, log
+        self.metrics = Metrics(engine.stats, settings.metric_prompts)
+        name = engine.backbone.name
+        self.backbone = Path(name).name if os.path.isdir(name) else name
+        self.fingerprint = engine.backbone.fingerprint
+
+    # -- the server itself -------------------------------------------------------------------------
+
+    async def health(self) -> Json:
+        """Whether the process is alive."""
+        return {"status": "ok", "version": __version__}
+
+    async def ready(self) -> Response:
+        """Whether requests are taken."""
+        ready = self.engine.running
+        status = {"status": "ready" if ready else "not ready", "model": self.backbone}
+        return JSONResponse(status, 200 if ready else 503)
+
+    async def prometheus(self, request: Request) -> Response:
+        """Metrics for Prometheus; they name all prompts."""
+        self._check_unrestricted(request)
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    # -- prompts -----------------------------------------------------------------------------------
+
+    async def models(self, request: Request) -> Json:
+        """All prompts that the key may use."""
+        key = exchange_of(request).key
+        prompts = await asyncio.to_thread(self.engine.prompts)
+        data = [model_entry(p, self.backbone) for p in prompts if key.allows(p.name)]
+        return {"object": "list", "data": data}
+
+    async def model(self, name: str, request: Request) -> Json:
+        """One prompt: its task, labels and scores."""
+        return model_details(await self._served(name, exchange_of(request)), self.backbone)
+
+    async def embed(self, body: EmbeddingRequest, request: Request) -> Json:
+        """Task embeddings: of prompts by their names, or of the task of labelled rows."""
+        if body.model != self.backbone:
+            raise HttpError(
+                404,
+                f"There is no model {body.model[:100]!r} to embed tasks with; name the backbone, "
+                f"{self.backbone!r}.",
+                "model_not_found",
+                "model",
+            )
+        inputs = [body.input] if isinstance(body.input, str) else body.input
+        self._check_count(inputs)
+        if isinstance(inputs[0], str):
+            vectors = [await self._embedding(str(name), request) for name in inputs]
+        else:
+            self._check_unrestricted(request)
+            rows = [row for row in inputs if isinstance(row, dict)]
+            work = self.engine.embed(rows, timeout=self._time(body))
+            vectors = [await unless_gone(request, work)]
+        return embeddings(self.backbone, vectors, body.encoding_format == "base64")
+
+    async def _embedding(self, name: str, request: Request) -> list[float]:
+        await self._served(name, exchange_of(request))
+        return await asyncio.to_thread(self.engine.embedding, name)
+
+    async def search(self, body: SearchRequest, request: Request) -> Json:
+        """The prompts that predict labelled rows best."""
+        self._check_count(body.rows)
+        key = exchange_of(request).key
+        k = body.top if key.prompts is None else sys.maxsize
+        fits = await unless_gone(
+            request, self.engine.search(body.rows, k, timeout=self._time(body))
+        )
+        allowed = [fit for fit in fits if key.allows(fit.name)][: body.top]
+        return {"object": "list", "data": [{"id": f.name, "score": f.score} for f in allowed]}
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    async def classify(self, body: ClassifyRequest, request: Request) -> Json:
+        """The label of each text, and the probabilities of all labels."""
+        exchange = exchange_of(request)
+        served = await self._served(body.model, exchange)
+        questions = self._checked(body.questions(), served)
+        rows = await unless_gone(request, self._asker(exchange, body).classify_all(questions))
+        exchange.prompt_tokens = sum(row.prompt_tokens for row in rows)
+        exchange.texts = {"input": questions, "output": [row.label for row in rows]}
+        return classification(body.model, exchange.request_id, rows)
+
+    async def completions(self, body: CompletionRequest, request: Request) -> Response:
+        """An answer, or several, to each text."""
+        return await self._complete(body, request)
+
+    async def chat(self, body: ChatRequest, request: Request) -> Response:
+        """An answer, or several, to a message."""
+        return await self._complete(body, request)
+
+    async def _complete(self, body: CompletionRequest | ChatRequest, request: Request) -> Response:
+        exchange = exchange_of(request)
+        served = await self._served(body.model, exchange)
+        questions = self._checked(body.questions(), served)
+        reply = Reply(body, exchange.request_id, self.fingerprint)
+        exchange.texts = {"input": questions}
+        labels = (body.scoring or served.card.scoring) == "labels"
+        pieces = self._asker(exchange, body).pieces(questions, body.as_sampling(), labels)
+        if not body.stream:
+            await unless_gone(request, self._collect(pieces, reply, exchange))
+            return JSONResponse(reply.whole())
+        first = await unless_gone(request, self._first(pieces))
+        exchange.first_token = exchange.seconds
+        return StreamingResponse(
+            self._events(first, pieces, reply, exchange),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        )
+
+    async def _first(self, pieces: Pieces) -> tuple[int, Piece]:
+        return await anext(pieces)
+
+    async def _collect(self, pieces: Pieces, reply: Reply, exchange: Exchange) -> None:
+        try:
+            async with aclosing(pieces):
+                async for number, piece in pieces:
+                    reply.add(number, piece)
+        finally:
+            self._count(reply, exchange)
+
+    async def _events(
+        self, first: tuple[int, Piece], pieces: Pieces, reply: Reply, exchange: Exchange
+    ) -> AsyncIterator[str]:
+        """Server-sent events: a chunk for each piece, then the usage if asked for."""
+        try:
+            async with aclosing(pieces):
+                yield _event(reply.chunk(*first))
+                async for number, piece in pieces:
+                    yield _event(reply.chunk(number, piece))
+            if reply.with_usage:
+                yield _event(reply.last_chunk())
+            yield "data: [DONE]\n\n"
+        except (GeneratorExit, asyncio.CancelledError):
+            exchange.status = GONE
+            raise
+        except UserError as error:
+            yield _event(as_http(error, exchange.prompt or "").body())
+        except Exception as error:
+            self.log.error("failed", error, request_id=exchange.request_id)
+            yield _event(failure(exchange).body())
+        finally:
+            self._count(reply, exchange)
+
+    def _count(self, reply: Reply, exchange: Exchange) -> None:
+        exchange.prompt_tokens = sum(reply.prompt_tokens.values())
+        exchange.completion_tokens = reply.completion_tokens
+        exchange.texts["output"] = reply.texts
+
+    # -- checks ------------------------------------------------------------------------------------
+
+    async def _served(self, name: str, exchange: Exchange) -> ServedPrompt:
+        """A prompt by its name, if the key may use it."""
+        if not exchange.key.allows(name):
+            raise unknown_prompt(name)
+        try:
+            served = await asyncio.to_thread(self.engine.prompt, name)  # it may read files
+        except UserError as error:
+            if isinstance(error, BrokenPrompt):
+                self.log.warn("broken prompt", prompt=name, why=str(error))
+            raise as_http(error, name) from None
+        exchange.prompt = name
+        return served
+
+    def _check_unrestricted(self, request: Request) -> None:
+        """Refuse a key of some prompts what tells about all prompts."""
+        if exchange_of(request).key.prompts is not None:
+            raise HttpError(403, "This key is for some prompts only, and the answer is about all.")
+
+    def _asker(self, exchange: Exchange, body: Body) -> Asker:
+        tenant = None if exchange.key is ANYONE else exchange.key.name
+        return Asker(self.engine, exchange.prompt or "", tenant, self._time(body))
+
+    def _time(self, body: Body | SearchRequest) -> float:
+        return min(body.timeout or self.settings.timeout, self.settings.timeout)
+
+    def _check_count(self, inputs: Sequence[object]) -> None:
+        if not 0 < len(inputs) <= self.settings.max_inputs:
+            raise BadRequest(
+                f"A request has from 1 to {self.settings.max_inputs:,} inputs, and this one has "
+                f"{len(inputs):,}; split it."
+            )
+
+    def _checked(self, questions: list[Question], served: ServedPrompt) -> list[Question]:
+        self._check_count(questions)
+        form = served.card.task.form
+        columns = [] if form is None else form.columns
+        if len(columns) > 1 and any(isinstance(question, str) for question in questions):
+            raise BadRequest(
+                f"The prompt {served.name} reads the columns {', '.join(columns)}, not one text; "
+                "send objects with these columns to /v1/completions or /v1/classify."
+            )
+        return questions
+
+
+def _event(data: Json) -> str:
+    return f"data: {json.dumps(data, ensure_ascii=True)}\n\n"
+
+
+def create_app(
+    engine: AsyncEngine,
+    settings: ServeSettings | None = None,
+    keys: Keys | None = None,
+    log: JsonLog | None = None,
+) -> FastAPI:
+    """The application, for any ASGI server. It starts the engine, and closes it at the end.
+
+    The keys are by default those of `settings.api_keys` and of the environment variable. What the
+    engine itself keeps (queue, batches, memory) is for its own `Limits`.
+    """
+    settings = settings or ServeSettings()
+    keys = read_keys(settings.api_keys or None) if keys is None else keys
+    log = log or JsonLog(texts=settings.log_texts)
+    api = Api(engine, settings, log)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await engine.start()
+        try:
+            yield
+        finally:
+            try:
+                async with asyncio.timeout(settings.grace):
+                    await engine.close()
+            except TimeoutError:
+                await engine.close(finish=False)
+
+    app = FastAPI(
+        title="softprompts", version=__version__, lifespan=lifespan, summary="Prompts by name."
+    )
+    routes: dict[str, Callable[..., Any]] = {
+        "GET /health": api.health,
+        "GET /ready": api.ready,
+        "GET /metrics": api.prometheus,
+        "GET /v1/models": api.models,
+        "GET /v1/models/{name:path}": api.model,
+        "POST /v1/completions": api.completions,
+        "POST /v1/chat/completions": api.chat,
+        "POST /v1/classify": api.classify,
+        "POST /classify": api.classify,  # vLLM's own path
+        "POST /v1/embeddings": api.embed,
+        "POST /v1/search": api.search,
+    }
+    for route, endpoint in routes.items():
+        method, path = route.split()
+        app.add_api_route(path, endpoint, methods=[method], response_model=None)
+    _add_error_handlers(app)
+    app.add_middleware(
+        Gate,
+        keys=keys,
+        log=log,
+        metrics=api.metrics,
+        max_body=int(settings.max_body * MIB),
+        timeout=settings.timeout,
+    )
+    return app
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        if isinstance(error, HttpError):
+            return error.response()
+        message = f"There is nothing at {request.method} {request.url.path[:100]!r}."
+        if error.status_code not in (404, 405):
+            message = "The body cannot be read as JSON; send an object with the parameters."
+        return HttpError(error.status_code, message, headers=error.headers).response()
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return HttpError(400, in_words(error.errors())).response()
+
+    @app.exception_handler(UserError)
+    async def refused_by_engine(request: Request, error: UserError) -> Response:
+        return as_http(error, exchange_of(request).prompt or "").response()
+
+    @app.exception_handler(ClientGone)
+    async def gone(request: Request, error: ClientGone) -> Response:
+        return Response(status_code=GONE)
+
+
+# -- running ---------------------------------------------------------------------------------------
+
+
+class LogHandler(logging.Handler):
+    """Passes what the engine and uvicorn log on to the JSON log."""
+
+    def __init__(self, log: JsonLog) -> None:
+        super().__init__(logging.WARNING)
+        self.log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.log.warn("log", message=record.getMessage(), logger=record.name)
+
+
+class Server(uvicorn.Server):
+    """Calls a function once it listens."""
+
+    on_ready: Callable[[], object] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and self.on_ready is not None:
+            self.on_ready()
+
+
+def make_server(app: FastAPI, settings: ServeSettings) -> Server:
+    """A server of the application; `run(sockets=[...])` runs it until SIGTERM or SIGINT."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=max(1, int(settings.grace)),
+        server_header=False,
+    )
+    return Server(config)

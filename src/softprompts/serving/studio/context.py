@@ -1,0 +1,148 @@
+"""What the pages share: the engine, the rights of whoever asks, and the request's own values."""
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+from fastapi import Request
+
+from ...artifacts.card import Card
+from ...artifacts.run_folder import RunFolder
+from ..answers import Asker, unless_gone
+from ..async_engine import AsyncEngine
+from ..gate import exchange_of
+from ..http_errors import HttpError, unknown_prompt
+from ..keys import ANYONE, Key
+from ..requests import ServedPrompt
+from .markup import Html
+from .tuning_runs import TuningRuns
+
+T = TypeVar("T")
+FORM = "application/x-www-form-urlencoded"
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page shows; the frame around it is the same for all."""
+
+    title: str
+    body: Html
+    current: str = ""
+    """The path of its entry in the navigation bar."""
+    status: int = 200
+
+
+@dataclass
+class Studio:
+    """The server's side of all pages."""
+
+    engine: AsyncEngine
+    timeout: float
+    studies: list[Path]
+    runs: TuningRuns
+    cache: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Values that take long to compute, each with what it was computed from."""
+
+    async def cached(self, name: str, origin: Any, compute: "Coroutine[Any, Any, T]") -> T:
+        """A value that is computed again when its origin changes."""
+        known = self.cache.get(name)
+        if known is not None and known[0] == origin:
+            compute.close()
+            value: T = known[1]
+            return value
+        value = await compute
+        self.cache[name] = origin, value
+        return value
+
+
+@dataclass
+class Visit:
+    """One request."""
+
+    request: Request
+    key: Key
+    query: Mapping[str, list[str]]
+    form: Mapping[str, list[str]]
+    body: str
+    """Of a request that is not a form."""
+
+    @classmethod
+    async def of(cls, request: Request) -> "Visit":
+        if request.method == "POST":
+            _check_origin(request)
+        raw = (await request.body()).decode("utf-8", "replace")
+        is_form = request.headers.get("content-type", "").partition(";")[0] == FORM
+        form = parse_qs(raw, keep_blank_values=True) if is_form else {}
+        query = parse_qs(request.url.query, keep_blank_values=True)
+        return cls(request, exchange_of(request).key, query, form, "" if is_form else raw)
+
+    def value(self, name: str, default: str = "") -> str:
+        """A value of the form, or else of the address."""
+        return (self.form.get(name) or self.query.get(name) or [default])[0].strip()
+
+    def values(self, name: str) -> list[str]:
+        return [*self.form.get(name, ()), *self.query.get(name, ())]
+
+    @property
+    def name(self) -> str:
+        """The prompt or the run that the address names."""
+        return str(self.request.path_params["name"])
+
+    @property
+    def unrestricted(self) -> bool:
+        return self.key.prompts is None
+
+    def check_unrestricted(self) -> None:
+        """Refuse a key of some prompts what is about all of them."""
+        if not self.unrestricted:
+            raise HttpError(403, "This key is for some prompts only, and this page is about all.")
+
+    async def prompts(self, studio: Studio) -> list[ServedPrompt]:
+        """The prompts that the key may use."""
+        served = await asyncio.to_thread(studio.engine.prompts)
+        return [prompt for prompt in served if self.key.allows(prompt.name)]
+
+    async def prompt(self, studio: Studio, name: str) -> ServedPrompt:
+        if not self.key.allows(name):
+            raise unknown_prompt(name)
+        served = await asyncio.to_thread(studio.engine.prompt, name)
+        exchange_of(self.request).prompt = name
+        return served
+
+    def asker(self, studio: Studio, name: str) -> Asker:
+        tenant = None if self.key is ANYONE else self.key.name
+        return Asker(studio.engine, name, tenant, studio.timeout)
+
+    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of some work, which is cancelled if the browser goes away."""
+        return await unless_gone(self.request, work)
+
+
+def _check_origin(request: Request) -> None:
+    """Refuse forms of other sites, with which a browser would send the key along."""
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        raise HttpError(403, "This form was sent from another site; open the studio itself.")
+
+
+def score_of(card: Card) -> tuple[str, float] | None:
+    """The first metric and the score that a prompt is judged by; None if it was not scored."""
+    if not card.task.metrics:
+        return None
+    scores = card.judged.get("metrics") or card.metrics
+    value = scores.get(card.metric)
+    return None if value is None else (card.metric, float(value))
+
+
+def size_of(card: Card) -> str:
+    """The size of a prompt: `20 tokens`, `4 × 20 tokens`."""
+    count = f"{card.prompt.count} × " if card.prompt.count > 1 else ""
+    return f"{count}{card.prompt.length} tokens"
+
+
+def library_folder(engine: AsyncEngine) -> Path | None:
+    """The first library that is served, where new prompts go; None if only runs are."""
+    return next((f for f in engine.store.folders if not RunFolder(f).has_prompt), None)

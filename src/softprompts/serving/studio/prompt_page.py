@@ -1,0 +1,283 @@
+"""A prompt's page: its card, learning curve, confusion, nearest words, routing, and errors."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from ...analysis.curve_svg import curve_figure
+from ...analysis.explain import Explanation, explain, plain_word
+from ...analysis.explain_page import findings
+from ...analysis.explain_page import name as token_name
+from ...analysis.runs import read_runs
+from ...analysis.summary import summarize
+from ...artifacts.card import Card
+from ...config import TaskConfig
+from ...errors import UserError
+from ...tasks import Example, load_task
+from ..answers import together
+from ..http_errors import HttpError
+from ..example_fit import PRIORITY
+from ..jobs import Job, ignore
+from ..prompt_store import LoadedPrompt
+from ..requests import Classified, ServedPrompt
+from .context import Page, Studio, Visit, score_of, size_of
+from .map_page import similar_prompts
+from .markup import (
+    ROOT,
+    Child,
+    Html,
+    bar,
+    element,
+    facts,
+    link,
+    notice,
+    paragraph,
+    prompt_link,
+    prompt_path,
+    section,
+    table,
+    text,
+)
+
+SHADES = 10
+"""Shades of a confusion matrix; `studio.css` has them."""
+MOST_CLASSES = 30
+"""Classes of a confusion matrix that is shown."""
+CHECKED_ROWS = 256
+"""Validation rows that are answered again to find errors."""
+SHOWN_ERRORS = 50
+ROUTED_ROWS = 256
+
+
+async def show(studio: Studio, visit: Visit) -> Page:
+    served = await visit.prompt(studio, visit.name)
+    card = served.card
+    similar = await similar_prompts(studio, visit, served.name)
+    curves = await asyncio.to_thread(_curves, card)
+    parts: list[Child] = [
+        paragraph(
+            _summary(served),
+            " ",
+            link(f"{ROOT}/playground?prompt={served.name}", "Try it in the playground"),
+            ".",
+        ),
+        section("Card", _card(served)),
+        section("Scores", _scores(card)) if card.scores else None,
+        section("Learning curve", *curves) if curves else None,
+        _confusion(card),
+        section("Nearest words", _loaded(served.name, "words", "Show the nearest words", True)),
+    ]
+    if visit.unrestricted:
+        parts.append(
+            section(
+                "Examples it gets wrong",
+                _loaded(served.name, "errors", "Answer its validation rows again", False),
+            )
+        )
+    if similar:
+        rows = [[prompt_link(name), f"{value:.3f}"] for name, value in similar]
+        similar_table = table("Similar prompts", ["Prompt", "Similarity"], rows, numbers=[1])
+        parts.append(section("Similar tasks", similar_table))
+    return Page(served.name, text(parts))
+
+
+def _loaded(name: str, part: str, label: str, at_once: bool) -> Html:
+    """A part of the page that takes long, behind a link; `at_once` if it is shown unasked."""
+    path = prompt_path(name, f"/{part}")
+    anchor = link(path, label, data_load="now" if at_once else "click")
+    return element("div", anchor, aria_live="polite")
+
+
+def _summary(served: ServedPrompt) -> str:
+    score = score_of(served.card)
+    labels = served.labels
+    answers = f"chooses among {len(labels)} labels" if labels else "generates free text"
+    judged = "" if score is None else f", with {score[0]} {score[1]:.1f}"
+    return f"A prompt for {served.card.task.name}: {answers}{judged}."
+
+
+# -- the card --------------------------------------------------------------------------------------
+
+
+def _card(served: ServedPrompt) -> Html:
+    card = served.card
+    form, rows = card.task.form, card.task.rows
+    start = card.start
+    sources = ", ".join(source.rsplit("/", 1)[-1] for source in card.sources)
+    steps = f"{card.steps:,}, best at {card.best_step:,}" if card.steps and card.best_step else None
+    return facts(
+        [
+            ("Task", card.task.name),
+            ("Reads", ", ".join(form.columns) if form else None),
+            ("Answers", ", ".join(served.labels) or "free text"),
+            ("Backbone", card.backbone.name),
+            ("Method", card.method),
+            ("Size", size_of(card)),
+            ("Route", card.prompt.route.kind if card.prompt.count > 1 else None),
+            ("Start", f"{start.kind} {sources}".strip() if start else None),
+            ("Rows", ", ".join(f"{count:,} {split}" for split, count in rows.items() if count)),
+            ("Steps", steps),
+            ("Ended early", card.stopped),
+            ("Trained parameters", f"{card.trained_parameters:,}" if card.trained_parameters else None),
+            ("Seed", None if card.seed is None else str(card.seed)),
+            ("Version", card.version),
+        ]
+    )
+
+
+def _scores(card: Card) -> Html:
+    rows: list[list[Child]] = []
+    for split, report in card.scores.items():
+        baselines: dict[str, Any] = report.get("baselines") or {}
+        for metric, value in (report.get("metrics") or {}).items():
+            interval = (report.get("intervals") or {}).get(metric)
+            others = [
+                f"{name.replace('_', ' ')} {part['metrics'][metric]:.1f}"
+                for name, part in baselines.items()
+                if metric in part.get("metrics", {})
+            ]
+            between = f"{interval[0]:.1f} to {interval[1]:.1f}" if interval else ""
+            rows.append([f"{metric}, {split}", f"{value:.1f}", between, "; ".join(others)])
+    return table(
+        "Scores", ["Metric", "Score", "95 % interval", "Baselines"], rows, numbers=[1, 2]
+    )
+
+
+def _curves(card: Card) -> list[Html]:
+    if card.path is None:
+        return []
+    with suppress(UserError):
+        curves = summarize(read_runs(card.path.parent))["curves"]
+        return [Html(curve_figure(curve, number)) for number, curve in enumerate(curves)]
+    return []
+
+
+def _confusion(card: Card) -> Html | None:
+    """Targets and predictions of the rows that the prompt is judged by."""
+    counts: dict[str, dict[str, int]] = card.judged.get("confusion") or {}
+    labels = list(dict.fromkeys([*counts, *(name for row in counts.values() for name in row)]))
+    if not labels or len(labels) > MOST_CLASSES:
+        return None
+    rows: list[list[Child]] = []
+    for target in labels:
+        row = counts.get(target, {})
+        total = sum(row.values()) or 1
+        cells = [_shaded(row.get(label, 0), row.get(label, 0) / total) for label in labels]
+        rows.append([target, *cells])
+    caption = "Rows by target (down) and prediction (across)"
+    columns: list[Child] = ["Target", *labels]
+    return section("Confusion", table(caption, columns, rows, class_="heat"))
+
+
+def _shaded(count: int, share: float) -> Html:
+    return element("td", count or "·", class_=f"number shade-{round(share * SHADES)}")
+
+
+# -- nearest words ---------------------------------------------------------------------------------
+
+
+async def words(studio: Studio, visit: Visit) -> Page:
+    """What its tokens are close to, and what a mixture sends where."""
+    served = await visit.prompt(studio, visit.name)
+    loaded = await asyncio.to_thread(studio.engine.store.load, served.name)
+    if not loaded.tuned.prompt.table.shape[1]:
+        return Page(f"{served.name}: nearest words", notice("This prompt has no tokens."))
+    rows = await asyncio.to_thread(_own_rows, served.card) if _is_mixture(served) else []
+    work = asyncio.to_thread(explain, loaded.tuned, rows[:ROUTED_ROWS], worth=False)
+    explanation = await studio.cached(f"words {served.name}", loaded.stamp, work)
+    body = [
+        element("ul", [element("li", sentence) for sentence in findings(explanation)]),
+        _word_table(explanation),
+        _routing(explanation, visit.unrestricted),
+    ]
+    return Page(f"{served.name}: nearest words", text(body))
+
+
+def _is_mixture(served: ServedPrompt) -> bool:
+    return served.card.prompt.count > 1
+
+
+def _word_table(explanation: Explanation) -> Html:
+    rows = [
+        [
+            token_name(token, explanation),
+            ", ".join(f"{plain_word(n.word) or n.word} {n.cosine:.2f}" for n in token.neighbours),
+        ]
+        for token in explanation.tokens
+    ]
+    caption = "The words nearest to each token, with their cosines"
+    return table(caption, ["Token", "Nearest words"], rows, class_="texts")
+
+
+def _routing(explanation: Explanation, with_texts: bool) -> Html | None:
+    if not explanation.routing:
+        return None
+    total = sum(part.rows for part in explanation.routing) or 1
+    rows = [
+        [
+            f"prompt {part.prompt}",
+            [bar(part.rows / total, f"{part.rows / total:.0%}"), f" {part.rows:,}"],
+            ", ".join(f"{label} {count}" for label, count in part.classes.items()),
+            *(["; ".join(line[:80] for line in part.examples)] if with_texts else []),
+        ]
+        for part in explanation.routing
+    ]
+    columns = ["Prompt", "Rows", "Classes", *(["Examples"] if with_texts else [])]
+    caption = f"Where the router sends {total:,} validation rows"
+    return section("Routing", table(caption, columns, rows, class_="texts"), level=3)
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def _own_rows(card: Card) -> list[Example]:
+    """The validation rows of the prompt's task, if they are on this machine."""
+    with suppress(UserError):
+        config = TaskConfig.of(card.task_settings)
+        if config.task is not None or config.train is not None:
+            return list(load_task(config).validation)
+    return []
+
+
+async def errors(studio: Studio, visit: Visit) -> Page:
+    """The validation rows that it answers wrongly, the surest errors first."""
+    served = await visit.prompt(studio, visit.name)
+    if not visit.unrestricted:
+        raise HttpError(403, "This key is for some prompts only, and may not read their rows.")
+    title = f"{served.name}: examples it gets wrong"
+    if not served.labels:
+        return Page(title, notice("It generates free text, which is not simply right or wrong."))
+    examples = (await asyncio.to_thread(_own_rows, served.card))[:CHECKED_ROWS]
+    if not examples:
+        return Page(title, notice("The rows of its task are not on this machine."))
+    loaded = await asyncio.to_thread(studio.engine.store.load, served.name)
+    work = visit.unless_gone(_wrong(studio, loaded, examples))
+    wrong = await studio.cached(f"errors {served.name}", loaded.stamp, work)
+    rows = [
+        [str(number), example.input, example.target, answer, f"{probability:.0%}"]
+        for number, (example, answer, probability) in enumerate(wrong[:SHOWN_ERRORS], 1)
+    ]
+    count = f"{len(wrong):,} of {len(examples):,} validation rows are answered wrongly."
+    columns = ["", "Text", "Target", "Answer", "Probability"]
+    listing = table("Examples it gets wrong", columns, rows, numbers=[4], class_="texts")
+    return Page(title, text([paragraph(count), listing if wrong else None]))
+
+
+async def _wrong(
+    studio: Studio, loaded: LoadedPrompt, examples: Sequence[Example]
+) -> list[tuple[Example, str, float]]:
+    """Rows with another label than their target, and how probable it was. Whoever asks a prompt
+    comes first."""
+    deadline = time.monotonic() + studio.timeout
+    jobs = [Job(loaded, e.input, "studio", PRIORITY, deadline, ignore) for e in examples]
+    wrong = []
+    for part in range(0, len(jobs), studio.engine.limits.queue // 2 or 1):
+        some = slice(part, part + (studio.engine.limits.queue // 2 or 1))
+        answers = await together([studio.engine._result(job) for job in jobs[some]])
+        for example, answer in zip(examples[some], answers, strict=True):
+            assert isinstance(answer, Classified)
+            if answer.label != example.target:
+                wrong.append((example, answer.label, answer.probabilities[answer.label]))
+    return sorted(wrong, key=lambda error: -error[2])

@@ -1,0 +1,169 @@
+"""Studies: their tables, verdicts and heatmaps, as `softprompts study report` wrote them."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from fastapi.responses import FileResponse, Response
+
+from ...analysis.curve_svg import curve_figure
+from ...analysis.folder_report import folder_claims, report_title
+from ...analysis.runs import Runs, read_runs
+from ...analysis.summary import Arm, Summary, Table, summarize
+from ...artifacts.file_names import CELLS, STUDY_FILE
+from ...errors import UserError
+from ..http_errors import HttpError
+from .context import Page, Studio, Visit
+from .markup import (
+    ROOT,
+    Child,
+    Html,
+    element,
+    link,
+    notice,
+    paragraph,
+    section,
+    table,
+    text,
+)
+
+PATH = f"{ROOT}/studies"
+RECORDS = "records.json"
+DEPTH = 2
+"""Levels below a folder of studies at which studies are looked for."""
+
+
+def find_studies(folders: list[Path]) -> dict[str, Path]:
+    """Studies and reports in these folders, by name."""
+    studies: dict[str, Path] = {}
+    for folder in folders:
+        for path in _candidates(folder, DEPTH):
+            name = path.name if path.name not in studies else f"{path.parent.name}-{path.name}"
+            studies.setdefault(name, path)
+    return dict(sorted(studies.items()))
+
+
+def _candidates(folder: Path, depth: int) -> Iterator[Path]:
+    if not folder.is_dir():
+        return
+    is_study = (folder / STUDY_FILE).exists() and (folder / CELLS).is_dir()
+    if is_study or (folder / RECORDS).exists():
+        yield folder
+    elif depth:
+        with os.scandir(folder) as items:
+            names = sorted(item.name for item in items if item.is_dir() and item.name[0] != ".")
+        for name in names:
+            yield from _candidates(folder / name, depth - 1)
+
+
+async def show(studio: Studio, visit: Visit) -> Page:
+    visit.check_unrestricted()
+    studies = await asyncio.to_thread(find_studies, studio.studies)
+    if not studies:
+        body: Child = notice(
+            "There is no study to show. `softprompts study run` runs one, and `study report` "
+            "draws its heatmaps; --studies names the folder that holds them."
+        )
+    else:
+        rows = [[link(f"{PATH}/{quote(name)}", name)] for name in studies]
+        body = table("Studies", ["Study"], rows)
+    return Page("Studies", text(body), PATH)
+
+
+def _find(studio: Studio, name: str) -> Path:
+    """A study by its name, which never is a path."""
+    path = find_studies(studio.studies).get(name)
+    if path is None:
+        raise HttpError(404, f"There is no study {name[:100]!r}.")
+    return path
+
+
+async def show_study(studio: Studio, visit: Visit) -> Page:
+    visit.check_unrestricted()
+    path = await asyncio.to_thread(_find, studio, visit.name)
+    title, body = await asyncio.to_thread(_study, path, visit.name)
+    return Page(title, text(body), PATH)
+
+
+def _study(path: Path, name: str) -> tuple[str, list[Child]]:
+    try:
+        runs = read_runs(path)
+    except UserError:
+        return name, [notice("No run of this study has finished yet.")]
+    summary = summarize(runs)
+    unfinished = f", {summary['unfinished']:,} unfinished" if summary["unfinished"] else ""
+    parts: list[Child] = [
+        paragraph(f"{summary['runs']:,} runs{unfinished}."),
+        _claims(runs),
+        *(_table(part) for part in summary["tables"]),
+        _figures(path, name),
+        _curves(summary),
+    ]
+    return report_title(runs), parts
+
+
+def _claims(runs: Runs) -> Html | None:
+    claims = folder_claims(runs)
+    rows: list[list[Child]] = [[claim["claim"], claim["verdict"]] for claim in claims]
+    if not rows:
+        return None
+    return section("Claims", table("Claims", ["Claim", "Verdict"], rows, class_="texts"))
+
+
+def _table(part: Table) -> Html:
+    columns: list[Child] = ["", *part["columns"]]
+    rows = [[arm["name"], *_scores(arm, part["columns"])] for arm in part["arms"]]
+    numbers = range(1, len(columns))
+    return section(part["title"], table(part["title"], columns, rows, numbers=numbers))
+
+
+def _scores(arm: Arm, columns: list[str]) -> list[Child]:
+    cells: list[Child] = []
+    for column in columns:
+        score = arm["scores"].get(column)
+        if score is None:
+            cells.append("")
+            continue
+        std = "" if score["std"] is None else f" ± {score['std']:.1f}"
+        cells.append(element("strong" if score["best"] else "span", f"{score['mean']:.1f}{std}"))
+    return cells
+
+
+def _curves(summary: Summary) -> Html | None:
+    figures = [Html(curve_figure(curve, i)) for i, curve in enumerate(summary["curves"])]
+    return section("Learning curves", *figures) if figures else None
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+def _pictures(path: Path) -> list[Path]:
+    """The figures of a study's report."""
+    folder = path / "report" if (path / STUDY_FILE).exists() else path
+    return sorted(folder.rglob("*.png"))
+
+
+def _figures(path: Path, name: str) -> Html:
+    pictures = _pictures(path)
+    if not pictures:
+        return notice("It has no heatmaps yet; `softprompts study report` draws them.")
+    figures = []
+    for number, picture in enumerate(pictures):
+        title = picture.stem.replace("-", " ").replace("_", " ")
+        source = f"{PATH}/{quote(name)}/figures/{number}"
+        image = element("img", src=source, alt=f"Figure: {title}; the tables have its numbers")
+        figures.append(element("figure", image, element("figcaption", title)))
+    return section("Heatmaps", *figures)
+
+
+async def figure(studio: Studio, visit: Visit) -> Response:
+    """A figure by its number."""
+    visit.check_unrestricted()
+    path = await asyncio.to_thread(_find, studio, visit.name)
+    pictures = await asyncio.to_thread(_pictures, path)
+    number = visit.request.path_params["number"]
+    if number >= len(pictures):
+        raise HttpError(404, "There is no such figure.")
+    return FileResponse(pictures[number], media_type="image/png")

@@ -1,0 +1,196 @@
+"""Uploaded rows and the tuning runs on them: one process at a time, followed by its events.
+
+    LIBRARY/.studio/ID/FILE     the rows, which the prompt's page reads again
+    LIBRARY/.studio/ID/run/     the run's folder, until its prompt is in the library
+    LIBRARY/.studio/ID/log.txt  what the process wrote to standard error
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ...errors import UserError
+from ...files import make_folder, safe_name, write_text
+from .tuner import Order
+
+UPLOADS = ".studio"
+RUN, LOG = "run", "log.txt"
+MOST_UPLOADS = 100
+ENDINGS = (".csv", ".tsv", ".jsonl", ".json")
+State = Literal["ready", "running", "stopping", "done", "failed"]
+
+
+@dataclass
+class TuningRun:
+    """Uploaded rows, and the run on them if there is one."""
+
+    identity: str
+    file: Path
+    state: State = "ready"
+    name: str = ""
+    """Of the prompt, once the run has begun."""
+    step: int = 0
+    steps: int = 0
+    first_step: int = 0
+    """Where the run began or resumed."""
+    metric: str = ""
+    history: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+    began: float = 0.0
+    """When the first step began, by `time.monotonic`."""
+    ended: float | None = None
+    note: str = ""
+    """What came of it, in a sentence."""
+    process: asyncio.subprocess.Process | None = None
+    reader: asyncio.Task[None] | None = None
+
+    @property
+    def folder(self) -> Path:
+        return self.file.parent
+
+    @property
+    def active(self) -> bool:
+        return self.state in ("running", "stopping")
+
+    @property
+    def seconds(self) -> float:
+        """Since the first step."""
+        until = time.monotonic() if self.ended is None else self.ended
+        return until - self.began if self.began else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        done = self.step - self.first_step
+        return self.seconds / done * (self.steps - self.step) if done > 0 else None
+
+    def take(self, event: dict[str, Any]) -> None:
+        """An event of the process."""
+        match event.pop("event"):
+            case "message":
+                self.messages.append(event["text"])
+            case "start":
+                self.step = self.first_step = event["step"]
+                self.steps, self.metric = event["steps"], event["metric"]
+                self.began = time.monotonic()
+            case "step":
+                self.step = event["step"]
+            case "evaluation":
+                self.history.append(event)
+            case "done":
+                self.state = "done"
+                stopped = f"It was {event['stopped']}. " if event["stopped"] else ""
+                self.note = f"{stopped}The prompt {self.name} is served now."
+                self.note += f" {event['advice']}" if event["advice"] else ""
+            case "failed":
+                self.state = "failed"
+                self.note = event["text"].replace(f"{self.folder}{os.sep}", "")
+
+
+class TuningRuns:
+    """All uploads of a library, by their identities."""
+
+    def __init__(self, library: Path | None) -> None:
+        self.library = library
+        self._runs: dict[str, TuningRun] = {}
+
+    def all(self) -> list[TuningRun]:
+        """Newest first; those of earlier servers are found in the folder."""
+        folder = self._uploads
+        with contextlib.suppress(OSError), os.scandir(folder) as items:
+            for item in items:
+                files = [p for p in Path(item.path).glob("*") if p.suffix in ENDINGS]
+                if files and item.name not in self._runs:
+                    self._runs[item.name] = TuningRun(item.name, files[0])
+        runs = [run for run in self._runs.values() if run.file.exists()]
+        return sorted(runs, key=lambda run: -run.file.stat().st_mtime)
+
+    def find(self, identity: str) -> TuningRun:
+        run = next((run for run in self.all() if run.identity == identity), None)
+        if run is None:
+            raise UserError(f"There are no rows {identity[:100]!r}; they may have been removed.")
+        return run
+
+    @property
+    def active(self) -> TuningRun | None:
+        return next((run for run in self._runs.values() if run.active), None)
+
+    @property
+    def _uploads(self) -> Path:
+        if self.library is None:
+            raise UserError("The server has no library to put a new prompt into; serve one.")
+        return self.library / UPLOADS
+
+    def upload(self, file: str, text: str) -> TuningRun:
+        """Keep rows, and check that they can be read as such."""
+        stem, ending = os.path.splitext(safe_name(os.path.basename(file)[-80:]) or "rows.csv")
+        if ending.lower() not in ENDINGS:
+            raise UserError(f"Rows come as {', '.join(ENDINGS)} files, not as {ending or file!r}.")
+        if not text.strip():
+            raise UserError("The file is empty; it needs a header and rows.")
+        if len(self.all()) >= MOST_UPLOADS:
+            raise UserError(f"There are {MOST_UPLOADS} uploads already; remove some of them.")
+        folder = self._uploads / f"{stem[:40]}-{secrets.token_hex(3)}"
+        make_folder(folder)
+        path = folder / f"{stem}{ending.lower()}"
+        write_text(path, text)
+        run = self._runs[folder.name] = TuningRun(folder.name, path)
+        return run
+
+    def remove(self, run: TuningRun) -> None:
+        if run.active:
+            raise UserError("The run is under way; stop it first.")
+        del self._runs[run.identity]
+        shutil.rmtree(run.folder, ignore_errors=True)
+
+    async def start(self, run: TuningRun, name: str, settings: dict[str, Any]) -> None:
+        """Begin to tune on uploaded rows, in another process."""
+        if self.active is not None:
+            raise UserError(f"{self.active.name} is being tuned; wait for it, or stop it.")
+        order = Order(settings, str(run.folder / RUN), str(self.library), name)
+        fresh = TuningRun(run.identity, run.file, "running", name)
+        self._runs[run.identity] = fresh
+        with (run.folder / LOG).open("wb") as log:
+            fresh.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", f"{__package__}.tuner"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+            )
+        assert fresh.process.stdin is not None
+        fresh.process.stdin.write(order.line())
+        fresh.reader = asyncio.create_task(_follow(fresh, fresh.process))
+
+    def stop(self, run: TuningRun) -> None:
+        """Let a run end after its step; the best prompt so far is kept."""
+        if run.state == "running" and run.process is not None and run.process.stdin is not None:
+            run.state = "stopping"
+            run.process.stdin.write(b"stop\n")
+
+    async def close(self) -> None:
+        """Stop the run under way; the same rows resume it later."""
+        run = self.active
+        if run is not None and run.process is not None and run.reader is not None:
+            run.process.terminate()
+            await run.reader
+
+
+async def _follow(run: TuningRun, process: asyncio.subprocess.Process) -> None:
+    """Take the events of a process until it ends."""
+    assert process.stdout is not None
+    async for line in process.stdout:
+        with contextlib.suppress(json.JSONDecodeError, KeyError):
+            run.take(json.loads(line))
+    code = await process.wait()
+    if run.active:
+        run.state = "failed"
+        where = f"{UPLOADS}/{run.identity}/{LOG} in the library"
+        run.note = f"The process ended with status {code}; {where} has the reason."
+    run.ended = time.monotonic()

@@ -1,0 +1,174 @@
+"""Claims of a study file: what a paper says, and how the verdict is reached, before anything runs.
+
+claims:
+  - claim: 1                       the number of the claim in docs/claims.yaml
+    text: Prompts of 20 tokens beat those of one.
+    paper: 84.9 against 80.1       the paper's number
+    expect:                        all of these must hold
+      - {better: length-20, than: length-1, least: 1}
+
+An expectation compares arms, over all tasks and seeds that they share. An arm is a variant's name
+(its runs without transfer), or a mapping that selects runs: `{variant: a, source: glue/mnli}`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UserError, choices
+
+OVER_SEEDS = ("vote", "best-seed", "sd")
+"""What is taken of all seeds together."""
+EXPLAINED = ("nearest-cosine", "random-cosine", "labels-near", "words-shared", "load-entropy")
+"""Taken from explanations, which `study explain` writes; in percent."""
+TAKES = (
+    *("mean", "best", "worst", "range", "curve", "seconds", "parameters"),
+    *(*OVER_SEEDS, *EXPLAINED),
+)
+"""What can be taken of the selected runs on a task."""
+SELECTED = ("variant", "source", "stage", "backbone", "k")
+KINDS = ("better", "lower", "no_worse", "contrast", "pairs", "alike", "correlates", "retrieval")
+LEAST = 1.0
+
+
+@dataclass(frozen=True)
+class Selector:
+    """Some runs of a study, and what is taken of them; or a number to compare with."""
+
+    where: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    take: str = "mean"
+    constant: float | None = None
+
+    def __str__(self) -> str:
+        if self.constant is not None:
+            return f"{self.constant:g}"
+        parts = [", ".join(map(str, values)) for _, values in self.where]
+        name = " ".join(parts) or "no transfer"
+        return name if self.take == "mean" else f"{self.take} of {name}"
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """A weighted sum of arms that should be above a margin, or another `kind` of statement.
+
+    It holds if the whole interval is above `above`, and does not if it is below `least`.
+    """
+
+    kind: str
+    terms: tuple[tuple[float, Selector], ...] = ()
+    above: float = 0.0
+    least: float = LEAST
+    tasks: tuple[str, ...] | None = None
+    relative: bool = False
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    claim: int
+    text: str
+    paper: str
+    expect: tuple[Expectation, ...]
+
+
+def read_claims(entries: Sequence[Any]) -> list[Claim]:
+    """The claims of a study file; anything that is not understood is refused."""
+    return [_claim(entry) for entry in entries]
+
+
+def _claim(entry: Any) -> Claim:
+    keys = {"claim", "text", "paper", "expect"}
+    if not isinstance(entry, Mapping) or set(entry) != keys:
+        raise UserError(
+            f"A claim is {_short(entry)}; it needs claim (its number), text, paper and expect."
+        )
+    number, expect = entry["claim"], entry["expect"]
+    if not isinstance(number, int) or not isinstance(expect, list) or not expect:
+        raise UserError(
+            f"The claim {_short(number)} needs a whole number, and a list of what is expected."
+        )
+    try:
+        parts = tuple(map(_expectation, expect))
+    except UserError as error:
+        raise UserError(f"Claim {number}: {error.message}") from None
+    return Claim(number, str(entry["text"]), str(entry["paper"]), parts)
+
+
+def _expectation(entry: Any) -> Expectation:
+    values = dict(entry) if isinstance(entry, Mapping) else {}
+    kind = next((name for name in KINDS if name in values), None)
+    if kind is None:
+        raise UserError(f"{_short(entry)} expects nothing; write one of {', '.join(KINDS)}.")
+    arms = values.pop(kind)
+    tasks = values.pop("tasks", None)
+    settings: dict[str, Any] = {"tasks": None if tasks is None else _strings(tasks)}
+    settings["relative"] = bool(values.pop("relative", False))
+    if kind in ("better", "lower", "no_worse"):
+        if "than" not in values:
+            raise UserError(f"{kind} needs than, the arm to compare with.")
+        first, second = _selector(arms), _selector(values.pop("than"))
+        sign = -1.0 if kind == "lower" else 1.0
+        settings["terms"] = ((sign, first), (-sign, second))
+    elif kind == "contrast":
+        if not isinstance(arms, list) or not all(_is_pair(pair) for pair in arms):
+            raise UserError("contrast is a list of [weight, arm].")
+        settings["terms"] = tuple((float(weight), _selector(arm)) for weight, arm in arms)
+    else:
+        settings["value"] = arms
+    margin = "within" if kind == "no_worse" else "least"
+    points = values.pop(margin, LEAST)
+    if not isinstance(points, int | float) or isinstance(points, bool):
+        raise UserError(f"{margin} is {points!r}; it must be a number of points.")
+    if values:
+        raise UserError(f"{next(iter(values))!r} is not part of {kind}.")
+    bounds = (-points, -points) if kind == "no_worse" else (0.0, points)
+    return Expectation(kind, above=float(bounds[0]), least=float(bounds[1]), **settings)
+
+
+def _is_pair(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int | float)
+
+
+def _selector(arm: Any) -> Selector:
+    if isinstance(arm, int | float) and not isinstance(arm, bool):
+        return Selector(constant=float(arm))
+    values = dict(arm) if isinstance(arm, Mapping) else {"variant": arm}
+    take = values.pop("take", "mean")
+    if take not in TAKES:
+        raise UserError(f"take is {take!r}; {choices(str(take), TAKES)}")
+    if unknown := [str(name) for name in values if name not in SELECTED]:
+        raise UserError(f"An arm has no {unknown[0]!r}; {choices(unknown[0], SELECTED)}")
+    where = ((name, tuple(v) if isinstance(v, list) else (v,)) for name, v in values.items())
+    return Selector(tuple(where), take)
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def check_claims(claims: Sequence[Claim], grids: Mapping[str | None, Any]) -> None:
+    """Refuse claims about variants, sources or backbones that the study does not have."""
+    known = {
+        "variant": [str(name) for name in grids if name is not None],
+        "source": [_name(entry) for grid in grids.values() for entry in grid.sources],
+        "backbone": [name for grid in grids.values() for name in grid.backbones],
+    }
+    for claim in claims:
+        for part in claim.expect:
+            for _, selector in part.terms:
+                for name, names in known.items():
+                    for value in dict(selector.where).get(name, ()):
+                        if value not in names:
+                            raise UserError(
+                                f"Claim {claim.claim} names the {name} {value!r}, which the study "
+                                f"does not have; {choices(str(value), names) if names else ''}"
+                            )
+
+
+def _name(entry: Any) -> str:
+    return str(entry.get("name")) if isinstance(entry, Mapping) else str(entry)

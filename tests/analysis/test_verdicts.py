@@ -1,0 +1,298 @@
+"""Verdicts: they follow from the numbers alone, and weak tasks decide nothing."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from softprompts.analysis.findings import HELD, NOT_HELD, NOT_RUN, TOO_WEAK
+from softprompts.analysis.folder_report import folder_claims
+from softprompts.analysis.runs import RunRecord, Runs, read_runs
+from softprompts.analysis.verdicts import judge_claims, overall
+from softprompts.errors import UserError
+from softprompts.study.claims import check_claims, read_claims
+from softprompts.study.config import StudyConfig, check_study
+
+ROOT = Path(__file__).parents[2]
+TASKS = ("a", "b", "c", "d")
+Level = Callable[[str, str, int], float]
+
+
+def runs_of(
+    arms: Sequence[str], level: Level, seeds: int = 5, majority: float = 50.0, **fields: Any
+) -> Runs:
+    """Runs of variants on four tasks, with the score `level(variant, task, seed)`."""
+    records = [
+        RunRecord(
+            f"{variant}/{task}/{seed}",
+            task,
+            seed,
+            {"variant": variant, "stage": "baseline"},
+            metric="accuracy",
+            scores={"validation": level(variant, task, seed)},
+            majority={"validation": majority},
+            rows={"validation": 1000},
+            **{name: value(variant, task, seed) for name, value in fields.items()},
+        )
+        for variant in arms
+        for task in TASKS
+        for seed in range(seeds)
+    ]
+    return Runs(Path("x"), "study", records)
+
+
+def noisy(gains: Mapping[str, float], noise: float = 1.0) -> Level:
+    def level(variant: str, task: str, seed: int) -> float:
+        chance = random.Random(f"{variant} {task} {seed}")
+        return 70 + 3 * TASKS.index(task) + gains[variant] + chance.uniform(-noise, noise)
+
+    return level
+
+
+def verdict(runs: Runs, *expect: Any, analysis: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    entry = {"claim": 1, "text": "A claim.", "paper": "1.0", "expect": list(expect)}
+    (judged,) = judge_claims(read_claims([entry]), runs, analysis or {})
+    return judged
+
+
+@pytest.mark.parametrize(
+    ("gain", "noise", "least", "expected"),
+    [
+        (4.0, 1.0, 1.0, HELD),
+        (0.0, 1.0, 1.0, NOT_HELD),
+        (-4.0, 1.0, 1.0, NOT_HELD),
+        (0.5, 20.0, 1.0, TOO_WEAK),
+        (2.0, 0.5, 7.0, NOT_HELD),
+    ],
+)
+def test_a_difference_holds_fails_or_is_too_weak(
+    gain: float, noise: float, least: float, expected: str
+) -> None:
+    runs = runs_of(["new", "old"], noisy({"new": gain, "old": 0.0}, noise))
+    judged = verdict(runs, {"better": "new", "than": "old", "least": least})
+    assert judged["verdict"] == expected
+    (part,) = judged["expectations"]
+    assert part["pairs"] == 20
+    assert part["interval"][0] < part["difference"] < part["interval"][1]
+    assert part["difference"] == pytest.approx(gain, abs=noise)
+
+
+def test_no_worse_needs_an_interval_above_the_margin() -> None:
+    runs = runs_of(["short", "long"], noisy({"short": -0.3, "long": 0.0}))
+    assert verdict(runs, {"no_worse": "short", "than": "long", "within": 2})["verdict"] == HELD
+    worse = runs_of(["short", "long"], noisy({"short": -6.0, "long": 0.0}))
+    assert verdict(worse, {"no_worse": "short", "than": "long", "within": 2})["verdict"] == NOT_HELD
+    unsure = runs_of(["short", "long"], noisy({"short": -1.0, "long": 0.0}, 25))
+    assert (
+        verdict(unsure, {"no_worse": "short", "than": "long", "within": 2})["verdict"] == TOO_WEAK
+    )
+
+
+def test_tasks_at_the_majority_class_decide_nothing() -> None:
+    runs = runs_of(["new", "old"], noisy({"new": 4.0, "old": 0.0}), majority=90.0)
+    judged = verdict(runs, {"better": "new", "than": "old"})
+    assert judged["verdict"] == TOO_WEAK
+    assert "no task is above the majority class" in judged["expectations"][0]["sentence"]
+    # tasks a and b are below it for both arms, d is above it for one
+    some_weak = runs_of(["new", "old"], noisy({"new": 4.0, "old": 0.0}), majority=77.5)
+    pairs = verdict(some_weak, {"better": "new", "than": "old"})["expectations"][0]["pairs"]
+    assert pairs == 5
+
+
+def test_all_expectations_must_hold_and_are_corrected_together() -> None:
+    runs = runs_of(["a", "b", "c"], noisy({"a": 6.0, "b": 3.0, "c": 3.0}))
+    clear = {"better": "a", "than": "b"}
+    assert verdict(runs, clear, {"better": "a", "than": "c"})["verdict"] == HELD
+    judged = verdict(runs, clear, {"better": "b", "than": "c"})
+    assert [part["verdict"] for part in judged["expectations"]] == [HELD, NOT_HELD]
+    assert judged["verdict"] == NOT_HELD
+    alone = verdict(runs, clear)["expectations"][0]["p"]
+    assert judged["expectations"][0]["p"] == pytest.approx(2 * alone)
+    assert overall([HELD, TOO_WEAK]) == TOO_WEAK
+
+
+def test_a_contrast_asks_whether_a_gap_shrinks() -> None:
+    gaps = {"new-few": 9.0, "old-few": 0.0, "new-many": 2.0, "old-many": 0.0}
+    runs = runs_of(list(gaps), noisy(gaps))
+    contrast = [[1, "new-few"], [-1, "old-few"], [-1, "new-many"], [1, "old-many"]]
+    judged = verdict(runs, {"contrast": contrast, "least": 1})
+    assert judged["verdict"] == HELD
+    assert judged["expectations"][0]["difference"] == pytest.approx(7.0, abs=1)
+    reverse = [[-weight, arm] for weight, arm in contrast]
+    assert verdict(runs, {"contrast": reverse})["verdict"] == NOT_HELD
+
+
+def test_the_range_over_arms_measures_robustness() -> None:
+    levels = {"new-1": 0.0, "new-2": 1.0, "old-1": 0.0, "old-2": 12.0}
+    runs = runs_of(list(levels), noisy(levels))
+    new, old = ({"variant": [f"{name}-1", f"{name}-2"], "take": "range"} for name in ("new", "old"))
+    judged = verdict(runs, {"lower": new, "than": old, "least": 2})
+    assert judged["verdict"] == HELD
+    assert judged["expectations"][0]["difference"] == pytest.approx(11, abs=1.5)
+
+
+def test_the_spread_over_seeds_gives_one_pair_per_task() -> None:
+    def level(variant: str, task: str, seed: int) -> float:
+        return 80 + (seed - 2) * (0.1 if variant == "calm" else 4.0 + TASKS.index(task))
+
+    runs = runs_of(["calm", "wild"], level)
+    arms = [{"variant": name, "take": "sd"} for name in ("calm", "wild")]
+    judged = verdict(runs, {"lower": arms[0], "than": arms[1], "least": 1})
+    assert judged["expectations"][0]["pairs"] == len(TASKS)
+    assert judged["expectations"][0]["difference"] > 5
+
+
+def test_a_vote_of_seeds_is_compared_with_their_mean_and_the_best() -> None:
+    def predictions(variant: str, task: str, seed: int) -> dict[str, Any]:
+        wrong = {row for row in range(100) if row % 5 == seed}  # no row is wrong twice
+        answers = ["no" if row in wrong else "yes" for row in range(100)]
+        rows = [0.0 if row in wrong else 100.0 for row in range(100)]
+        return {"validation": {"predictions": answers, "row_scores": rows}}
+
+    runs = runs_of(["p"], lambda *_: 80.0, predictions=predictions)
+    voted = {"variant": "p", "take": "vote"}
+    best = {"variant": "p", "take": "best-seed"}
+    judged = verdict(runs, {"better": voted, "than": "p"}, {"no_worse": voted, "than": best})
+    assert [part["difference"] for part in judged["expectations"]] == [20.0, 20.0]
+
+
+def test_curves_seconds_and_parameters_can_be_compared() -> None:
+    def history(variant: str, task: str, seed: int) -> list[dict[str, Any]]:
+        early = 70.0 if variant == "fast" else 40.0
+        return [{"step": 1, "accuracy": early + seed}, {"step": 2, "accuracy": 80.0}]
+
+    runs = runs_of(
+        ["fast", "slow"],
+        lambda *_: 80.0,
+        history=history,
+        seconds=lambda variant, *_: 5.0 if variant == "fast" else 10.0,
+    )
+    arms = [{"variant": name, "take": "curve"} for name in ("fast", "slow")]
+    assert (
+        verdict(runs, {"better": arms[0], "than": arms[1]})["expectations"][0]["difference"] == 15
+    )
+    arms = [{"variant": name, "take": "seconds"} for name in ("fast", "slow")]
+    judged = verdict(runs, {"lower": arms[0], "than": arms[1], "relative": True, "least": 10})
+    assert judged["expectations"][0]["difference"] == 50, "percent of the slower one"
+
+
+def test_explanations_are_judged_in_percent_even_on_weak_tasks() -> None:
+    def explanation(variant: str, task: str, seed: int) -> dict[str, Any]:
+        return {
+            "nearest_cosine": 0.5 + seed / 100,
+            "random_cosine": 0.2,
+            "labels": {"yes": 1, "no": 0},
+            "shared": {"good": 2},
+            "tokens": [{"neighbours": [{"word": word}]} for word in ("▁Good", "▁bad")],
+            "routing": [{"rows": 10}, {"rows": 10}, {"rows": 0}, {"rows": 0}],
+        }
+
+    runs = runs_of(["p"], lambda *_: 50.0, explanation=explanation)
+    near = {"better": {"variant": "p", "take": "nearest-cosine"}, "than": 20, "least": 5}
+    judged = verdict(runs, near)
+    assert judged["verdict"] == HELD
+    assert judged["expectations"][0]["difference"] == pytest.approx(32)
+    for take, expected in {"labels-near": 50, "words-shared": 50, "load-entropy": 50}.items():
+        part = verdict(runs, {"better": {"variant": "p", "take": take}, "than": 0})["expectations"]
+        assert part[0]["difference"] == pytest.approx(expected)
+
+
+def test_what_was_not_run_is_not_judged() -> None:
+    runs = runs_of(["new"], noisy({"new": 1.0}))
+    assert verdict(runs, {"better": "new", "than": "old"})["verdict"] == NOT_RUN
+    assert verdict(runs, {"correlates": 4})["verdict"] == NOT_RUN
+
+
+def transfers(gain: float, seeds: int = 6) -> Runs:
+    """A source that changes the score of four targets by `gain`, without saved predictions."""
+    known = runs_of(["x"], noisy({"x": 0.0}), seeds)
+    moved = [
+        replace(
+            run,
+            stage="transfer",
+            arm={"variant": "x", "stage": "transfer", "source": "s"},
+            scores={"validation": run.scores["validation"] + gain},
+        )
+        for run in known.records
+    ]
+    return replace(known, records=[*known.records, *moved])
+
+
+@pytest.mark.parametrize(
+    ("gain", "seeds", "helps", "hurts"),
+    [(5.0, 8, HELD, NOT_HELD), (-5.0, 8, NOT_HELD, HELD), (5.0, 3, TOO_WEAK, TOO_WEAK)],
+)
+def test_pairs_of_source_and_target_are_corrected_for_their_number(
+    gain: float, seeds: int, helps: str, hurts: str
+) -> None:
+    runs = transfers(gain, seeds)
+    assert verdict(runs, {"pairs": "helps"})["verdict"] == helps
+    assert verdict(runs, {"pairs": "hurts"})["verdict"] == hurts
+
+
+MATRIX = [[None, 0.9, 0.1, 0.2, 0.1, 0.2], [0.9, None, 0.2, 0.1, 0.2, 0.1],
+          [0.1, 0.2, None, 0.8, 0.3, 0.1], [0.2, 0.1, 0.8, None, 0.1, 0.3],
+          [0.1, 0.2, 0.3, 0.1, None, 0.9], [0.2, 0.1, 0.1, 0.3, 0.9, None]]  # fmt: skip
+
+
+def test_task_embeddings_are_alike_inside_groups() -> None:
+    analysis = {"similarities": {"cosine": {"tasks": list("abcdef"), "matrix": MATRIX}}}
+    runs = runs_of(["x"], lambda *_: 80.0)
+    alike = {"one": ["a", "b"], "two": ["c", "d"], "three": ["e", "f"]}
+    judged = verdict(runs, {"alike": alike}, analysis=analysis)
+    assert judged["expectations"][0]["difference"] > 0.6
+    other = {"one": ["a", "c"], "two": ["b", "e"], "three": ["d", "f"]}
+    assert verdict(runs, {"alike": other}, analysis=analysis)["verdict"] != HELD
+
+
+def test_retrieval_must_beat_chance() -> None:
+    runs = runs_of(["x"], lambda *_: 80.0)
+    top: dict[str, Any] = {"method": "best of top-k", "similarity": "s", "k": 3}
+    top |= {"change": 4.0, "p_paired": 0.01, "targets": 9}
+    chance = {"method": "best of k at random", "similarity": None, "k": 3, "change": 2.0}
+    for changed, expected in (
+        ({}, HELD),
+        ({"change": 1.0}, NOT_HELD),
+        ({"change": 1.0, "targets": 3}, TOO_WEAK),
+        ({"p_paired": 0.2}, TOO_WEAK),
+    ):
+        analysis = {"retrieval": [top | changed, chance], "targets": [1]}
+        assert verdict(runs, {"retrieval": 3}, analysis=analysis)["verdict"] == expected
+
+
+def test_the_small_study_on_t5_tiny_is_judged_by_its_recipes_claims() -> None:
+    recipe = (ROOT / "recipes" / "spot-small.yaml").read_text()
+    judged = {c["claim"]: c for c in folder_claims(read_runs(ROOT / "results/spot-small"), recipe)}
+    assert {13, 14, 15, 16, 17} <= set(judged)
+    assert judged[15]["verdict"] in (NOT_HELD, TOO_WEAK)
+    assert all(claim["verdict"] != NOT_RUN for claim in judged.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text": None, "claim": "x"}, "needs a whole number"),
+        ({"expect": []}, "a list of what is expected"),
+        ({"expect": [{"beter": "a"}]}, "expects nothing; write one of better, lower"),
+        ({"expect": [{"better": "a"}]}, "better needs than"),
+        ({"expect": [{"better": "a", "than": "b", "margin": 3}]}, "'margin' is not part of better"),
+        ({"expect": [{"better": "a", "than": "b", "least": "x"}]}, "it must be a number of points"),
+        ({"expect": [{"better": {"take": "vot"}, "than": "b"}]}, "did you mean vote"),
+        ({"expect": [{"better": {"varant": "a"}, "than": "b"}]}, "did you mean variant"),
+        ({"expect": [{"contrast": ["a"]}]}, "contrast is a list of"),
+        ({"expect": [{"better": "c", "than": "b"}]}, "names the variant 'c', which the study"),
+    ],
+)
+def test_claims_that_are_not_understood_are_refused(changes: dict[str, Any], message: str) -> None:
+    entry = {"claim": 1, "text": "t", "paper": "p", "expect": [{"better": "a", "than": "b"}]}
+    study = StudyConfig.of(
+        {"targets": ["helpdesk/intent"], "variants": {"a": {}, "b": {}}, "claims": [entry]}
+    )
+    check_study(study)
+    with pytest.raises(UserError, match=message):
+        check_claims(read_claims([{**entry, **changes}]), dict(study.grids()))
+    with pytest.raises(UserError, match="it needs claim"):
+        read_claims(["x"])

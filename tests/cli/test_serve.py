@@ -1,0 +1,243 @@
+"""`softprompts serve` as a process of its own, and `softprompts predict --server`."""
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from softprompts.backbone import Backbone
+from softprompts.cli import main
+from softprompts.cli.flags import given
+from softprompts.cli.serve import _parser
+from softprompts.config.serve import ServeSettings
+from softprompts.serving.client import VARIABLE
+
+from ..processes import ForkServer, Process
+from ..serving.http_server import ask, wait_until
+from ..serving.test_engine import MOODS, tuned
+from .conftest import Start
+
+ROOT = Path(__file__).parents[2]
+KEY = "a-key-for-all-prompts"
+CPU = ["--device", "cpu", "--quiet"]
+
+
+@dataclass
+class Served:
+    url: str
+    folder: Path
+    process: Process
+    hello: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def served(
+    tiny: Backbone, torch_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """A library of four prompts, served by a process."""
+    folder = tmp_path_factory.mktemp("served")
+    prompts = {
+        "mood": tuned(tiny, 1, MOODS, scoring="labels", length=3),
+        "spoken": tuned(tiny, 2, MOODS, scoring="generate", length=3),
+        "mixture": tuned(tiny, 3, MOODS, scoring="labels", length=2, count=3, route="top1"),
+        "free": tuned(tiny, 5, [], scoring="generate", length=4),
+    }
+    for name, prompt in prompts.items():
+        prompt.save(folder / "library" / name)
+    (folder / "keys").write_text(f"{KEY}\n")
+    command = ["serve", "--library", str(folder / "library"), "--port", "0", "--device", "cpu"]
+    with torch_server.start([*command, "--api-keys", str(folder / "keys"), "--json"]) as process:
+        wait_until(lambda: process.stdout.endswith("\n") or process.poll() is not None, 60)
+        assert process.stdout, process.stderr
+        hello = json.loads(process.stdout)
+        yield Served(hello["url"], folder / "library", process, hello)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "new.csv"
+    lines = [f'{number},"good food, visit {number}"' for number in range(40)]
+    path.write_text("id,text\n" + "\n".join(lines) + "\n99,\n")
+    return path
+
+
+def outputs(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[list[Any], str]:
+    assert main(argv) == 0
+    shown = capsys.readouterr()
+    return shown.out.splitlines(), shown.err
+
+
+@pytest.mark.parametrize(
+    ("names", "as_json"),
+    [("mood", True), ("spoken", False), ("free,spoken", True), ("mixture,mood", False)],
+)
+def test_predict_prints_the_same_with_a_server(
+    served: Served,
+    names: str,
+    as_json: bool,
+    rows: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(VARIABLE, KEY)
+    common = ["--file", str(rows), "--skip-bad-rows", "--quiet", *(["--json"] if as_json else [])]
+    folders = ",".join(str(served.folder / name) for name in names.split(","))
+    local, notes = outputs(["predict", folders, *common, "--device", "cpu"], capsys)
+    remote, remote_notes = outputs(["predict", names, *common, "--server", served.url], capsys)
+    assert remote_notes == notes
+    if not as_json:
+        assert remote == local
+        return
+    for here, there in zip(map(json.loads, local), map(json.loads, remote), strict=True):
+        shares, expected = there.pop("probabilities"), here.pop("probabilities")
+        assert there == here
+        several = "," in names
+        for name in names.split(","):
+            share = shares.get(name) if several else shares
+            assert share == pytest.approx(expected.get(name) if several else expected, abs=1.1e-4)
+
+
+def test_texts_and_tables_too(
+    served: Served,
+    rows: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(VARIABLE, KEY)
+    local, _ = outputs(["predict", str(served.folder / "mood"), "never again", *CPU], capsys)
+    remote, _ = outputs(["predict", "mood", "never again", "--server", served.url], capsys)
+    assert remote == local
+    tables = []
+    for where in (["--server", f"{served.url}/v1/"], ["--device", "cpu"]):
+        output = tmp_path / f"{len(tables)}.csv"
+        prompt = "mood" if "--server" in where else str(served.folder / "mood")
+        common = ["--file", str(rows), "--skip-bad-rows", "--quiet", "--output", str(output)]
+        outputs(["predict", prompt, *common, *where], capsys)
+        tables.append([line.rpartition(",")[0] for line in output.read_text().splitlines()])
+    assert tables[0] == tables[1]
+    assert main(["predict", "mood", "--file", str(rows), "--server", served.url]) == 2
+    assert "new.csv:42: the column 'text' is empty. Correct it" in capsys.readouterr().err
+
+
+def test_a_client_needs_no_torch(served: Served, monkeypatch: Any, start: Start) -> None:
+    monkeypatch.setenv(VARIABLE, KEY)
+    process = start(["predict", "mood", "never again", "--server", served.url, "--json"])
+    assert process.returncode == 0
+    assert json.loads(process.stdout)["prediction"] in MOODS
+    assert process.stderr.splitlines() == ["imported:"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "key", "message"),
+    [
+        (["mood", "x"], "", "wants an API key; set SOFTPROMPTS_API_KEY."),
+        (["nothing", "x"], KEY, "There is no prompt 'nothing'; GET /v1/models lists the prompts."),
+        (["../library/mood", "x"], KEY, "There is no prompt '../library/mood'"),
+        (["mood", "x", "--scoring", "generate"], KEY, "--scoring is the server's to choose"),
+    ],
+)
+def test_errors_are_the_servers_sentences(
+    served: Served, argv: list[str], key: str, message: str, monkeypatch: Any, start: Start
+) -> None:
+    monkeypatch.setenv(VARIABLE, key)
+    process = start(["predict", *argv, "--server", served.url])
+    assert process.returncode == 2
+    error, imported = process.stderr.strip().splitlines()
+    assert message in error
+    assert imported == "imported:"
+
+
+@pytest.mark.parametrize(
+    ("server", "message"),
+    [
+        ("127.0.0.1:1", "--server is '127.0.0.1:1'; give an address such as http://"),
+        ("http://127.0.0.1:1", "The server http://127.0.0.1:1 cannot be reached"),
+    ],
+)
+def test_a_wrong_address_is_refused(
+    server: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", "mood", "x", "--server", server]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--port", "x"], "--port is 'x'; give a whole number."),
+        (["--library", "nowhere"], "There is no library at nowhere"),
+        (["nowhere"], "There is no prompt at nowhere"),
+        (["--library", ".", "--api-keys", "nowhere"], "nowhere does not exist."),
+        (["--library", ".", "--host", "0.0.0.0"], "Anyone who can reach 0.0.0.0 could use the"),
+        (["--library", "."], "There is no prompt in .; name the model to serve with --model."),
+        (["--library", ".", "--model", "x", "--port", "PORT"], "(Address already in use)"),
+    ],
+)
+def test_bad_input_is_refused_without_torch(
+    served: Served, argv: list[str], message: str, start: Start, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    port = served.url.rpartition(":")[2]
+    process = start(["serve", *(word.replace("PORT", port) for word in argv)])
+    assert process.returncode == 2
+    error, imported = process.stderr.strip().splitlines()
+    assert message in error
+    assert imported == "imported:"
+
+
+def test_sigterm_finishes_what_was_taken(served: Served) -> None:
+    """The last test: it ends the server."""
+    assert served.hello == {"url": served.url, "model": "t5-tiny", "prompts": 4, "api_keys": 1}
+    body = {"model": "free", "prompt": "x", "max_tokens": 150, "temperature": 2, "seed": 1}
+    headers = {"Authorization": f"Bearer {KEY}"}
+    replies: list[Any] = []
+    url = f"{served.url}/v1/completions"
+    asking = threading.Thread(
+        target=lambda: replies.append(ask(url, {**body, "stream": True}, headers))
+    )
+    asking.start()
+    decoding = "softprompts_engine_decoding 1.0"
+    for _ in range(200):
+        if decoding in ask(f"{served.url}/metrics", None, headers)[1]:
+            break
+    served.process.send_signal(signal.SIGTERM)
+    asking.join(30)
+    ((status, text, _),) = replies
+    assert status == 200
+    assert text.endswith("data: [DONE]\n\n")
+    assert '"finish_reason": "length"' in text
+    assert served.process.wait(30) == 0
+    lines = [json.loads(line) for line in served.process.stderr.splitlines()]
+    assert {line["event"] for line in lines} == {"request"}
+
+
+def test_containers_are_started_with_flags_that_exist() -> None:
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    entry, default = (
+        json.loads(line.partition(" ")[2])
+        for word in ("ENTRYPOINT", "CMD")
+        for line in lines
+        if line.startswith(f"{word} [")
+    )
+    service = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["softprompts"]
+    assert entry[:2] == ["softprompts", "serve"]
+    for arguments in (default, service["command"]):
+        options = _parser().parse_args([*entry[2:], *arguments])
+        settings = ServeSettings.of(given(options))
+        assert settings.host == "0.0.0.0"
+        assert [str(folder) for folder in options.library] == ["/library"]
+    assert settings.api_keys == "/run/secrets/api_keys"
+    assert int(service["stop_grace_period"].rstrip("s")) > settings.grace
+    copied = " ".join(line for line in lines if line.startswith("COPY"))
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "NOTICE", "src"):
+        assert (ROOT / name).exists()
+        assert f"!{name}" in ignored
+        assert name in copied

@@ -1,0 +1,106 @@
+"""Recipes: one file per table or figure and scale; every trial runs, and every claim has a test."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from softprompts.analysis.folder_report import report
+from softprompts.analysis.study_explain import explain_study, unexplained
+from softprompts.artifacts.study_folder import StudyFolder
+from softprompts.study.checks import check_data
+from softprompts.study.claims import EXPLAINED, read_claims
+from softprompts.study.config import check_study, read_study
+from softprompts.study.plan import plan
+from softprompts.study.study import Study
+
+from ..conftest import DATA
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+SMOKE, SMALL, PAPER = (
+    [path for path in RECIPES if path.stem.endswith("-smoke")],
+    [path for path in RECIPES if path.stem.endswith("-small")],
+    [path for path in RECIPES if not path.stem.endswith(("-smoke", "-small"))],
+)
+LISTED: dict[int, Any] = yaml.safe_load((ROOT / "docs" / "claims.yaml").read_text())["claims"]
+NO_CLAIM = {"lester-figure2"}
+"""It shows how prompts are served."""
+
+
+def base(path: Path) -> str:
+    """The table or figure; SPoT's Fig. 3, 4, 5 and Table 3 are of one study."""
+    name = path.stem.removesuffix("-smoke").removesuffix("-small")
+    return "spot" if name in ("spot", "spot-paper", "spot-figure3") else name
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_states_its_claims_and_can_be_planned(path: Path) -> None:
+    study = read_study(path)
+    check_study(study)
+    assert (study.name, bool(study.about)) == (path.stem, True)
+    claims = read_claims(study.claims)
+    assert bool(claims) != (base(path) in NO_CLAIM)
+    assert {claim.claim for claim in claims} <= set(LISTED)
+    assert plan(study)
+
+
+def test_every_table_and_figure_has_three_scales() -> None:
+    scales = [{base(path) for path in part} for part in (SMOKE, SMALL, PAPER)]
+    assert scales[0] == scales[1] == scales[2]
+    assert len(scales[0]) == 22
+
+
+def test_every_claim_has_a_small_recipe_or_a_record() -> None:
+    stated = {claim["claim"] for path in SMALL for claim in read_study(path).claims}
+    recorded = {number for number, claim in LISTED.items() if claim.get("records")}
+    assert stated | recorded == set(LISTED) == set(range(1, 32))
+
+
+def test_trials_and_small_recipes_test_the_same_claims() -> None:
+    def numbers(paths: list[Path]) -> dict[str, set[int]]:
+        found: dict[str, set[int]] = {}
+        for path in paths:
+            claims = {claim["claim"] for claim in read_study(path).claims}
+            found.setdefault(base(path), set()).update(claims)
+        return found
+
+    small, paper = numbers(SMALL), numbers(PAPER)
+    assert small == paper
+    assert all(claims <= small[name] for name, claims in numbers(SMOKE).items())
+
+
+def test_small_recipes_choose_learning_rates_where_they_compare_methods() -> None:
+    unchosen = {base(path) for path in SMALL if not read_study(path).choose}
+    compared = {"residual-table1", "smop-table1", "smop-table3", "lester-table2", "residual-length"}
+    assert not compared & unchosen
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the tasks' data is not here")
+@pytest.mark.parametrize("path", SMALL, ids=lambda path: path.stem)
+def test_small_recipes_need_only_the_data_at_hand(path: Path, tmp_path: Path) -> None:
+    cells = plan(read_study(path), None, str(DATA))
+    few_shot = any(cell.config.task.shots for cell in cells)  # which reads all rows
+    check_data(cells[:1] if few_shot else cells, StudyFolder(tmp_path))
+
+
+@pytest.mark.parametrize("path", SMOKE, ids=lambda path: path.stem)
+def test_every_trial_runs_and_is_judged(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)  # hundreds of small files
+    study = Study.load(path)
+    status = study.run(output=tmp_path, device="cpu", verbose=False)
+    assert (status["done"], status["failed"]) == (status["total"], {})
+    claims = read_claims(study.config.claims)
+    takes = {selector.take for c in claims for part in c.expect for _, selector in part.terms}
+    if takes & set(EXPLAINED):
+        explain_study(study, unexplained(study), "cpu")
+    summary = report(tmp_path)
+    assert summary["runs"] == sum("choice" not in cell.stage for cell in study.cells())
+    transfers = base(path) == "spot"  # which needs `study report`, too
+    verdicts = {claim["claim"]: claim["verdict"] for claim in summary["claims"]}
+    assert list(verdicts) == [claim.claim for claim in claims]
+    assert transfers or "not run yet" not in verdicts.values()
+    assert Path(summary["files"][0]).stat().st_size > 5000

@@ -1,0 +1,71 @@
+"""docs/claims.md: every claim with its verdict, made from the records alone."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .scripts import ROOT, load_script
+
+
+def script() -> Any:
+    return load_script("recipes/claims.py")
+
+
+def test_the_page_is_current() -> None:
+    page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    assert page == script().page(ROOT), "run python recipes/claims.py"
+    rows = [line for line in page.splitlines() if line.startswith("| ") and line[2].isdigit()]
+    assert [int(row.split("|")[1]) for row in rows] == list(range(1, 10)) + list(range(10, 32))
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The repository without results, but for one recipe that has run."""
+    for name in ("recipes", "docs"):
+        (tmp_path / name).mkdir()
+    shutil.copy(ROOT / "docs" / "claims.yaml", tmp_path / "docs")
+    shutil.copy(ROOT / "recipes" / "residual-table1-small.yaml", tmp_path / "recipes")
+    return tmp_path
+
+
+def row(page: str, number: int) -> str:
+    return next(line for line in page.splitlines() if line.startswith(f"| {number} |"))
+
+
+def test_a_claim_without_a_report_is_not_run_yet(copy: Path) -> None:
+    page = script().page(copy)
+    assert "Of 31 claims: 31 not run yet." in page
+    assert (
+        "| not run yet | [residual-table1-small.yaml](../recipes/residual-table1-small.yaml) |"
+        in (row(page, 24))
+    )
+
+
+def test_a_claim_has_the_verdict_of_its_report_and_a_link(copy: Path) -> None:
+    folder = copy / "results" / "residual-table1-small"
+    folder.mkdir(parents=True)
+    part = {"verdict": "held", "sentence": "residual-10 better than prompt-10: +5.1 points: held"}
+    claim = {"claim": 24, "text": "t", "paper": "p", "verdict": "held", "expectations": [part]}
+    (folder / "summary.json").write_text(json.dumps({"claims": [claim]}))
+    (folder / "summary.md").write_text("x")
+    page = script().page(copy)
+    assert "1 held, 30 not run yet" in page
+    assert "+7 points with T5-base at 10 tokens" in row(page, 24), "the paper's number"
+    assert "+5.1 points" in row(page, 24)
+    assert "[residual-table1-small](../results/residual-table1-small/summary.md)" in row(page, 24)
+    (folder / "summary.json").write_text(json.dumps({"claims": [{**claim, "claim": 99}]}))
+    with pytest.raises(SystemExit, match="states claim 99"):
+        script().page(copy)
+
+
+def test_records_that_are_not_of_a_study_are_judged_by_the_same_rule(copy: Path) -> None:
+    (copy / "results" / "objectives").mkdir(parents=True)
+    record = json.loads((ROOT / "results" / "objectives" / "objectives.json").read_text())
+    better = record["variants"]["LM adaptation 100 %"]["tasks"]
+    for scores in better.values():
+        scores["best"] = {seed: min(99.0, value + 12) for seed, value in scores["best"].items()}
+    (copy / "results" / "objectives" / "objectives.json").write_text(json.dumps(record))
+    assert "| held | [objectives]" in row(script().page(copy), 3)
