@@ -3,17 +3,18 @@ r"""The engine with 1 to 10,000 prompts, against PEFT on the same rows: label sc
     python benchmarks/serving_engine.py --output serving-engine.json
     python benchmarks/serving_engine.py --model llama-1b --dtype bf16  # GPU
 
-A library of as many prompts as the largest of --prompts lies on disk; rows are spread evenly over
-the first 1, 100, ... of them. `ours` has --concurrency requests in flight in one process, without
-HTTP. `first` asks each prompt for the first time and reads it from disk; `ours` asks again. PEFT
-answers --peft-rows of the same rows: `switching` sets the adapter for each row, `batched` for each
-prompt, whose rows of one length are one batch; it holds only the adapters that these rows need.
-Both sides must give the same answers.
+A library of as many prompts as the largest of --prompts lies on disk; each row asks one of the
+first 1, 100, ... of them at random. `ours` has --concurrency requests in flight in one process,
+without HTTP, after all these prompts were loaded (`loads_per_s`) and, for decoder-only models,
+read. PEFT answers --peft-rows of the same rows: `switching` sets the adapter for each row,
+`batched` for each prompt, whose rows of one length are one batch; it holds only the adapters that
+these rows need. Both sides must give the same answers.
 """
 
 import argparse
 import asyncio
 import json
+import random
 import statistics
 import sys
 import time
@@ -96,6 +97,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--peft-rows", type=int, default=64)
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--concurrency", type=int, default=256, help="requests in flight")
+    parser.add_argument("--memory", type=int, default=8, help="GiB of each tier of prompts")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", help="a JSON file")
     return parser.parse_args()
@@ -153,8 +155,9 @@ def measure(
     record: dict[str, Any] = {"prompts": count}
     for way in WAYS:
         size = settings.rows if way == "labels" else settings.generated_rows
-        rows = [(row % count, texts[row % len(texts)]) for row in range(max(size, count))]
-        ours, answers = asyncio.run(ask_ours(settings, backbone, library, rows, size, way))
+        drawn = random.Random(settings.seed)
+        rows = [(drawn.randrange(count), texts[row % len(texts)]) for row in range(size)]
+        ours, answers = asyncio.run(ask_ours(settings, backbone, library, rows, count, way))
         peers = Peft(backbone, vectors, rows[: settings.peft_rows], way, settings.new_tokens)
         record[way] = {**ours, **compare(peers, answers, backbone.dtype, way)}
         for name in ("switching", "batched"):
@@ -169,14 +172,15 @@ async def ask_ours(
     backbone: Backbone,
     library: Path,
     rows: Sequence[Asked],
-    size: int,
+    count: int,
     way: str,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Rates and latencies, first with prompts from disk, and the answers."""
+    """The rate of loading the first `count` prompts, the rate and latencies of rows, and the
+    answers."""
     sampling = Sampling(max_tokens=settings.new_tokens, stream=False)
-    limits = Limits(slots=settings.concurrency, timeout=None)
+    tiers = dict.fromkeys(("device_bytes", "memory_bytes", "prefix_bytes"), settings.memory * 2**30)
+    limits = Limits(slots=settings.concurrency, timeout=None, **tiers)
     async with AsyncEngine(backbone, library, limits=limits) as engine:
-        await asyncio.to_thread(engine.names)
 
         async def label(row: Asked) -> str:
             return (await engine.classify(prompt_name(row[0]), row[1])).label
@@ -185,13 +189,20 @@ async def ask_ours(
             pieces = engine.generate(prompt_name(row[0]), row[1], sampling)
             return "".join([piece.text async for piece in pieces])
 
+        await asyncio.to_thread(engine.names)
+        began = time.perf_counter()
+        for number in range(count):
+            await asyncio.to_thread(engine.store.load, prompt_name(number))
+        loads = count / (time.perf_counter() - began)
         ask = label if way == "labels" else generate
-        count = len({number for number, _ in rows})
-        first, _ = await crowd(ask, rows[:count], settings.concurrency)
-        again, answers = await crowd(ask, rows[:size], settings.concurrency)
-        stats = engine.stats()
-        again["mean_batch"] = stats.rows / stats.passes
-        return {"first": first, "ours": again}, answers
+        if not backbone.model.config.is_encoder_decoder:  # the model reads each prompt
+            await crowd(label, [(number, rows[0][1]) for number in range(count)], 64)
+        await crowd(ask, rows[: settings.concurrency], settings.concurrency)
+        before = engine.stats()
+        rate, answers = await crowd(ask, rows, settings.concurrency)
+        after = engine.stats()
+        rate["mean_batch"] = (after.rows - before.rows) / (after.passes - before.passes)
+        return {"loads_per_s": loads, "ours": rate}, answers
 
 
 async def crowd(

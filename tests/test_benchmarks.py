@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing.dummy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -41,13 +40,12 @@ def test_a_sweep_records_every_run_once_and_makes_a_table(
     grid.write_text(yaml.safe_dump([entry]))
     folders = ["--data", str(toy_csv.parent), "--backbones", str(tmp_path / "models")]
     command = ["sweep.py", str(grid), "--output", str(output), "--device", "cpu", *folders]
-    script = str(ROOT / "benchmarks" / "sweep.py")
-    subprocess.run([sys.executable, script, *command[1:]], check=True, timeout=300)
-    # again, with nothing left to run: threads will do
+    # threads in place of its worker processes, which would import torch
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: multiprocessing.dummy)
     monkeypatch.setattr("torch.set_num_threads", lambda count: None)
     monkeypatch.setattr(sys, "argv", command)
     load_script("benchmarks/sweep.py").main()
+    load_script("benchmarks/sweep.py").main()  # again, with nothing left to run
     records = [json.loads(line) for line in output.read_text().splitlines()]
     assert [record["settings"]["seed"] for record in records] == [0, 1]
     assert all("metrics" in record for record in records)
@@ -196,3 +194,19 @@ def test_a_profile_shows_where_the_time_of_a_step_goes(
         "triton_poi_fused_add": "other pointwise",
     }
     assert {name: step_profile.kind_of(name) for name in names} == names
+
+
+def test_the_benchmark_of_prompts_after_the_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suffix = load_script("benchmarks/suffix.py")
+    small = ["--tokens", "4,9", "--batch", "3", "--prompt", "2", "--repeats", "2"]
+    folder, output = save(random_model("llama"), tmp_path / "llama"), tmp_path / "out.json"
+    assert suffix.main(["--model", str(folder), *small, "--output", str(output)]) == 0
+    first, second = json.loads(output.read_text())["trials"]
+    assert first["text_tokens"] < second["text_tokens"]
+    assert first["text_first_ms"] > 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    folder = save(random_model("t5"), tmp_path / "t5")
+    assert suffix.main(["--model", str(folder), *small]) == 2
+    assert "is not a decoder-only model" in capsys.readouterr().err

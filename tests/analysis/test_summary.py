@@ -305,6 +305,30 @@ def test_cells_that_have_begun_are_counted(tmp_path: Path) -> None:
     assert runs.unfinished == before.unfinished + 1
 
 
+def test_folders_of_the_machine_are_left_out(tmp_path: Path) -> None:
+    data, model = tmp_path / "secret" / "data", tmp_path / "secret" / "flan-t5-small"
+    start = {"kind": "prompt", "sources": [str(tmp_path / "runs" / "source")]}
+    settings = {"model": str(model), "prompt": {"start": start}}
+    write_run(tmp_path / "runs" / "a", "superglue/rte", 0, 60, **settings)
+    card = tmp_path / "runs" / "a" / "prompt.json"
+    content = json.loads(card.read_text())
+    content["config"]["task"]["data_dir"] = str(data)
+    card.write_text(json.dumps(content))
+    summary = report(tmp_path / "runs", output=tmp_path / "out")
+    assert summary["configs"]["a"]["model"] == "flan-t5-small"
+    assert summary["configs"]["a"]["prompt"]["start"]["sources"] == ["source"]
+    for path in (tmp_path / "out").iterdir():
+        assert "secret" not in path.read_text(), path
+
+
+def test_arms_without_a_common_task_have_no_mean(tmp_path: Path) -> None:
+    write_run(tmp_path / "1", "superglue/rte", 0, 60, preset="residual")
+    write_run(tmp_path / "2", "superglue/cb", 0, 60, preset="prompt-tuning")
+    summary = summarize(read_runs(tmp_path))
+    assert all("mean" not in arm["scores"] for arm in summary["tables"][0]["arms"])
+    assert "| arm | superglue/rte (accuracy) | superglue/cb (accuracy) |" in markdown(summary, "x")
+
+
 def test_what_a_preset_brings_along_is_not_part_of_an_arms_name(tmp_path: Path) -> None:
     write_run(tmp_path / "1", "superglue/rte", 0, 60, preset="residual")
     write_run(tmp_path / "2", "superglue/rte", 0, 60, preset="prompt-tuning", tuning={"lr": 0.1})

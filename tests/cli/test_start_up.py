@@ -224,6 +224,10 @@ def test_wrong_rows_of_a_small_file_are_refused_without_torch(tmp_path: Path, st
         (["prompts", "rename", "urgensy", "x"], "did you mean urgency?"),
         (["prompts", "show", "urgency=0"], "no prompt at urgency=0; did you mean library/urgency?"),
         (["prompts", "show", "no/where"], "There is no prompt at no/where; name a folder that"),
+        (
+            ["prompts", "export", "urgency", "--as", "folder", "--output", "runs"],
+            "runs holds other files (intent, urgency); choose another --output",
+        ),
         (["study", "run", "nope.yaml"], "The config file nope.yaml does not exist."),
         (["prompts", "list", "--library", "shelf"], "There is no library at shelf; name one"),
         (["prompts", "show", "x", "--library", "shelf"], "There is no library at shelf; name one"),

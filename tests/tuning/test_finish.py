@@ -11,7 +11,7 @@ import pytest
 from softprompts.artifacts.card import Card, TaskCard
 from softprompts.backbone import Backbone
 from softprompts.cli.tune_summary import cohort_table, describe
-from softprompts.config import TaskConfig, expand_lists
+from softprompts.config import TaskConfig, expand_lists, run_config
 from softprompts.study.cells import score_fields
 from softprompts.study.tables import RECORD
 from softprompts.tasks import Task, TextFormat, load_task
@@ -186,3 +186,9 @@ def test_advice_knows_a_loss_that_exploded_or_did_not_move() -> None:
         "a higher learning rate (\x02tuning.lr\x030.9\x03), because the loss hardly fell" in still
     )
     assert "more steps" in still
+    config = {"preset": "mixture", "tuning": {"lr": 1000.0}}
+    hot = str(advice(scored(40.0, config=config, loss={"first": 7.0, "last": 6.9})))
+    usual = run_config({"preset": "mixture"}).tuning.lr
+    assert f"a lower learning rate (\x02tuning.lr\x03{usual:g}\x03), because the loss" in hot
+    short = str(advice(scored(40.0, loss={"uniform": 10.0})))
+    assert "learning rate" not in short, "a run of a few steps says nothing about it"

@@ -205,6 +205,19 @@ def test_an_exploding_loss_is_stopped(t5: Backbone, toy_csv: Path) -> None:
     assert "exploded to 500.0" in run.stopped
 
 
+def test_the_learning_curve_has_the_mean_loss_of_each_interval(t5: Backbone, toy_csv: Path) -> None:
+    run = Run(config(toy_csv, steps=250), load_task(config(toy_csv).task), t5)
+    assert run.loss_ends() == {}
+    for step in range(10, 41, 10):
+        run.step = step
+        run._unchecked = [torch.tensor(float(loss)) for loss in range(step - 10, step)]
+        check_losses([run])
+    assert [step for step, _ in run.losses] == [*range(3, 40, 3), 40], "a hundred of three steps"
+    assert [loss for _, loss in run.losses][:2] == [1.0, 4.0]
+    assert run.losses[-1] == (40, 39.0), "an interval that has begun"
+    assert run.loss_ends() == {"first": 4.0, "last": pytest.approx((34 + 37 + 39) / 3)}
+
+
 def test_patience_stops_and_the_best_prompt_is_kept(
     t5: Backbone, toy_csv: Path, tmp_path: Path
 ) -> None:

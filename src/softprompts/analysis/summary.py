@@ -6,6 +6,7 @@ Nothing here needs torch.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any, TypedDict
 
@@ -126,7 +127,7 @@ def summarize(runs: Runs, against: str | None = None) -> Summary:
         for title, part in arms.items()
     ]
     shown = next(iter(arms.values()), {})
-    common, settings = _settings(arms)
+    common, settings = _settings(runs, arms)
     machines = [dict(run.machine) for run in compared if run.machine]
     return {
         "title": runs.folder.name,
@@ -141,7 +142,7 @@ def summarize(runs: Runs, against: str | None = None) -> Summary:
         "choices": _choices(runs),
         "common": common,
         "settings": settings,
-        "configs": {run.name: dict(run.config) for run in compared if run.config},
+        "configs": {run.name: _portable(run, runs) for run in compared if run.config},
         "machines": [m for index, m in enumerate(machines) if m not in machines[:index]],
         "study": runs.study,
         "claims": [],
@@ -150,6 +151,23 @@ def summarize(runs: Runs, against: str | None = None) -> Summary:
 
 
 Arms = Mapping[str, Sequence[RunRecord]]
+
+
+def _portable(run: RunRecord, runs: Runs) -> dict[str, Any]:
+    """A run's config without the folders of the machine that it ran on."""
+    config: dict[str, Any] = _without_folders(run.config, runs.folder.resolve())
+    return {**config, "model": run.arm.get("backbone", config.get("model"))}
+
+
+def _without_folders(value: Any, folder: Path) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_folders(part, folder) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(part, folder) for part in value]
+    if not isinstance(value, str) or not Path(value).is_absolute():
+        return value
+    path = Path(value)
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else path.name
 
 
 def _grouped(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
@@ -170,8 +188,9 @@ def _table(title: str, runs: Runs, arms: Arms, against: str | None) -> Table:
         task: {name: known.score for name, known in column.items()}
         for task, column in columns.items()
     }
-    if len(tasks) > 1:
-        spreads[MEAN] = {name: mean_over(runs, part, tasks) for name, part in arms.items()}
+    means = {name: mean_over(runs, part, tasks) for name, part in arms.items()}
+    if len(tasks) > 1 and any(means.values()):
+        spreads[MEAN] = means
     best = {
         column: max((n for n, s in scores.items() if s), key=lambda n: _mean(scores[n]), default="")
         for column, scores in spreads.items()
@@ -348,14 +367,16 @@ def _points(part: Sequence[RunRecord], metric: str) -> list[CurvePoint]:
 # -- settings --------------------------------------------------------------------------------------
 
 
-def _settings(arms: Mapping[str, Arms]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def _settings(
+    runs: Runs, arms: Mapping[str, Arms]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The settings that all runs share, and those of each arm that differ from them.
 
     Seeds, and what says which task it is, differ by design; whole configs are listed elsewhere.
     """
     flat = {
         name: [
-            {key: value for key, value in flatten(run.config).items() if key != "seed"}
+            {key: value for key, value in flatten(_portable(run, runs)).items() if key != "seed"}
             for run in part
             if run.config
         ]

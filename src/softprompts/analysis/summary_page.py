@@ -85,10 +85,13 @@ def table_notes(table: Table) -> list[str]:
 
 def difference_note(table: Table) -> str:
     count = sum(row["p"] is not None for row in table["differences"])
+    corrected = (
+        f" Corrected: for all {count} comparisons of this table (Holm)." if count > 1 else ""
+    )
     return (
         "Differences in points with 95 % intervals (Student's t), and p of paired tests: over rows "
-        "where predictions were saved, otherwise over seeds, or over tasks and seeds. Corrected: "
-        f"for all {count} comparisons of this table (Holm)."
+        "where predictions were saved, otherwise over seeds, or over tasks and seeds."
+        f"{corrected}"
     )
 
 
@@ -103,10 +106,14 @@ def _score(score: Score | None) -> str:
     return f"{number(score['mean'])}{std}{' ' + TIED if score['tied'] else ''}"
 
 
+def _has_mean(table: Table) -> bool:
+    return any(MEAN in arm["scores"] for arm in table["arms"])
+
+
 def _columns(table: Table) -> list[tuple[str, str]]:
     """Each column's name and heading."""
     splits = {task["split"] for task in table["tasks"]}
-    mean = [(MEAN, MEAN)] if len(table["tasks"]) > 1 else []
+    mean = [(MEAN, MEAN)] if _has_mean(table) else []
     return mean + [
         (
             task["name"],
@@ -228,7 +235,7 @@ def _bold(score: Score | None) -> str:
 
 def _majority(table: Table) -> list[str]:
     values = [number(task["majority"]) for task in table["tasks"]]
-    return ["", *values] if len(values) > 1 else values
+    return ["", *values] if _has_mean(table) else values
 
 
 def _lines(columns: Sequence[str], rows: Any) -> str:

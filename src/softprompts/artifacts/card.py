@@ -167,8 +167,8 @@ class Card(Part):
     scores: dict[str, Any] = field(default_factory=dict)
     """The full `ScoreReport` of each split: rows, intervals, baselines, classes, confusion."""
     loss: dict[str, float] = field(default_factory=dict)
-    """The training loss of the `first` steps, and of those before the `last` evaluation, and
-    that of a `uniform` guess."""
+    """The mean training losses of the `first` and the `last` steps, and that of a `uniform`
+    guess."""
     scoring: str | None = None
     best_step: int | None = None
     embedding: EmbeddingCard | None = None

@@ -14,7 +14,8 @@ from .batch import Candidates, Losses, Text, candidates_per_row, to_device
 from .kv_cache import DecodingState, PromptCache
 
 CACHE_BYTES = 2**32
-"""The most bytes of keys and values for candidates scored together, at least one per row."""
+"""The most bytes of keys and values for candidates scored together, at least one per row; a CPU,
+which gains nothing from more, gets a part of it."""
 
 
 class Generative(Backbone):
@@ -40,7 +41,8 @@ class Generative(Backbone):
         scores = first.new_full((len(by_row), max(map(len, by_row))), -torch.inf)
         cells = [(r, c, ids) for r, row in enumerate(by_row) for c, ids in enumerate(row)]
         cells.sort(key=lambda cell: len(cell[2]))  # so that batches have few pads
-        most = max(len(by_row), CACHE_BYTES // state.bytes_per_row())
+        most_bytes = CACHE_BYTES if self.device.type == "cuda" else CACHE_BYTES // 32
+        most = max(len(by_row), most_bytes // state.bytes_per_row())
         for begin in range(0, len(cells), most):
             rows, columns, ids = zip(*cells[begin : begin + most], strict=True)
             tokens, mask = (to_device(part, self.device) for part in self.collate(ids))

@@ -71,16 +71,15 @@ def load_backbone(
 
 def spread_layers(model: Any, device_map: str | Mapping[str, int | str]) -> Any:
     """A model that is in memory, with its layers on several devices."""
-    whole = list(model._no_split_modules or ())
+    devices: Any = device_map
     if isinstance(device_map, str):
-        memory = get_balanced_memory(
-            model, no_split_module_classes=whole, low_zero=device_map == "balanced_low_0"
-        )
-        most = None if device_map == "sequential" else memory
-        device_map = infer_auto_device_map(model, most, no_split_module_classes=whole)
-    return dispatch_model(
-        model, dict(device_map), skip_keys=model._skip_keys_device_placement, force_hooks=True
-    )
+        whole, memory = list(model._no_split_modules or ()), None
+        if device_map != "sequential":
+            first_low = device_map == "balanced_low_0"
+            memory = get_balanced_memory(model, no_split_module_classes=whole, low_zero=first_low)
+        devices = infer_auto_device_map(model, memory, no_split_module_classes=whole)
+    skip = model._skip_keys_device_placement
+    return dispatch_model(model, dict(devices), skip_keys=skip, force_hooks=True)
 
 
 def _first_device(device_map: Mapping[str, int | str]) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..artifacts.file_names import CARD
 from ..config import TaskConfig
 from ..errors import UserError, listing
 from ..files import check_overwrite
@@ -47,6 +48,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--overwrite", action="store_true", help="replace what is in the folder")
     options = parser.parse_args(argv)
     check_library_prompt(options.prompt, options.library)
+    if options.form == "folder" and not options.overwrite:
+        _check_empty(options.output)
 
     from ..artifacts.peft import ADAPTER, WEIGHTS, write_adapter
     from ..artifacts.run_folder import RunFolder
@@ -106,12 +109,17 @@ def main(argv: Sequence[str]) -> int:
 def _copy(folder: "RunFolder", output: Path, overwrite: bool) -> None:
     """Copy a prompt into a folder that is empty, unless files may be replaced."""
     type(folder)(output).check_overwrite(overwrite)
-    if not overwrite and output.is_dir() and (names := sorted(os.listdir(output))):
+    folder.copy_prompt(output)
+
+
+def _check_empty(output: Path) -> None:
+    """Refuse a folder with other files than a run's, which would ask for itself."""
+    names = sorted(os.listdir(output)) if output.is_dir() else []
+    if names and CARD not in names:
         raise UserError(
             f"{output} holds other files ({listing(names)}); choose another --output, "
             "or write the prompt beside them with --overwrite."
         )
-    folder.copy_prompt(output)
 
 
 def _own_task(card: "Card") -> Task | None:

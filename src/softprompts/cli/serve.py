@@ -23,6 +23,7 @@ from .output import print_result
 
 EXAMPLES = """softprompts serve runs/intent runs/urgency
   softprompts serve --model google/flan-t5-small --library library --api-keys keys.txt
+  softprompts serve --library library --studio
   softprompts serve --library library --host 0.0.0.0 --port 8080 --max-queue 4096"""
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 
@@ -72,6 +73,9 @@ def _serve(
         result = {"url": url, "model": backbone.name, "prompts": count, "api_keys": len(keys)}
         who = f"{len(keys)} API keys" if len(keys) else "no API keys"
         text = f"serving {count} prompts of {backbone.name} at {url} ({who})"
+        if settings.studio:
+            result["studio"] = f"{url}/studio"
+            text += f"\nthe studio is at {url}/studio"
         print_result(options, result, text)
         sys.stdout.flush()
 

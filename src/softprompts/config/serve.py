@@ -22,6 +22,12 @@ class ServeSettings(Settings):
     open: bool = False
     """Serve other machines without API keys."""
 
+    studio: bool = False
+    """Also serve the studio at /studio: pages to see, try, compare and tune prompts."""
+
+    studies: str = "runs"
+    """Folder of studies that the studio shows."""
+
     max_queue: int = option(1024, minimum=1)
     """Texts that may wait; more are refused with status 429."""
 

@@ -1,6 +1,7 @@
 """What every HTTP request passes: its id, its key, the size of its body, its line in the log."""
 
 import asyncio
+import base64
 import re
 import time
 import uuid
@@ -18,6 +19,9 @@ from .metrics import OTHER, Metrics
 
 PUBLIC = frozenset({"/health", "/ready"})
 """The paths that need no key."""
+STUDIO = "/studio"
+"""The pages for browsers, which ask for a key and send it as the password of Basic authentication.
+All other paths refuse that: a browser would send it along with forms of other sites."""
 REQUEST_ID = "x-request-id"
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _EXCHANGE = "softprompts.exchange"
@@ -56,6 +60,23 @@ def failure(exchange: Exchange) -> HttpError:
     """What a client sees of a failure of ours."""
     message = f"The server failed; its log has the reason at request {exchange.request_id}."
     return HttpError(500, message, "internal_error")
+
+
+def _bearer(sent: str) -> str | None:
+    """The key in the header of a client."""
+    scheme, _, secret = sent.partition(" ")
+    return secret.strip() if scheme.lower() == "bearer" else None
+
+
+def _password(sent: str) -> str | None:
+    """The key in the header of a browser, or of a client."""
+    scheme, _, secret = sent.partition(" ")
+    if scheme.lower() != "basic":
+        return _bearer(sent)
+    try:
+        return base64.b64decode(secret, validate=True).decode("latin-1").partition(":")[2]
+    except ValueError:
+        return None
 
 
 class Gate:
@@ -108,14 +129,16 @@ class Gate:
     ) -> HttpError | None:
         """Why a request is refused before its body is read, if it is."""
         if path not in PUBLIC:
-            scheme, _, secret = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-            key = self.keys.find(secret.strip() if scheme.lower() == "bearer" else None)
+            browser = path == STUDIO or path.startswith(f"{STUDIO}/")
+            sent = headers.get(b"authorization", b"").decode("latin-1")
+            key = self.keys.find(_password(sent) if browser else _bearer(sent))
             if key is None:
+                challenge = 'Basic realm="API key as the password"' if browser else "Bearer"
                 return HttpError(
                     401,
                     "The API key is missing or wrong; send one as Authorization: Bearer KEY.",
                     "invalid_api_key",
-                    headers={"WWW-Authenticate": "Bearer"},
+                    headers={"WWW-Authenticate": challenge},
                 )
             exchange.key = key
         length = headers.get(b"content-length", b"0")

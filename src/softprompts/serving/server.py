@@ -40,6 +40,7 @@ from .openai_api import (
 )
 from .replies import Json, Reply, classification, embeddings, model_details, model_entry
 from .requests import MIB, BadRequest, BrokenPrompt, Limits, Piece, ServedPrompt
+from .studio import build as build_studio
 
 Pieces = AsyncGenerator[tuple[int, Piece]]
 
@@ -313,6 +314,9 @@ def create_app(
     for route, endpoint in routes.items():
         method, path = route.split()
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
+    if settings.studio:
+        studio = build_studio(engine, studies=settings.studies, timeout=settings.timeout)
+        app.include_router(studio)
     _add_error_handlers(app)
     app.add_middleware(
         Gate,

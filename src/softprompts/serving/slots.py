@@ -57,15 +57,16 @@ class Rows(Protocol):
         """Remove rows; returns where those that stay were."""
 
 
-def rows_for(backbone: Backbone, state: DecodingState) -> Rows:
-    """Empty slots for rows such as these; if their cache cannot be slotted, for them only."""
+def rows_for(backbone: Backbone, state: DecodingState, most: int) -> Rows:
+    """Up to `most` empty slots for rows such as these; if their cache cannot be slotted, room for
+    them only."""
     model_type = backbone.model.config.model_type
     if state.states is None:
         slotted = _holds_columns(state.cache)
     else:
         slotted = model_type in RELATIVE_DECODERS and isinstance(state.cache, EncoderDecoderCache)
     if slotted:
-        return SlottedRows(backbone)
+        return SlottedRows(backbone, most)
     assert isinstance(backbone, Generative)
     return GroupedRows(backbone)
 
@@ -139,8 +140,8 @@ class SlottedRows:
     """Rows in slots 0, 1, ..., of a decoder-only model, or of an encoder-decoder with relative
     positions, whose cross-attention then has slots of its own."""
 
-    def __init__(self, backbone: Backbone) -> None:
-        self.backbone, self.open = backbone, True
+    def __init__(self, backbone: Backbone, most: int) -> None:
+        self.backbone, self.most, self.open = backbone, most, True
         self.lengths: list[int] = []
         """Columns that each row uses."""
         self.clock = 0
@@ -283,7 +284,7 @@ class SlottedRows:
             if clock + SPARE_COLUMNS > columns:
                 columns = clock + 2 * SPARE_COLUMNS
         if rows > slots:
-            slots = max(rows, 2 * slots)
+            slots = max(rows, min(2 * slots, self.most))
         if (slots, columns) != self._sizes or clock != self.clock:
             before, after = self.clock - longest, clock - longest
             for layer in self.layers:
@@ -300,7 +301,9 @@ class SlottedRows:
         rows, width = len(self) + len(index), max(lengths)
         slots, columns = self.cross[0].buffers[0].shape[::2]
         if rows > slots or width > columns:
-            slots, longest = max(rows, 2 * slots) if rows > slots else slots, max(width, columns)
+            longest = max(width, columns)
+            if rows > slots:
+                slots = max(rows, min(2 * slots, self.most))
             for layer in self.cross:
                 layer.buffers = tuple(
                     _moved(buffer, slots, longest, 0, 0, columns) for buffer in layer.buffers

@@ -26,7 +26,8 @@ log = logging.getLogger("softprompts.serving")
 
 FIRST_TOKENS = 2048
 """Tokens of the first passes, until it is known how long they take."""
-
+FEW_TOKENS = 512
+"""Tokens that a pass may always have: with fewer, it takes hardly less time."""
 CHECK_EVERY = 0.02
 """Seconds between looks for jobs whose time is up."""
 
@@ -315,7 +316,7 @@ class Worker:
         tokens = sum(job.tokens for job in jobs)
         change = min(2.0, self.limits.latency / (time.perf_counter() - began))
         if change < 1:
-            self._budget = max(1.0, min(self._budget, tokens) * change)
+            self._budget = max(FEW_TOKENS, min(self._budget, tokens) * change)
         else:
             self._budget = min(self.limits.batch_tokens, max(self._budget, tokens * change))
 
@@ -363,10 +364,15 @@ class Worker:
                 continue
             group = next((group for group in self._groups if group.rows.open), None)
             if group is None:
-                group = Group(rows_for(self.backbone, state))
+                group = Group(rows_for(self.backbone, state, self.limits.slots))
                 self._groups.append(group)
             lengths = [answers[row].job.tokens for row in begun]
-            group.rows.join(state, [sources[row] for row in begun], lengths, kind.cached)
+            try:
+                group.rows.join(state, [sources[row] for row in begun], lengths, kind.cached)
+            except Exception as error:  # the rows may have been moved in some layers only
+                self._groups.remove(group)
+                self._fail([answer.job for answer in group.answers], error)
+                raise
             group.answers += [answers[row] for row in begun]
             if isinstance(group.rows, SlottedRows):
                 self._column_bytes = group.rows.column_bytes()

@@ -4,12 +4,14 @@ Messages name settings by their paths; `errors.spelled` writes them out.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
 
 from ..artifacts.card import Card
-from ..errors import setting
+from ..config import run_config
+from ..errors import UserError, setting
 from ..tasks.score_report import BASELINE_NAMES
 
 SIZES = (
@@ -67,10 +69,24 @@ def _remedies(card: Card) -> list[str]:
     if exploded(card):
         remedies.append(f"a lower learning rate ({_rate(rate, 0.1)}), because the loss exploded")
     elif loss.get("last", 0.0) > 0.95 * loss.get("first", float("inf")):
-        remedies.append(f"a higher learning rate ({_rate(rate, 3)}), because the loss hardly fell")
+        usual = _usual_rate(card)
+        way = (
+            f"a lower learning rate ({setting('tuning.lr', f'{usual:g}')})"
+            if rate is not None and usual is not None and rate > 3 * usual
+            else f"a higher learning rate ({_rate(rate, 3)})"
+        )
+        remedies.append(f"{way}, because the loss hardly fell")
     if steps and not exploded(card):
         remedies.append(f"more steps ({setting('tuning.steps', 4 * steps)})")
     return remedies
+
+
+def _usual_rate(card: Card) -> float | None:
+    """The learning rate of the run's preset; None if this version does not know the preset."""
+    with suppress(UserError):
+        names = {name: card.config[name] for name in ("preset", "paper") if name in card.config}
+        return run_config(names).tuning.lr
+    return None
 
 
 def _rate(rate: float | None, factor: float) -> str:

@@ -86,11 +86,7 @@ def _saved_reports(run: Run, folder: RunFolder | None) -> dict[str, ScoreReport]
 def make_card(run: Run, prompt: Prompt, reports: Mapping[str, ScoreReport]) -> Card:
     """The card of a run's folded prompt."""
     best = run.best_entry
-    losses = {
-        "first": run.first,
-        "last": run.history[-1]["loss"],
-        "uniform": math.log(run.backbone.vocab_size),
-    }
+    losses = {**run.loss_ends(), "uniform": math.log(run.backbone.vocab_size)}
     return Card(
         prompt=PromptCard.describing(prompt.config),
         method=run.config.method,

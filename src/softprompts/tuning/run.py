@@ -7,6 +7,7 @@ shared.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -228,6 +229,18 @@ class Run:
         if 0 < count < math.ceil(self.steps / CURVE_POINTS):
             loss = (self.losses.pop()[1] * count + loss) / (count + 1)
         self.losses.append((step, loss))
+
+    def loss_ends(self) -> dict[str, float]:
+        """The mean losses of the `first` and the `last` steps, up to ten of each; none of a run
+        that is too short to tell them apart."""
+        count = min(CHECK_EVERY, self.step // 2)
+        if count < 2:
+            return {}
+        points = max(1, count // math.ceil(self.steps / CURVE_POINTS))
+        if len(self.losses) < 2 * points:
+            return {}
+        losses = [loss for _, loss in self.losses]
+        return {"first": fmean(losses[:points]), "last": fmean(losses[-points:])}
 
     def fail(self, why: str) -> None:
         """End the run, whose parameters are unusable; the best prompt so far stays."""

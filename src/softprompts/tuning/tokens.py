@@ -58,7 +58,7 @@ class TokenIds:
         self._missing -= len(new)
         if new and not self._missing and self.path is not None:
             self._save(self.path)
-        return [ids.tolist() for row in rows if (ids := self._rows[row]) is not None]
+        return [array.tolist() for row in rows if (array := self._rows[row]) is not None]
 
     def _save(self, path: Path) -> None:
         rows = [ids for ids in self._rows if ids is not None]

@@ -121,6 +121,41 @@ def test_decoder_only_models(kind: str, place: Any) -> None:
         check(backbone, own[:1], shared, targets)
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "mistral"])
+def test_text_before_a_prompt_is_read_without_gradients(
+    kind: str, recompute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pass with gradients has the prompts, what follows them, and the targets."""
+    backbone = random_backbone(kind)
+    assert isinstance(backbone.packed, PackedRows)
+    text = backbone.embed_rows(inputs(backbone))
+    rest = [min(2, size - 1) for size in SIZES]  # special tokens after the prompt
+    text = text._replace(insert_at=torch.tensor(SIZES) - torch.tensor(rest))
+    targets, vectors = answers(), torch.randn(len(SIZES), 5, backbone.hidden) * backbone.unit
+    lengths = [1, 5, 2, 5, 3, 4, 5, 1]
+    sizes, run = list[int](), PackedRows._run
+
+    def counted(packed: PackedRows, rows: Any, batch: Any, *rest: Any) -> Any:
+        sizes.append(batch.embeds.shape[1])
+        return run(packed, rows, batch, *rest)
+
+    monkeypatch.setattr(PackedRows, "_run", counted)
+    mixed = text._replace(prompt_lengths=torch.tensor(lengths))
+    with backbone.training_mode(recompute=recompute):
+        check(backbone, vectors, mixed, targets)
+        few = mixed._replace(insert_at=torch.ones(len(SIZES), dtype=torch.long))
+        check(backbone, vectors, few, targets)
+    last = sum(len(target) - 1 for target in targets)
+    assert sizes == [
+        sum(lengths) + sum(rest) + last,
+        sum(lengths) + sum(SIZES) + last,  # too little text comes first
+    ]
+    without = text._replace(prompt_lengths=torch.tensor([0, *lengths[1:]]))
+    check(backbone, vectors, without, targets)  # a row's text predicts its target itself
+    assert sizes[2] == sizes[1] - lengths[0]
+
+
 @pytest.mark.parametrize("kind", sorted(MASKED_TYPES))
 @pytest.mark.parametrize("place", ["prefix", "after-bos", "suffix"])
 def test_encoder_only_models(kind: str, place: Any) -> None:

@@ -29,7 +29,7 @@ MAX_RECORDED = 2**38
 """Tokens of a step times weights of a layer, up to which launching a layer's kernels can take
 longer than they run."""
 TEXT_FIRST = 0.5
-"""The tokens before prompts, as a multiple of all others, from which reading them first pays off."""
+"""Reading the text before prompts first pays off if it has this many times all other tokens."""
 CAUSAL_TYPES = frozenset(
     {
         *("gpt2", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"),

@@ -30,7 +30,7 @@ def row_attention(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Each row attends to what comes before it and to itself: [1, heads, N, D] -> [1, N, heads, D]."""
+    """Each row attends to itself and what comes before it: [1, heads, N, D] -> [1, N, heads, D]."""
     if packed_rows.keeps is not None:
         packed_rows.keeps[module] = key, value
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -95,16 +95,16 @@ def _results(
                 ),
                 " ",
                 prompt_link(prompt.name),
+                element("small", prompt.card.task.name),
             ],
-            prompt.card.task.name,
-            _answers(prompt.labels),
             _score(prompt),
+            _answers(prompt.labels),
             prompt.card.method or "",
             size_of(prompt.card),
         ]
         for prompt in shown
     ]
-    columns: list[Child] = ["Prompt", "Task", "Answers", "Score", "Method", "Size"]
+    columns: list[Child] = ["Prompt and task", "Score", "Answers", "Method", "Size"]
     count = element(
         "p",
         f"{first + 1:,} to {first + len(shown):,} of {total:,} prompts",
@@ -112,7 +112,7 @@ def _results(
     )
     chosen = element(
         "form",
-        table("Prompts of the library", columns, rows, class_="prompts"),
+        table("Prompts of the library", columns, rows, class_="prompts", titled=True),
         element("button", "Try the chosen prompts", type="submit"),
         method="get",
         action=f"{ROOT}/playground",
@@ -151,4 +151,8 @@ def _pages(first: int, total: int, query: str, sort: str) -> Html | None:
         link(path(first - ROWS), "Earlier", rel="prev") if first else None,
         link(path(first + ROWS), "Later", rel="next") if first + ROWS < total else None,
     ]
-    return element("nav", links, aria_label="Pages of the table", class_="row") if total > ROWS else None
+    return (
+        element("nav", links, aria_label="Pages of the table", class_="row")
+        if total > ROWS
+        else None
+    )

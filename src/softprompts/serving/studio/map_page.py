@@ -11,8 +11,20 @@ from torch import Tensor
 from ...errors import UserError
 from ..requests import ServedPrompt
 from .context import Page, Studio, Visit, score_of
-from .markup import ROOT, Child, Html, element, link, notice, paragraph, prompt_link, prompt_path
-from .markup import section, table, text
+from .markup import (
+    ROOT,
+    Child,
+    Html,
+    element,
+    link,
+    notice,
+    paragraph,
+    prompt_link,
+    prompt_path,
+    section,
+    table,
+    text,
+)
 
 PATH = f"{ROOT}/map"
 MOST_POINTS = 500
@@ -21,6 +33,9 @@ WIDTH, HEIGHT, MARGIN = 720, 460, 40
 SHADES = 10
 """Shades of the scores; `studio.css` has them."""
 MOST_CLUSTERS = 12
+RADIUS, ROUNDS = 12, 60
+LETTER, MOST_LETTERS = 6.8, 28
+"""The width of a letter, and the most letters of a name."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +93,7 @@ async def show(studio: Studio, visit: Visit) -> Page:
     body: list[Child] = [
         paragraph(
             "Prompts whose vectors are similar are near each other. The letter is the cluster; "
-            "the colour is the score, from low (light) to high (dark)."
+            "the stronger the colour, the higher the score."
         ),
         paragraph(f"{more:,} more prompts are not drawn.") if more else None,
         _picture(known.names, places, groups, scores),
@@ -98,7 +113,8 @@ def _places(vectors: Tensor) -> Tensor:
     largest = places.gather(0, places.abs().argmax(0, keepdim=True))
     places = places * torch.where(largest < 0, -1.0, 1.0)
     low, high = places.amin(0), places.amax(0)
-    return (places - low) / (high - low).clamp(min=1e-9)
+    scaled: Tensor = (places - low) / (high - low).clamp(min=1e-9)
+    return scaled
 
 
 def _clusters(known: Embedded) -> list[int]:
@@ -145,33 +161,66 @@ def _shade(name: str, scores: dict[str, float]) -> str:
     return f"shade-{round(max(0.0, min(100.0, scores[name])) / 100 * SHADES)}"
 
 
+def _spread(places: Tensor) -> Tensor:
+    """Points of the picture [N, 2], moved apart where they overlap."""
+    size = torch.tensor([WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN], dtype=torch.float64)
+    points = places * size + MARGIN
+    # equal points need a direction to part in
+    angles = torch.arange(len(points), dtype=torch.float64)
+    points = points + 0.5 * torch.stack([angles.cos(), angles.sin()], 1)
+    for _ in range(ROUNDS):
+        offsets = points[:, None] - points[None]
+        distances = offsets.norm(dim=2).clamp(min=1e-6)
+        pushes = (2 * RADIUS + 2 - distances).clamp(min=0) / 2
+        pushes.fill_diagonal_(0)
+        if not bool(pushes.any()):
+            break
+        points = points + (offsets / distances[..., None] * pushes[..., None]).sum(1)
+        points = torch.minimum(points.clamp(min=RADIUS + 2), size + 2 * MARGIN - RADIUS - 2)
+    return points
+
+
+class Captions:
+    """Places for the names of points: right or left of them, where nothing is in the way."""
+
+    def __init__(self, points: Sequence[Sequence[float]]) -> None:
+        self.taken = [(x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS) for x, y in points]
+
+    def place(self, name: str, x: float, y: float) -> Html | None:
+        shown = name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS - 1]}…"
+        width = LETTER * len(shown)
+        for anchor, left in (("start", x + RADIUS + 3), ("end", x - RADIUS - 3 - width)):
+            box = (left, y - 8, left + width, y + 8)
+            inside = left >= 0 and left + width <= WIDTH
+            if inside and not any(_overlap(box, other) for other in self.taken):
+                self.taken.append(box)
+                edge = f"{left + (width if anchor == 'end' else 0):.0f}"
+                values = {"x": edge, "y": f"{y + 4:.0f}", "text_anchor": anchor}
+                return element("text", shown, class_="name", **values)
+        return None
+
+
+def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
 def _picture(
     names: Sequence[str], places: Tensor, groups: Sequence[int], scores: dict[str, float]
 ) -> Html:
     marks = []
-    labelled = len(names) <= 60
-    for name, (x, y), group in zip(names, places.tolist(), groups, strict=True):
-        left = MARGIN + x * (WIDTH - 2 * MARGIN)
-        top = MARGIN + y * (HEIGHT - 2 * MARGIN)
+    points = _spread(places).tolist()
+    captions = Captions(points)
+    for name, (x, y), group in zip(names, points, groups, strict=True):
         score = f", {scores[name]:.1f}" if name in scores else ""
-        near_edge = x > 0.75
-        caption = element(
-            "text",
-            name if len(name) <= 24 else f"{name[:23]}…",
-            x=f"{left + (-16 if near_edge else 16):.0f}",
-            y=f"{top + 4:.0f}",
-            text_anchor="end" if near_edge else "start",
-            class_="name",
-        )
+        circle = {"cx": f"{x:.0f}", "cy": f"{y:.0f}", "r": str(RADIUS)}
+        letter = {"x": f"{x:.0f}", "y": f"{y + 4:.0f}"}
         marks.append(
             link(
                 prompt_path(name),
                 element("title", f"{name}: cluster {_letter(group)}{score}"),
-                element("circle", cx=f"{left:.0f}", cy=f"{top:.0f}", r=12, class_=_shade(name, scores)),
-                element(
-                    "text", _letter(group), x=f"{left:.0f}", y=f"{top + 4:.0f}", class_="letter"
-                ),
-                caption if labelled else None,
+                element("circle", class_=_shade(name, scores), **circle),
+                element("text", _letter(group), class_="letter", **letter),
+                captions.place(name, x, y),
             )
         )
     picture = element(
@@ -182,7 +231,7 @@ def _picture(
         role="group",
         aria_label="Map of tasks; the table below lists the same prompts",
     )
-    return element("figure", picture)
+    return element("figure", picture, class_="scroll")
 
 
 def _cluster_table(known: Embedded, groups: Sequence[int], scores: dict[str, float]) -> Html:
@@ -206,4 +255,6 @@ def _cluster_table(known: Embedded, groups: Sequence[int], scores: dict[str, flo
             ]
         )
     columns = ["Cluster", "Prompts", "Mean similarity", "Mean score"]
-    return table("Clusters of similar tasks", columns, rows, numbers=[2, 3], class_="texts")
+    return table(
+        "Clusters of similar tasks", columns, rows, numbers=[2, 3], class_="texts", titled=True
+    )

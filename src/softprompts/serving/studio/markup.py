@@ -77,8 +77,12 @@ def table(
     rows: Iterable[Sequence[Child]],
     numbers: Iterable[int] = (),
     class_: str | None = None,
+    titled: bool = False,
 ) -> Html:
-    """A table whose first column names its rows; those in `numbers` are set right."""
+    """A table whose first column names its rows; those in `numbers` are set right.
+
+    `titled`: a heading above says what the caption does, which is for screen readers then.
+    """
     right = set(numbers)
 
     def cell(tag: str, index: int, value: Child, scope: str | None = None) -> Html:
@@ -100,7 +104,7 @@ def table(
     ]
     whole = element(
         "table",
-        element("caption", caption),
+        element("caption", caption, class_="unseen" if titled else None),
         element("thead", element("tr", head)),
         element("tbody", body),
         class_=class_,
@@ -137,7 +141,10 @@ def bar(share: float, label: str) -> Html:
 
 def notice(*children: Child, error: bool = False) -> Html:
     return element(
-        "p", *children, class_="notice error" if error else "notice", role="alert" if error else None
+        "p",
+        *children,
+        class_="notice error" if error else "notice",
+        role="alert" if error else None,
     )
 
 
@@ -153,9 +160,7 @@ def field(label: str, control: Html, identity: str, hint: str = "") -> Html:
 
 
 def options(values: Iterable[str], chosen: str | None) -> list[Html]:
-    return [
-        element("option", value, value=value, selected=value == chosen) for value in values
-    ]
+    return [element("option", value, value=value, selected=value == chosen) for value in values]
 
 
 def page(title: str, *body: Child, current: str = "") -> Html:

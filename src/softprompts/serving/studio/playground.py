@@ -58,7 +58,9 @@ async def show(studio: Studio, visit: Visit) -> Page:
         _form(prompts, chosen, question),
     ]
     if visit.request.method == "POST":
-        body.append(element("div", await _answers(studio, visit, chosen, names, question), id="answers"))
+        body.append(
+            element("div", await _answers(studio, visit, chosen, names, question), id="answers")
+        )
     else:
         body.append(element("div", id="answers", aria_live="polite"))
     return Page("Playground", text(body), PATH)
@@ -78,7 +80,7 @@ async def _answers(
     work = together([_ask(studio, visit, name, row) for name in chosen])
     results = await visit.unless_gone(work)
     cards = [_result_card(result) for result in results]
-    return element("div", _ensemble(results), cards, class_="cards")
+    return element("div", _ensembles(results), cards, class_="cards")
 
 
 def _row(question: str) -> str | dict[str, Any]:
@@ -112,24 +114,27 @@ async def _ask(studio: Studio, visit: Visit, name: str, row: str | dict[str, Any
         return Result(name, error=str(http.detail))
 
 
-def _ensemble(results: Sequence[Result]) -> Html | None:
-    """What the prompts say together: the mean probabilities if they have the same labels, and
-    otherwise, if some answers agree, the vote."""
-    answered = [result for result in results if not result.error]
-    if len(answered) < 2:
-        return None
-    scored = [result.probabilities for result in answered if result.probabilities]
-    if len(scored) == len(answered) and len({frozenset(part) for part in scored}) == 1:
+def _ensembles(results: Sequence[Result]) -> list[Html]:
+    """What prompts with the same labels say together: their mean probabilities. Prompts that
+    generate vote."""
+    groups: dict[frozenset[str], list[Result]] = {}
+    for result in results:
+        if not result.error:
+            groups.setdefault(frozenset(result.probabilities or ()), []).append(result)
+    return [_ensemble(group) for group in groups.values() if len(group) > 1]
+
+
+def _ensemble(group: Sequence[Result]) -> Html:
+    names = ", ".join(result.name for result in group)
+    scored = [result.probabilities for result in group if result.probabilities]
+    if scored:
         mean = {label: sum(part[label] for part in scored) / len(scored) for label in scored[0]}
-        best = max(mean, key=mean.__getitem__)
-        how = f"The mean of {len(scored)} prompts' probabilities."
-        return _answer_card("Ensemble", best, mean, [paragraph(how)], "card ensemble")
-    answers = [result.answer for result in answered]
-    if len(set(answers)) == len(answers):
-        return None  # prompts of different tasks
-    vote = majority(answers)
-    how = f"The vote of {len(answers)} prompts: {answers.count(vote)} say so."
-    return _answer_card("Ensemble", vote, None, [paragraph(how)], "card ensemble")
+        answer, how = max(mean, key=mean.__getitem__), f"The mean of {names}."
+        return _answer_card("Ensemble", answer, mean, [paragraph(how)], "card ensemble")
+    answers = [result.answer for result in group]
+    answer = majority(answers)
+    how = f"The vote of {names}: {answers.count(answer)} of {len(answers)} say so."
+    return _answer_card("Ensemble", answer, None, [paragraph(how)], "card ensemble")
 
 
 def _result_card(result: Result) -> Html:

@@ -17,8 +17,8 @@ from ...config import TaskConfig
 from ...errors import UserError
 from ...tasks import Example, load_task
 from ..answers import together
-from ..http_errors import HttpError
 from ..example_fit import PRIORITY
+from ..http_errors import HttpError
 from ..jobs import Job, ignore
 from ..prompt_store import LoadedPrompt
 from ..requests import Classified, ServedPrompt
@@ -45,7 +45,7 @@ SHADES = 10
 """Shades of a confusion matrix; `studio.css` has them."""
 MOST_CLASSES = 30
 """Classes of a confusion matrix that is shown."""
-CHECKED_ROWS = 256
+CHECKED_ROWS = 64
 """Validation rows that are answered again to find errors."""
 SHOWN_ERRORS = 50
 ROUTED_ROWS = 256
@@ -65,7 +65,7 @@ async def show(studio: Studio, visit: Visit) -> Page:
         ),
         section("Card", _card(served)),
         section("Scores", _scores(card)) if card.scores else None,
-        section("Learning curve", *curves) if curves else None,
+        section("Learning curve", element("div", *curves, class_="figures")) if curves else None,
         _confusion(card),
         section("Nearest words", _loaded(served.name, "words", "Show the nearest words", True)),
     ]
@@ -78,7 +78,9 @@ async def show(studio: Studio, visit: Visit) -> Page:
         )
     if similar:
         rows = [[prompt_link(name), f"{value:.3f}"] for name, value in similar]
-        similar_table = table("Similar prompts", ["Prompt", "Similarity"], rows, numbers=[1])
+        similar_table = table(
+            "Similar tasks", ["Prompt", "Similarity"], rows, numbers=[1], titled=True
+        )
         parts.append(section("Similar tasks", similar_table))
     return Page(served.name, text(parts))
 
@@ -120,7 +122,10 @@ def _card(served: ServedPrompt) -> Html:
             ("Rows", ", ".join(f"{count:,} {split}" for split, count in rows.items() if count)),
             ("Steps", steps),
             ("Ended early", card.stopped),
-            ("Trained parameters", f"{card.trained_parameters:,}" if card.trained_parameters else None),
+            (
+                "Trained parameters",
+                f"{card.trained_parameters:,}" if card.trained_parameters else None,
+            ),
             ("Seed", None if card.seed is None else str(card.seed)),
             ("Version", card.version),
         ]
@@ -141,7 +146,11 @@ def _scores(card: Card) -> Html:
             between = f"{interval[0]:.1f} to {interval[1]:.1f}" if interval else ""
             rows.append([f"{metric}, {split}", f"{value:.1f}", between, "; ".join(others)])
     return table(
-        "Scores", ["Metric", "Score", "95 % interval", "Baselines"], rows, numbers=[1, 2]
+        "Scores",
+        ["Metric", "Score", "95 % interval", "Baselines"],
+        rows,
+        numbers=[1, 2],
+        titled=True,
     )
 
 
@@ -189,7 +198,7 @@ async def words(studio: Studio, visit: Visit) -> Page:
     explanation = await studio.cached(f"words {served.name}", loaded.stamp, work)
     body = [
         element("ul", [element("li", sentence) for sentence in findings(explanation)]),
-        _word_table(explanation),
+        _word_tables(explanation),
         _routing(explanation, visit.unrestricted),
     ]
     return Page(f"{served.name}: nearest words", text(body))
@@ -199,16 +208,24 @@ def _is_mixture(served: ServedPrompt) -> bool:
     return served.card.prompt.count > 1
 
 
-def _word_table(explanation: Explanation) -> Html:
-    rows = [
-        [
-            token_name(token, explanation),
-            ", ".join(f"{plain_word(n.word) or n.word} {n.cosine:.2f}" for n in token.neighbours),
-        ]
-        for token in explanation.tokens
-    ]
+def _word_tables(explanation: Explanation) -> list[Html]:
+    """A table for each prompt of a mixture; all but the first are folded away."""
+    prompts: dict[int, list[list[Child]]] = {}
+    for token in explanation.tokens:
+        words = [f"{plain_word(n.word) or n.word} {n.cosine:.2f}" for n in token.neighbours]
+        row: list[Child] = [token_name(token, explanation), ", ".join(words)]
+        prompts.setdefault(token.prompt, []).append(row)
     caption = "The words nearest to each token, with their cosines"
-    return table(caption, ["Token", "Nearest words"], rows, class_="texts")
+    tables = {
+        number: table(caption, ["Token", "Nearest words"], rows, class_="texts")
+        for number, rows in prompts.items()
+    }
+    if len(tables) == 1:
+        return list(tables.values())
+    return [
+        element("details", element("summary", f"Prompt {number}"), words, open=number == 0)
+        for number, words in tables.items()
+    ]
 
 
 def _routing(explanation: Explanation, with_texts: bool) -> Html | None:
@@ -261,7 +278,9 @@ async def errors(studio: Studio, visit: Visit) -> Page:
     ]
     count = f"{len(wrong):,} of {len(examples):,} validation rows are answered wrongly."
     columns = ["", "Text", "Target", "Answer", "Probability"]
-    listing = table("Examples it gets wrong", columns, rows, numbers=[4], class_="texts")
+    listing = table(
+        "Examples it gets wrong", columns, rows, numbers=[4], class_="texts", titled=True
+    )
     return Page(title, text([paragraph(count), listing if wrong else None]))
 
 

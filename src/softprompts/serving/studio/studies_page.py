@@ -11,7 +11,7 @@ from fastapi.responses import FileResponse, Response
 from ...analysis.curve_svg import curve_figure
 from ...analysis.folder_report import folder_claims, report_title
 from ...analysis.runs import Runs, read_runs
-from ...analysis.summary import Arm, Summary, Table, summarize
+from ...analysis.summary import MEAN, Score, Summary, Table, summarize
 from ...artifacts.file_names import CELLS, STUDY_FILE
 from ...errors import UserError
 from ..http_errors import HttpError
@@ -31,6 +31,7 @@ from .markup import (
 
 PATH = f"{ROOT}/studies"
 RECORDS = "records.json"
+FIRST = ("transfer", "clusters", "targets", "sizes")
 DEPTH = 2
 """Levels below a folder of studies at which studies are looked for."""
 
@@ -68,7 +69,7 @@ async def show(studio: Studio, visit: Visit) -> Page:
         )
     else:
         rows = [[link(f"{PATH}/{quote(name)}", name)] for name in studies]
-        body = table("Studies", ["Study"], rows)
+        body = table("Studies", ["Study"], rows, titled=True)
     return Page("Studies", text(body), PATH)
 
 
@@ -106,43 +107,53 @@ def _study(path: Path, name: str) -> tuple[str, list[Child]]:
 
 def _claims(runs: Runs) -> Html | None:
     claims = folder_claims(runs)
-    rows: list[list[Child]] = [[claim["claim"], claim["verdict"]] for claim in claims]
+    rows: list[list[Child]] = [
+        [f"{claim['claim']}. {claim['text']}", claim["verdict"]] for claim in claims
+    ]
     if not rows:
         return None
-    return section("Claims", table("Claims", ["Claim", "Verdict"], rows, class_="texts"))
+    return section(
+        "Claims", table("Claims", ["Claim", "Verdict"], rows, class_="texts", titled=True)
+    )
 
 
 def _table(part: Table) -> Html:
-    columns: list[Child] = ["", *part["columns"]]
-    rows = [[arm["name"], *_scores(arm, part["columns"])] for arm in part["arms"]]
-    numbers = range(1, len(columns))
-    return section(part["title"], table(part["title"], columns, rows, numbers=numbers))
+    names = [task["name"] for task in part["tasks"]]
+    names += [MEAN] if len(names) > 1 else []
+    rows = [
+        [arm["name"], *(_score(arm["scores"].get(name)) for name in names)] for arm in part["arms"]
+    ]
+    title = part["title"] or "Scores"
+    numbers = range(1, len(names) + 1)
+    return section(title, table(title, ["", *names], rows, numbers=numbers, titled=True))
 
 
-def _scores(arm: Arm, columns: list[str]) -> list[Child]:
-    cells: list[Child] = []
-    for column in columns:
-        score = arm["scores"].get(column)
-        if score is None:
-            cells.append("")
-            continue
-        std = "" if score["std"] is None else f" ± {score['std']:.1f}"
-        cells.append(element("strong" if score["best"] else "span", f"{score['mean']:.1f}{std}"))
-    return cells
+def _score(score: Score | None) -> Child:
+    if score is None:
+        return ""
+    std = "" if score["std"] is None else f" ± {score['std']:.1f}"
+    return element("strong" if score["best"] else "span", f"{score['mean']:.1f}{std}")
 
 
 def _curves(summary: Summary) -> Html | None:
     figures = [Html(curve_figure(curve, i)) for i, curve in enumerate(summary["curves"])]
-    return section("Learning curves", *figures) if figures else None
+    return (
+        section("Learning curves", element("div", *figures, class_="figures")) if figures else None
+    )
 
 
 # -- figures ---------------------------------------------------------------------------------------
 
 
 def _pictures(path: Path) -> list[Path]:
-    """The figures of a study's report."""
+    """The figures of a study's report, those of transfers and similarities first."""
     folder = path / "report" if (path / STUDY_FILE).exists() else path
-    return sorted(folder.rglob("*.png"))
+
+    def order(picture: Path) -> tuple[int, str]:
+        kind = picture.stem.partition("-")[0]
+        return (FIRST.index(kind) if kind in FIRST else len(FIRST), str(picture))
+
+    return sorted(folder.rglob("*.png"), key=order)
 
 
 def _figures(path: Path, name: str) -> Html:
@@ -154,8 +165,8 @@ def _figures(path: Path, name: str) -> Html:
         title = picture.stem.replace("-", " ").replace("_", " ")
         source = f"{PATH}/{quote(name)}/figures/{number}"
         image = element("img", src=source, alt=f"Figure: {title}; the tables have its numbers")
-        figures.append(element("figure", image, element("figcaption", title)))
-    return section("Heatmaps", *figures)
+        figures.append(element("figure", link(source, image), element("figcaption", title)))
+    return section("Heatmaps", element("div", *figures, class_="figures"))
 
 
 async def figure(studio: Studio, visit: Visit) -> Response:

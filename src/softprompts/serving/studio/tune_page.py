@@ -57,7 +57,9 @@ async def show(studio: Studio, visit: Visit) -> Page:
         ]
         for run in runs
     ]
-    uploads = table("Uploaded rows", ["File", "State", "Prompt", "Size"], rows, numbers=[3])
+    uploads = table(
+        "Uploaded rows", ["File", "State", "Prompt", "Size"], rows, numbers=[3], titled=True
+    )
     body = [
         paragraph(
             "Tune a prompt on your own rows: a table with a column of texts and a column of "
@@ -201,10 +203,15 @@ async def _cost(studio: Studio, visit: Visit, config: RunConfig, task: Task) -> 
     trained = tuning.steps * tuning.batch_size * tuning.accumulate
     read = STEP_COST * trained + evaluations * len(task.validation)
     pace = await _seconds_per_row(studio, visit, [e.input for e in task.train[:PROBE_ROWS]])
-    estimate = "unknown before the first steps" if pace is None else f"about {_duration(pace * read)}"
+    estimate = (
+        "unknown before the first steps" if pace is None else f"about {_duration(pace * read)}"
+    )
     facts = [
         ["Rows", f"{len(task.train):,} to train, {len(task.validation):,} to validate"],
-        ["Rows left out", f"{task.skipped:,} with an empty text or label" if task.skipped else "none"],
+        [
+            "Rows left out",
+            f"{task.skipped:,} with an empty text or label" if task.skipped else "none",
+        ],
         ["Answers", f"{answers} labels" if answers else "free text"],
         ["Steps", f"{tuning.steps:,}, of {tuning.batch_size * tuning.accumulate} rows each"],
         ["Time", estimate],
@@ -212,7 +219,7 @@ async def _cost(studio: Studio, visit: Visit, config: RunConfig, task: Task) -> 
     warning = lone_classes(task)
     return section(
         "What it will take",
-        table("What it will take", ["", "Value"], facts, class_="facts"),
+        table("What it will take", ["", "Value"], facts, class_="facts", titled=True),
         notice(warning) if warning else None,
     )
 
@@ -292,8 +299,10 @@ def _remove_form(run: TuningRun) -> Html:
 
 def _plain(error: UserError, run: TuningRun) -> str:
     """An error that names the file as its owner does."""
-    return str(error).replace(str(run.file.resolve()), run.file.name).replace(
-        str(run.file), run.file.name
+    return (
+        str(error)
+        .replace(str(run.file.resolve()), run.file.name)
+        .replace(str(run.file), run.file.name)
     )
 
 
@@ -352,9 +361,7 @@ def _progress(run: TuningRun) -> list[Child]:
     parts: list[Child] = [element("p", _status(run), role="status", id="status")]
     if run.active:
         value = run.step if run.steps else None
-        parts.append(
-            element("progress", max=run.steps or 1, value=value, aria_labelledby="status")
-        )
+        parts.append(element("progress", max=run.steps or 1, value=value, aria_labelledby="status"))
         parts.append(
             element(
                 "form",
@@ -369,7 +376,8 @@ def _progress(run: TuningRun) -> list[Child]:
     if run.state == "failed":
         parts.append(notice(run.note, error=True))
         parts.append(paragraph(link(f"{PATH}/{run.identity}/again", "Change the settings")))
-    parts += [Html(curve_figure(curve, number)) for number, curve in enumerate(_curves(run))]
+    figures = [Html(curve_figure(curve, number)) for number, curve in enumerate(_curves(run))]
+    parts.append(element("div", *figures, class_="figures") if figures else None)
     if run.messages:
         lines = element("ul", [element("li", line) for line in run.messages])
         parts.append(element("details", element("summary", "Messages"), lines))

@@ -1,8 +1,8 @@
 """Uploaded rows and the tuning runs on them: one process at a time, followed by its events.
 
-    LIBRARY/.studio/ID/FILE     the rows, which the prompt's page reads again
-    LIBRARY/.studio/ID/run/     the run's folder, until its prompt is in the library
-    LIBRARY/.studio/ID/log.txt  what the process wrote to standard error
+LIBRARY/.studio/ID/FILE     the rows, which the prompt's page reads again
+LIBRARY/.studio/ID/run/     the run's folder, until its prompt is in the library
+LIBRARY/.studio/ID/log.txt  what the process wrote to standard error
 """
 
 import asyncio

@@ -1,0 +1,314 @@
+"""The studio over HTTP: what its pages say, who may see them, and runs on uploaded rows."""
+
+import base64
+import io
+import json
+import re
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from softprompts.backbone import Backbone
+from softprompts.config import run_config, sections
+from softprompts.config.serve import ServeSettings
+from softprompts.errors import UserError
+from softprompts.library.library import Library
+from softprompts.serving.async_engine import AsyncEngine
+from softprompts.serving.engine import make_engine
+from softprompts.serving.keys import Keys
+from softprompts.serving.studio.columns import guess_columns, parse_rows
+from softprompts.serving.studio.markup import element, table
+from softprompts.serving.studio.tuner import STOPPED, Events, Order, tune
+from softprompts.serving.studio.tuning_runs import TuningRun, TuningRuns
+from softprompts.tuning.tune import tune_config
+
+from ..conftest import write_toy
+from .http_server import Running, running
+from .test_engine import MOODS, tuned
+
+STUDIES = Path(__file__).parents[2] / "results"
+PAGES = ("", "/map", "/playground", "/sources", "/tune", "/studies", "/studies/spot-small")
+ALL, SOME = "a-key-for-all-prompts", "a-key-for-some-prompts"
+TEXT = "the food was great"
+
+
+def make_library(backbone: Backbone, folder: Path) -> Path:
+    """A prompt that was really tuned, a mixture, one of two columns, and one of free text."""
+    settings = {
+        **{"train": str(write_toy(folder)), "text": "review", "label": "mood", "steps": 4},
+        **{"batch_size": 4, "evaluate_every": 2, "prompt": {"length": 3}, "preset": "prompt-tuning"},
+    }
+    tune_config(run_config(sections(settings)), folder / "run", backbone=backbone)
+    library = folder / "library"
+    Library(library).add(folder / "run", "reviews")
+    others = {
+        "mixture": tuned(backbone, 1, MOODS, "{text}", "labels", length=2, count=3, route="top1"),
+        "pair": tuned(backbone, 2, ["food", "film"], "{kind} {text}", "labels", length=3),
+        "free": tuned(backbone, 3, [], scoring="generate", length=3),
+    }
+    for name, prompt in others.items():
+        prompt.save(library / name)
+    return library
+
+
+@pytest.fixture(scope="module")
+def library(tiny: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_library(tiny, tmp_path_factory.mktemp("studio"))
+
+
+@pytest.fixture(scope="module")
+def server(tiny: Backbone, library: Path) -> Iterator[Running]:
+    settings = ServeSettings(studio=True, studies=str(STUDIES))
+    with running(AsyncEngine(tiny, library), settings) as server:
+        yield server
+
+
+def get(url: str, form: Any = None, **headers: str) -> tuple[int, str, dict[str, str]]:
+    """Status, text and headers of a page, or of a form that is sent to it."""
+    data = None if form is None else urllib.parse.urlencode(form, doseq=True).encode()
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    request = urllib.request.Request(url, data, names)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return reply.status, reply.read().decode(), dict(reply.headers)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode(), dict(error.headers)
+
+
+def basic(key: str) -> str:
+    return "Basic " + base64.b64encode(f"anyone:{key}".encode()).decode()
+
+
+# -- pages -----------------------------------------------------------------------------------------
+
+
+def test_pages_are_whole_and_take_nothing_from_outside(server: Running) -> None:
+    for path in (*PAGES, "/prompts/reviews", "/prompts/reviews/words", "/prompts/mixture"):
+        status, page, headers = get(f"{server.url}/studio{path}")
+        assert status == 200, path
+        assert page.startswith("<!doctype html>"), path
+        assert page.count("<h1>") == 1
+        assert headers["content-security-policy"].startswith("default-src 'none'")
+        assert not re.search(r"""(src|href|action)=["'](https?:)?//""", page)
+        assert "style=" not in page
+        for file in re.findall(r'(?:src|href)="(/studio/static/[^"]+)"', page):
+            assert get(server.url + file)[0] == 200
+
+
+def test_the_library_is_searched_by_name_task_and_label(server: Running) -> None:
+    def names(query: str) -> list[str]:
+        page = get(f"{server.url}/studio?{query}")[1]
+        return re.findall(r'href="/studio/prompts/([^"]+)"', page)
+
+    assert names("") == ["free", "mixture", "pair", "reviews"]
+    assert names("q=REV") == ["reviews"]
+    assert names("q=film") == ["pair"]
+    assert names("q=negative+mood") == ["mixture", "reviews"]
+    assert names("q=nothing-like-it") == []
+    assert names("sort=score")[0] == "reviews"  # the others were not scored
+
+
+def test_a_prompts_page_shows_its_card_curve_and_confusion(server: Running) -> None:
+    page = get(f"{server.url}/studio/prompts/reviews")[1]
+    for part in ("reviews.csv:mood", "Learning curve", "accuracy by training step", "majority"):
+        assert part in page
+    confusion = re.search(r"Rows by target.*?</table>", page)
+    assert confusion is not None
+    counts = re.findall(r'class="number shade-\d+">(\d+)<', confusion[0])
+    assert sum(map(int, counts)) == 2  # the validation rows
+    status, page, _ = get(f"{server.url}/studio/prompts/no%3Cb%3Esuch")
+    assert status == 404
+    assert "<b>such" not in page
+
+
+def test_nearest_words_and_errors_are_those_of_the_prompt(server: Running, library: Path) -> None:
+    words = get(f"{server.url}/studio/prompts/reviews/words", X_Fragment="1")[1]
+    assert words.count('<th scope="row">') == 3  # tokens
+    assert "<html" not in words
+    page = get(f"{server.url}/studio/prompts/reviews/errors")[1]
+    found = re.search(r"(\d) of (\d) validation rows are answered wrongly", page)
+    assert found is not None
+    card = json.loads((library / "reviews" / "prompt.json").read_text())
+    right = round(card["metrics"]["accuracy"] / 100 * int(found[2]))
+    assert int(found[1]) == int(found[2]) - right
+
+
+def test_the_playground_answers_as_predict_does(server: Running, library: Path) -> None:
+    chosen = ["reviews", "mixture", "pair", "free"]
+    form = {"text": TEXT, "prompt": chosen}
+    page = get(f"{server.url}/studio/playground", form, Origin=server.url)[1]
+    cards = dict(re.findall(r'<article class="card[^"]*"><h2>(.*?)</h2>(.*?)</article>', page))
+    cards = {re.sub("<.*?>", "", name): text for name, text in cards.items()}
+    assert set(cards) == {*chosen, "Ensemble"}
+    engine = make_engine([library / name for name in chosen[:2]], verbose=False)
+    names = list(engine.tuned)
+    expected = {
+        "reviews": engine.probabilities([(names[0], TEXT)])[0],
+        "mixture": engine.probabilities([(names[1], TEXT)])[0],
+        "Ensemble": engine.mean_probabilities(names, [TEXT])[0],
+    }
+    for name, probabilities in expected.items():
+        shown = {
+            label: float(share)
+            for label, share in re.findall(r"<li><span>(\w+)</span>.*?<title>([\d.]+)%", cards[name])
+        }
+        assert shown == pytest.approx({k: 100 * v for k, v in probabilities.items()}, abs=0.11)
+        assert f'class="answer">{max(probabilities, key=probabilities.__getitem__)}<' in cards[name]
+    assert "Routed to prompt" in cards["mixture"]
+    assert "reads the columns kind, text" in cards["pair"]
+    row = {"text": json.dumps({"kind": "is it", "text": TEXT}), "prompt": "pair"}
+    assert 'class="answer">' in get(f"{server.url}/studio/playground", row)[1]
+
+
+def test_sources_are_found_by_examples_whatever_their_columns(server: Running) -> None:
+    rows = "\n".join(["said,mood it is", f"{TEXT},positive", "never again,negative"])
+    page = get(f"{server.url}/studio/sources", {"rows": rows})[1]
+    assert "column said, labels in mood it is" in page
+    found = re.findall(r'<th scope="row"><a href="/studio/prompts/(\w+)"', page)
+    assert set(found) >= {"reviews", "mixture"}
+    assert "pair" not in found
+    rows = "text,label\nx,sun\ny,rain"
+    page = get(f"{server.url}/studio/sources", {"rows": rows})[1]
+    assert "No prompt answers with these labels (sun, rain)" in page or "free" in page
+    status, page, _ = get(f"{server.url}/studio/sources", {"rows": "text\nx"})
+    assert (status, "The rows have one column" in page) == (400, True)
+
+
+def test_the_map_has_all_prompts_in_clusters(server: Running) -> None:
+    page = get(f"{server.url}/studio/map")[1]
+    assert len(re.findall("<circle", page)) == 4
+    groups = re.findall(r'<th scope="row">([A-Z])</th><td>(.*?)</td>', page)
+    listed = [name for _, links in groups for name in re.findall(">([^<]+)</a>", links)]
+    assert sorted(listed) == ["free", "mixture", "pair", "reviews"]
+
+
+def test_a_study_has_its_tables_and_heatmaps(server: Running) -> None:
+    page = get(f"{server.url}/studio/studies/spot-small")[1]
+    assert "from glue/mnli" in page
+    figures = re.findall(r'<img src="([^"]+)" alt="Figure: ([^;"]+)', page)
+    assert figures[0][1] == "transfer"
+    request = urllib.request.urlopen(server.url + figures[0][0])
+    with request as reply:
+        assert reply.read(4) == b"\x89PNG"
+    for path in ("/studies/..%2F..", "/studies/spot-small/figures/99"):
+        assert get(f"{server.url}/studio{path}")[0] == 404
+
+
+# -- who may see them ------------------------------------------------------------------------------
+
+
+def test_keys_are_asked_for_and_limit_what_is_seen(tiny: Backbone, library: Path) -> None:
+    keys = Keys([(ALL, []), (SOME, ["mix*"])])
+    settings = ServeSettings(studio=True)
+    with running(AsyncEngine(tiny, library), settings, keys) as server:
+        url = f"{server.url}/studio"
+        for path in ("", "/map", "/static/studio.js", "/prompts/reviews", "/tune"):
+            for sent in ({}, {"Authorization": basic("a-key-nobody-has-given")}):
+                status, _, headers = get(url + path, **sent)
+                assert (status, headers["www-authenticate"][:5]) == (401, "Basic"), path
+        assert get(url, Authorization=basic(ALL))[1].count("/studio/prompts/") == 4
+        assert get(url, Authorization=f"Bearer {ALL}")[0] == 200
+        page = get(url, Authorization=basic(SOME))[1]
+        assert re.findall(r"/studio/prompts/(\w+)", page) == ["mixture"]
+        statuses = {
+            "/prompts/reviews": 404,
+            "/prompts/mixture": 200,
+            "/prompts/mixture/errors": 403,
+            "/tune": 403,
+            "/studies": 403,
+        }
+        for path, expected in statuses.items():
+            assert get(url + path, Authorization=basic(SOME))[0] == expected, path
+        form = {"text": TEXT, "prompt": "reviews"}
+        page = get(f"{url}/playground", form, Authorization=basic(SOME))[1]
+        assert "There is no prompt" in page
+        # forms of other sites must not reach the API with a browser's key
+        assert get(f"{server.url}/v1/models", Authorization=basic(ALL))[0] == 401
+
+
+def test_forms_of_other_sites_are_refused(server: Running) -> None:
+    form = {"rows": "text,label\na,b", "file": "x.csv"}
+    for origin in ("http://elsewhere.example", "null"):
+        assert get(f"{server.url}/studio/tune", form, Origin=origin)[0] == 403
+
+
+def test_there_is_no_studio_unless_asked_for(tiny: Backbone, library: Path) -> None:
+    with running(AsyncEngine(tiny, library)) as server:
+        assert get(f"{server.url}/studio")[0] == 404
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "text", "label", "free_text"),
+    [
+        ("label,text\nspam,Win a prize now\nham,See you", "text", "label", False),
+        ("id,stars,review\n1,5,Great food\n2,1,Never again\n3,5,Lovely", "review", "stars", False),
+        ("a\tb\nlong text here\tx\nanother long one\tx\nthird\ty", "a", "b", False),
+        ('{"text": "one two", "y": 1}\n{"text": "three", "y": 0}', "text", "y", False),
+        (
+            "article,summary\n" + "\n".join(f"a long text {i} {i},short {i}" for i in range(30)),
+            "article",
+            "summary",
+            True,
+        ),
+    ],
+)
+def test_columns_are_guessed(rows: str, text: str, label: str, free_text: bool) -> None:
+    guess = guess_columns(parse_rows(rows))
+    assert (guess.text, guess.label, guess.free_text) == (text, label, free_text)
+
+
+def test_uploads_keep_to_their_folder(tmp_path: Path) -> None:
+    runs = TuningRuns(tmp_path)
+    run = runs.upload("../../etc/my rows.CSV", "text,label\na,b\n")
+    assert run.file.resolve().parent.parent == (tmp_path / ".studio").resolve()
+    assert run.file.suffix == ".csv"
+    assert [one.identity for one in TuningRuns(tmp_path).all()] == [run.identity]
+    for name, rows in (("rows.exe", "text"), ("rows.csv", " ")):
+        with pytest.raises(UserError):
+            runs.upload(name, rows)
+    with pytest.raises(UserError, match="There are no rows"):
+        runs.find("../.studio")
+    runs.remove(run)
+    assert not run.folder.exists()
+
+
+def test_a_run_is_stopped_with_its_best_prompt(tmp_path: Path) -> None:
+    settings = {
+        **{"train": str(write_toy(tmp_path)), "text": "review", "label": "mood", "steps": 1000},
+        **{"batch_size": 2, "evaluate_every": 1, "prompt": {"length": 2}, "preset": "prompt-tuning"},
+    }
+    output, stop = io.StringIO(), threading.Event()
+    events = Events(output, stop)
+    evaluate = events.on_evaluation
+
+    def stop_soon(run: Any) -> None:
+        evaluate(run)
+        if run.step == 2:
+            stop.set()
+
+    events.on_evaluation = stop_soon  # type: ignore[method-assign]
+    tune(Order(settings, str(tmp_path / "run"), str(tmp_path / "library"), "new"), events)
+    card = Library(tmp_path / "library").entry("new").card
+    assert (card.stopped, card.steps) == (STOPPED, 3)
+    assert not (tmp_path / "run").exists()
+    run = TuningRun("x", tmp_path / "x.csv", "running", "new")
+    for line in output.getvalue().splitlines():
+        run.take(json.loads(line))
+    assert (run.state, run.steps, run.step, len(run.history)) == ("done", 1000, 3, 2)
+    assert "stopped in the studio" in run.note
+
+
+def test_markup_is_escaped() -> None:
+    shown = element("a", "<b>", ["&", 1], href='"x', class_=None, hidden=True)
+    assert shown == '<a href="&quot;x" hidden>&lt;b&gt;&amp;1</a>'
+    assert "&lt;i&gt;" in table("c", ["<i>"], [["x"]])
