@@ -261,6 +261,7 @@ def _no_match(query: "Entry", library: "Library") -> str:
 
 def _record(entry: "Entry") -> dict[str, Any]:
     card = entry.card
+    test = {} if card.test is None else {"test": card.test}
     return {
         "name": entry.name,
         "folder": str(entry.folder),
@@ -269,7 +270,7 @@ def _record(entry: "Entry") -> dict[str, Any]:
         "fingerprint": entry.fingerprint,
         "method": card.method,
         "metrics": card.metrics,
-        "test": card.test,
+        **test,
         "length": card.prompt.length,
         "count": card.prompt.count,
         "step": card.embedded_at,

@@ -68,14 +68,10 @@ def _remedies(card: Card) -> list[str]:
     rate, steps, loss = tuning.get("lr"), card.steps or 0, card.loss
     if exploded(card):
         remedies.append(f"a lower learning rate ({_rate(rate, 0.1)}), because the loss exploded")
+    elif rate is not None and (usual := _usual_rate(card)) is not None and rate > 3 * usual:
+        remedies.append(f"the preset's learning rate ({setting('tuning.lr', f'{usual:g}')})")
     elif loss.get("last", 0.0) > 0.95 * loss.get("first", float("inf")):
-        usual = _usual_rate(card)
-        way = (
-            f"a lower learning rate ({setting('tuning.lr', f'{usual:g}')})"
-            if rate is not None and usual is not None and rate > 3 * usual
-            else f"a higher learning rate ({_rate(rate, 3)})"
-        )
-        remedies.append(f"{way}, because the loss hardly fell")
+        remedies.append(f"a higher learning rate ({_rate(rate, 3)}), because the loss hardly fell")
     if steps and not exploded(card):
         remedies.append(f"more steps ({setting('tuning.steps', 4 * steps)})")
     return remedies
@@ -84,8 +80,8 @@ def _remedies(card: Card) -> list[str]:
 def _usual_rate(card: Card) -> float | None:
     """The learning rate of the run's preset; None if this version does not know the preset."""
     with suppress(UserError):
-        names = {name: card.config[name] for name in ("preset", "paper") if name in card.config}
-        return run_config(names).tuning.lr
+        named = {name: card.config[name] for name in card.config if name in ("preset", "paper")}
+        return run_config(named).tuning.lr
     return None
 
 

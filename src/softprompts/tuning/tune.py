@@ -290,6 +290,8 @@ def _load(
             load_checkpoint(run, folder)
             if not run.finished:
                 watcher.on_message(f"resuming {folder.path} at step {run.step:,} of {run.steps:,}")
+            elif len(runs) == 1:
+                watcher.on_message(f"{folder.path} was finished at step {run.step:,}")
             if warning := longer_schedule(run, folder.read_checkpoint_note()):
                 watcher.on_message(warning)
     for run, folder in zip(runs, folders, strict=True):

@@ -58,7 +58,7 @@ ROUTES: dict[str, Show] = {
     "GET /tune": tune_page.show,
     "POST /tune": tune_page.upload,
     "GET /tune/{name}": tune_page.show_run,
-    "GET /tune/{name}/again": tune_page.again,
+    "POST /tune/{name}/again": tune_page.again,
     "POST /tune/{name}/start": tune_page.start,
     "POST /tune/{name}/stop": tune_page.stop,
     "POST /tune/{name}/remove": tune_page.remove,

@@ -1,6 +1,7 @@
 """What the pages share: the engine, the rights of whoever asks, and the request's own values."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ from .markup import Html
 from .tuning_runs import TuningRuns
 
 T = TypeVar("T")
+CACHED = 64
+"""Values to keep."""
 FORM = "application/x-www-form-urlencoded"
 
 
@@ -43,7 +46,7 @@ class Studio:
     timeout: float
     studies: list[Path]
     runs: TuningRuns
-    cache: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    cache: OrderedDict[str, tuple[Any, Any]] = field(default_factory=OrderedDict)
     """Values that take long to compute, each with what it was computed from."""
 
     async def cached(self, name: str, origin: Any, compute: "Coroutine[Any, Any, T]") -> T:
@@ -51,10 +54,13 @@ class Studio:
         known = self.cache.get(name)
         if known is not None and known[0] == origin:
             compute.close()
+            self.cache.move_to_end(name)
             value: T = known[1]
             return value
         value = await compute
         self.cache[name] = origin, value
+        while len(self.cache) > CACHED:
+            self.cache.popitem(last=False)
         return value
 
 

@@ -67,6 +67,11 @@ def prompt_path(name: str, part: str = "") -> str:
     return f"{ROOT}/prompts/{quote(name, safe='')}{part}"
 
 
+def playground_path(name: str) -> str:
+    """The playground with a prompt chosen."""
+    return f"{ROOT}/playground?prompt={quote(name, safe='')}"
+
+
 def prompt_link(name: str) -> Html:
     return link(prompt_path(name), name)
 

@@ -25,7 +25,6 @@ from ..requests import Classified, ServedPrompt
 from .context import Page, Studio, Visit, score_of, size_of
 from .map_page import similar_prompts
 from .markup import (
-    ROOT,
     Child,
     Html,
     bar,
@@ -34,6 +33,7 @@ from .markup import (
     link,
     notice,
     paragraph,
+    playground_path,
     prompt_link,
     prompt_path,
     section,
@@ -60,7 +60,7 @@ async def show(studio: Studio, visit: Visit) -> Page:
         paragraph(
             _summary(served),
             " ",
-            link(f"{ROOT}/playground?prompt={served.name}", "Try it in the playground"),
+            link(playground_path(served.name), "Try it in the playground"),
             ".",
         ),
         section("Card", _card(served)),
@@ -215,17 +215,20 @@ def _word_tables(explanation: Explanation) -> list[Html]:
         words = [f"{plain_word(n.word) or n.word} {n.cosine:.2f}" for n in token.neighbours]
         row: list[Child] = [token_name(token, explanation), ", ".join(words)]
         prompts.setdefault(token.prompt, []).append(row)
-    caption = "The words nearest to each token, with their cosines"
-    tables = {
-        number: table(caption, ["Token", "Nearest words"], rows, class_="texts")
-        for number, rows in prompts.items()
-    }
-    if len(tables) == 1:
-        return list(tables.values())
-    return [
-        element("details", element("summary", f"Prompt {number}"), words, open=number == 0)
-        for number, words in tables.items()
+    tables = [
+        table(
+            f"The words nearest to each token{f' of prompt {k}' * (len(prompts) > 1)}",
+            ["Token", "Nearest words and their cosines"],
+            rows,
+            class_="texts",
+        )
+        for k, rows in prompts.items()
     ]
+    first, *others = tables
+    if not others:
+        return [first]
+    more = f"{len(others)} more prompt{'s' if len(others) > 1 else ''}"
+    return [first, element("details", element("summary", more), *others)]
 
 
 def _routing(explanation: Explanation, with_texts: bool) -> Html | None:
@@ -240,10 +243,17 @@ def _routing(explanation: Explanation, with_texts: bool) -> Html | None:
             *(["; ".join(line[:80] for line in part.examples)] if with_texts else []),
         ]
         for part in explanation.routing
+        if part.rows
     ]
     columns = ["Prompt", "Rows", "Classes", *(["Examples"] if with_texts else [])]
+    idle = len(explanation.routing) - len(rows)
     caption = f"Where the router sends {total:,} validation rows"
-    return section("Routing", table(caption, columns, rows, class_="texts"), level=3)
+    return section(
+        "Routing",
+        table(caption, columns, rows, class_="texts"),
+        paragraph(f"{idle} of {len(explanation.routing)} prompts take none.") if idle else None,
+        level=3,
+    )
 
 
 # -- errors ----------------------------------------------------------------------------------------

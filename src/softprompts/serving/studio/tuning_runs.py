@@ -7,6 +7,7 @@ LIBRARY/.studio/ID/log.txt  what the process wrote to standard error
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -49,6 +50,8 @@ class TuningRun:
     ended: float | None = None
     note: str = ""
     """What came of it, in a sentence."""
+    advice: str = ""
+    """What to try if the prompt is no better than a baseline."""
     process: asyncio.subprocess.Process | None = None
     reader: asyncio.Task[None] | None = None
 
@@ -88,7 +91,7 @@ class TuningRun:
                 self.state = "done"
                 stopped = f"It was {event['stopped']}. " if event["stopped"] else ""
                 self.note = f"{stopped}The prompt {self.name} is served now."
-                self.note += f" {event['advice']}" if event["advice"] else ""
+                self.advice = event["advice"] or ""
             case "failed":
                 self.state = "failed"
                 self.note = event["text"].replace(f"{self.folder}{os.sep}", "")
@@ -154,7 +157,10 @@ class TuningRuns:
         """Begin to tune on uploaded rows, in another process."""
         if self.active is not None:
             raise UserError(f"{self.active.name} is being tuned; wait for it, or stop it.")
-        order = Order(settings, str(run.folder / RUN), str(self.library), name)
+        # a run resumes with the same settings only; others begin in a folder of their own
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+        folder = run.folder / f"{RUN}-{digest}"
+        order = Order(settings, str(folder), str(self.library), name)
         fresh = TuningRun(run.identity, run.file, "running", name)
         self._runs[run.identity] = fresh
         with (run.folder / LOG).open("wb") as log:
