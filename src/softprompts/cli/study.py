@@ -59,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
         only=options.only,
         device=options.device,
         data_dir=options.data_dir,
-        models=dict(options.model),
+        models=_models(options.model),
         ray=options.ray,
         watch=lambda cells: StudyBars(cells, options.quiet),
     )
@@ -125,21 +125,24 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="NAME=FOLDER",
-        type=_model_folder,
         action="append",
         default=[],
         help="the folder of a backbone that the file names; may be repeated",
     )
 
 
-def _model_folder(text: str) -> tuple[str, str]:
-    name, _, folder = text.partition("=")
-    if not name or not Path(folder).is_dir():
-        raise UserError(
-            f"--model is {text!r}; give the name of a backbone and its folder, such as "
-            "google/flan-t5-small=models/flan-t5-small."
-        )
-    return name, folder
+def _models(pairs: Sequence[str]) -> dict[str, str]:
+    """The folders of backbones, by name."""
+    models = {}
+    for pair in pairs:
+        name, _, folder = pair.partition("=")
+        if not name or not Path(folder).is_dir():
+            raise UserError(
+                f"--model is {pair!r}; give the name of a backbone and its folder, such as "
+                "google/flan-t5-small=models/flan-t5-small."
+            )
+        models[name] = folder
+    return models
 
 
 def status(argv: Sequence[str]) -> int:
@@ -199,7 +202,7 @@ def explain(argv: Sequence[str]) -> int:
             cells,
             options.device,
             options.data_dir,
-            dict(options.model),
+            _models(options.model),
             lambda: progress.advance_rows(1),
         )
     text = f"{len(cells)} prompts are explained; `softprompts report {options.study}` uses it"

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-SETTINGS, VECTORS = "vllm.json", "prompt.safetensors"
+SETTINGS, VECTORS = "vllm.json", "vectors.safetensors"
 
 
 class SoftPrompt:

@@ -64,6 +64,7 @@ ROUTES: dict[str, Show] = {
     "POST /tune/{name}/remove": tune_page.remove,
     "GET /prompts/{name:path}/words": prompt_page.words,
     "GET /prompts/{name:path}/errors": prompt_page.errors,
+    "GET /prompts/{name:path}/similar": prompt_page.similar,
     "GET /prompts/{name:path}": prompt_page.show,
 }
 

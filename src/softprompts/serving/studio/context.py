@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,15 +49,14 @@ class Studio:
     cache: OrderedDict[str, tuple[Any, Any]] = field(default_factory=OrderedDict)
     """Values that take long to compute, each with what it was computed from."""
 
-    async def cached(self, name: str, origin: Any, compute: "Coroutine[Any, Any, T]") -> T:
+    async def cached(self, name: str, origin: Any, compute: Callable[[], Awaitable[T]]) -> T:
         """A value that is computed again when its origin changes."""
         known = self.cache.get(name)
         if known is not None and known[0] == origin:
-            compute.close()
             self.cache.move_to_end(name)
             value: T = known[1]
             return value
-        value = await compute
+        value = await compute()
         self.cache[name] = origin, value
         while len(self.cache) > CACHED:
             self.cache.popitem(last=False)

@@ -28,7 +28,6 @@ from .markup import (
 
 PATH = f"{ROOT}/map"
 MOST_POINTS = 500
-SIMILAR = 5
 WIDTH, HEIGHT, MARGIN = 720, 460, 40
 SHADES = 10
 """Shades of the scores; `studio.css` has them."""
@@ -54,8 +53,8 @@ class Embedded:
 async def embedded(studio: Studio, prompts: Sequence[ServedPrompt]) -> Embedded:
     """The task embeddings of prompts, kept until some of them change."""
     origin = tuple((prompt.name, prompt.created) for prompt in prompts)
-    work = asyncio.to_thread(_embed, studio, [prompt.name for prompt in prompts])
-    return await studio.cached("map", origin, work)
+    names = [prompt.name for prompt in prompts]
+    return await studio.cached("map", origin, lambda: asyncio.to_thread(_embed, studio, names))
 
 
 def _embed(studio: Studio, names: Sequence[str]) -> Embedded:
@@ -71,23 +70,17 @@ def _embed(studio: Studio, names: Sequence[str]) -> Embedded:
     return Embedded(list(vectors), stacked)
 
 
-async def similar_prompts(studio: Studio, visit: Visit, name: str) -> list[tuple[str, float]]:
-    """The prompts whose tasks are most like one's, with their similarities."""
-    known = await embedded(studio, (await visit.prompts(studio))[:MOST_POINTS])
-    if name not in known.names:
-        return []
-    row = known.similarities[known.names.index(name)].tolist()
-    pairs = [pair for pair in zip(known.names, row, strict=True) if pair[0] != name]
-    return sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:SIMILAR]
-
-
 async def show(studio: Studio, visit: Visit) -> Page:
     prompts = await visit.prompts(studio)
     shown = prompts[:MOST_POINTS]
     known = await embedded(studio, shown)
     if len(known.names) < 2:
         return Page("Map of tasks", notice("A map needs at least two prompts."), PATH)
-    places, groups = await asyncio.to_thread(lambda: (_places(known.vectors), _clusters(known)))
+    places, groups = await studio.cached(
+        "clusters",
+        [*known.names, known.vectors.data_ptr()],
+        lambda: asyncio.to_thread(_arranged, known),
+    )
     scores = {p.name: score[1] for p in shown if (score := score_of(p.card)) is not None}
     more = len(prompts) - len(shown)
     body: list[Child] = [
@@ -100,6 +93,10 @@ async def show(studio: Studio, visit: Visit) -> Page:
         section("Clusters", _cluster_table(known, groups, scores)),
     ]
     return Page("Map of tasks", text(body), PATH)
+
+
+def _arranged(known: Embedded) -> tuple[Tensor, list[int]]:
+    return _spread(_places(known.vectors)), _clusters(known)
 
 
 def _places(vectors: Tensor) -> Tensor:
@@ -208,7 +205,7 @@ def _picture(
     names: Sequence[str], places: Tensor, groups: Sequence[int], scores: dict[str, float]
 ) -> Html:
     marks = []
-    points = _spread(places).tolist()
+    points = places.tolist()
     captions = Captions(points)
     for name, (x, y), group in zip(names, points, groups, strict=True):
         score = f", {scores[name]:.1f}" if name in scores else ""

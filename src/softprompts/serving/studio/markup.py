@@ -144,6 +144,11 @@ def bar(share: float, label: str) -> Html:
     )
 
 
+def capitalized(words: str) -> str:
+    """With a capital first letter; the rest stays as it is."""
+    return words[:1].upper() + words[1:]
+
+
 def notice(*children: Child, error: bool = False) -> Html:
     return element(
         "p",

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from ...analysis.curve_svg import curve_figure
@@ -13,8 +14,11 @@ from ...analysis.explain_page import name as token_name
 from ...analysis.runs import read_runs
 from ...analysis.summary import summarize
 from ...artifacts.card import Card
+from ...artifacts.run_folder import RunFolder
 from ...config import TaskConfig
 from ...errors import UserError
+from ...library.library import Library, Match
+from ...library.library import ignore as ignore_warning
 from ...tasks import Example, load_task
 from ..answers import together
 from ..example_fit import PRIORITY
@@ -23,7 +27,6 @@ from ..jobs import Job, ignore
 from ..prompt_store import LoadedPrompt
 from ..requests import Classified, ServedPrompt
 from .context import Page, Studio, Visit, score_of, size_of
-from .map_page import similar_prompts
 from .markup import (
     Child,
     Html,
@@ -48,13 +51,14 @@ MOST_CLASSES = 30
 CHECKED_ROWS = 64
 """Validation rows that are answered again to find errors."""
 SHOWN_ERRORS = 50
+SIMILAR = 5
+"""Similar prompts that are shown."""
 ROUTED_ROWS = 256
 
 
 async def show(studio: Studio, visit: Visit) -> Page:
     served = await visit.prompt(studio, visit.name)
     card = served.card
-    similar = await similar_prompts(studio, visit, served.name)
     curves = await asyncio.to_thread(_curves, card)
     parts: list[Child] = [
         paragraph(
@@ -76,12 +80,9 @@ async def show(studio: Studio, visit: Visit) -> Page:
                 _loaded(served.name, "errors", "Answer its validation rows again", False),
             )
         )
-    if similar:
-        rows = [[prompt_link(name), f"{value:.3f}"] for name, value in similar]
-        similar_table = table(
-            "Similar tasks", ["Prompt", "Similarity"], rows, numbers=[1], titled=True
-        )
-        parts.append(section("Similar tasks", similar_table))
+    if _library_of(studio, card) is not None:
+        similar_part = _loaded(served.name, "similar", "Show the most similar prompts", True)
+        parts.append(section("Similar tasks", similar_part))
     return Page(served.name, text(parts))
 
 
@@ -194,8 +195,11 @@ async def words(studio: Studio, visit: Visit) -> Page:
     if not loaded.tuned.prompt.table.shape[1]:
         return Page(f"{served.name}: nearest words", notice("This prompt has no tokens."))
     rows = await asyncio.to_thread(_own_rows, served.card) if _is_mixture(served) else []
-    work = asyncio.to_thread(explain, loaded.tuned, rows[:ROUTED_ROWS], worth=False)
-    explanation = await studio.cached(f"words {served.name}", loaded.stamp, work)
+    explanation = await studio.cached(
+        f"words {served.name}",
+        loaded.stamp,
+        lambda: asyncio.to_thread(explain, loaded.tuned, rows[:ROUTED_ROWS], worth=False),
+    )
     body = [
         element("ul", [element("li", sentence) for sentence in findings(explanation)]),
         _word_tables(explanation),
@@ -256,6 +260,41 @@ def _routing(explanation: Explanation, with_texts: bool) -> Html | None:
     )
 
 
+# -- similar prompts -------------------------------------------------------------------------------
+
+
+def _library_of(studio: Studio, card: Card) -> Path | None:
+    """The library that a prompt is in; None if it is served from elsewhere."""
+    folder = None if card.path is None else card.path.parent.parent
+    return folder if folder in studio.engine.store.folders else None
+
+
+async def similar(studio: Studio, visit: Visit) -> Page:
+    """The prompts of its library whose tasks are most like its own."""
+    served = await visit.prompt(studio, visit.name)
+    title = f"{served.name}: similar tasks"
+    matches = await asyncio.to_thread(_matches, studio, visit, served)
+    if not matches:
+        return Page(title, notice("There is no other prompt to compare it with."))
+    rows = [[prompt_link(match.entry.name), f"{match.similarity:.3f}"] for match in matches]
+    return Page(
+        title, table("Similar tasks", ["Prompt", "Similarity"], rows, numbers=[1], titled=True)
+    )
+
+
+def _matches(studio: Studio, visit: Visit, served: ServedPrompt) -> list[Match]:
+    library, path = _library_of(studio, served.card), served.card.path
+    if library is None or path is None:
+        return []
+    hidden = {name for name in studio.engine.names() if not visit.key.allows(name)}
+    return Library(library, ignore_warning).search(
+        RunFolder(path.parent).task_vectors(),
+        studio.engine.backbone.fingerprint,
+        k=SIMILAR,
+        without=hidden | {served.name},
+    )
+
+
 # -- errors ----------------------------------------------------------------------------------------
 
 
@@ -280,8 +319,11 @@ async def errors(studio: Studio, visit: Visit) -> Page:
     if not examples:
         return Page(title, notice("The rows of its task are not on this machine."))
     loaded = await asyncio.to_thread(studio.engine.store.load, served.name)
-    work = visit.unless_gone(_wrong(studio, loaded, examples))
-    wrong = await studio.cached(f"errors {served.name}", loaded.stamp, work)
+    wrong = await studio.cached(
+        f"errors {served.name}",
+        loaded.stamp,
+        lambda: visit.unless_gone(_wrong(studio, loaded, examples)),
+    )
     rows = [
         [str(number), example.input, example.target, answer, f"{probability:.0%}"]
         for number, (example, answer, probability) in enumerate(wrong[:SHOWN_ERRORS], 1)

@@ -12,6 +12,7 @@ from .context import Page, Studio, Visit
 from .markup import (
     Child,
     Html,
+    capitalized,
     element,
     field,
     link,
@@ -149,8 +150,7 @@ def _progress(run: TuningRun) -> list[Child]:
     if run.state == "done":
         playground = link(playground_path(run.name), "Try it")
         parts.append(paragraph("See ", prompt_link(run.name), " · ", playground))
-        advice = f"{run.advice[:1].upper()}{run.advice[1:]}."
-        parts.append(notice(advice) if run.advice else None)
+        parts.append(notice(f"{capitalized(run.advice)}.") if run.advice else None)
     if run.state == "failed":
         parts.append(notice(run.note, error=True))
         parts.append(
@@ -184,7 +184,7 @@ def _status(run: TuningRun) -> str:
     if run.state == "failed":
         return "The run left no prompt."
     if not run.steps:
-        return f"{run.messages[-1].capitalize()} …" if run.messages else "Starting …"
+        return f"{capitalized(run.messages[-1])} …" if run.messages else "Starting …"
     left = run.seconds_left
     time_left = "" if left is None or run.state == "stopping" else f", about {duration(left)} left"
     verb = "Stopping after step" if run.state == "stopping" else "Step"

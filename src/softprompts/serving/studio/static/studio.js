@@ -142,10 +142,11 @@ async function poll(box) {
     const part = parse((await fetchPart(location.href)).html).querySelector(`#${box.id}`);
     if (part) {
       const focused = box.contains(document.activeElement);
-      const same = box.children.length === part.children.length;
+      const tags = (root) => [...root.children].map((node) => node.tagName).join();
+      const same = tags(box) === tags(part);
       [...part.children].forEach((node, index) => {
         const old = box.children[index];
-        if (!same || old.tagName !== node.tagName) return;
+        if (!same) return;
         if (node.id === "status") {
           if (old.textContent !== node.textContent) old.textContent = node.textContent;
         } else if (node.tagName === "PROGRESS") {

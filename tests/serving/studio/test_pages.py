@@ -8,14 +8,12 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from softprompts.backbone import Backbone
-from softprompts.config import run_config, sections
 from softprompts.config.serve import ServeSettings
 from softprompts.errors import UserError
 from softprompts.library.library import Library
@@ -26,50 +24,11 @@ from softprompts.serving.studio.columns import guess_columns, parse_rows
 from softprompts.serving.studio.markup import element, table
 from softprompts.serving.studio.tuner import STOPPED, Events, Order, tune
 from softprompts.serving.studio.tuning_runs import TuningRun, TuningRuns
-from softprompts.tuning.tune import tune_config
 
-from ..conftest import write_toy
-from .http_server import Running, running
-from .test_engine import MOODS, tuned
+from ..http_server import Running, running
+from .conftest import ALL, PAGES, TEXT, toy_settings
 
-STUDIES = Path(__file__).parents[2] / "results"
-PAGES = ("", "/map", "/playground", "/sources", "/tune", "/studies", "/studies/spot-small")
-ALL, SOME = "a-key-for-all-prompts", "a-key-for-some-prompts"
-TEXT = "the food was great"
-
-
-def toy_settings(folder: Path, **settings: Any) -> dict[str, Any]:
-    """A quick run on a small file."""
-    data = {"train": str(write_toy(folder)), "text": "review", "label": "mood"}
-    return data | {"preset": "prompt-tuning", "prompt": {"length": 3}, "batch_size": 2} | settings
-
-
-def make_library(backbone: Backbone, folder: Path) -> Path:
-    """A prompt that was really tuned, a mixture, one of two columns, and one of free text."""
-    settings = toy_settings(folder, steps=4, evaluate_every=2)
-    tune_config(run_config(sections(settings)), folder / "run", backbone=backbone)
-    library = folder / "library"
-    Library(library).add(folder / "run", "reviews")
-    others = {
-        "mixture": tuned(backbone, 1, MOODS, "{text}", "labels", length=2, count=3, route="top1"),
-        "pair": tuned(backbone, 2, ["food", "film"], "{kind} {text}", "labels", length=3),
-        "free": tuned(backbone, 3, [], scoring="generate", length=3),
-    }
-    for name, prompt in others.items():
-        prompt.save(library / name)
-    return library
-
-
-@pytest.fixture(scope="module")
-def library(tiny: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_library(tiny, tmp_path_factory.mktemp("studio"))
-
-
-@pytest.fixture(scope="module")
-def server(tiny: Backbone, library: Path) -> Iterator[Running]:
-    settings = ServeSettings(studio=True, studies=str(STUDIES))
-    with running(AsyncEngine(tiny, library), settings) as server:
-        yield server
+SOME = "a-key-for-some-prompts"
 
 
 def get(url: str, form: Any = None, **headers: str) -> tuple[int, str, dict[str, str]]:
@@ -126,6 +85,9 @@ def test_a_prompts_page_shows_its_card_curve_and_confusion(server: Running) -> N
     assert confusion is not None
     counts = re.findall(r'class="number shade-\d+">(\d+)<', confusion[0])
     assert sum(map(int, counts)) == 2  # the validation rows
+    assert 'href="/studio/prompts/reviews/similar"' in page
+    page = get(f"{server.url}/studio/prompts/reviews/similar", X_Fragment="1")[1]
+    assert set(re.findall(r"/studio/prompts/(\w+)", page)) == {"mixture", "pair", "free"}
     status, page, _ = get(f"{server.url}/studio/prompts/no%3Cb%3Esuch")
     assert status == 404
     assert "<b>such" not in page
@@ -231,6 +193,8 @@ def test_keys_are_asked_for_and_limit_what_is_seen(tiny: Backbone, library: Path
         }
         for path, expected in statuses.items():
             assert get(url + path, Authorization=basic(SOME))[0] == expected, path
+        page = get(f"{url}/prompts/mixture/similar", Authorization=basic(SOME))[1]
+        assert "There is no other prompt" in page
         form = {"text": TEXT, "prompt": "reviews"}
         page = get(f"{url}/playground", form, Authorization=basic(SOME))[1]
         assert "There is no prompt" in page

@@ -11,12 +11,13 @@ import pytest
 
 from softprompts.backbone import Backbone
 from softprompts.config.serve import ServeSettings
+from softprompts.library.library import Library
 from softprompts.serving.async_engine import AsyncEngine
 from softprompts.serving.keys import Keys
 
-from ..conftest import write_toy
-from .http_server import Running, running
-from .test_studio import ALL, PAGES, STUDIES, TEXT, make_library
+from ...conftest import write_toy
+from ..http_server import Running, running
+from .conftest import ALL, PAGES, TEXT
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
@@ -79,18 +80,6 @@ def browser() -> Iterator["playwright.Browser"]:
         browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
-
-
-@pytest.fixture(scope="module")
-def library(tiny: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_library(tiny, tmp_path_factory.mktemp("studio"))
-
-
-@pytest.fixture(scope="module")
-def server(tiny: Backbone, library: Path) -> Iterator[Running]:
-    settings = ServeSettings(studio=True, studies=str(STUDIES))
-    with running(AsyncEngine(tiny, library), settings) as server:
-        yield server
 
 
 @contextmanager
@@ -205,6 +194,7 @@ def test_a_prompt_is_tuned_on_an_uploaded_file_and_served_at_once(
         with urllib.request.urlopen(f"{server.url}/studio/prompts/reviews") as reply:
             assert reply.status == 200
         page.get_by_text("The prompt fresh is served now").wait_for()
+        playwright.expect(page.get_by_role("button", name="Stop")).to_have_count(0)
         page.get_by_role("link", name="Try it").click()
         assert page.get_by_role("checkbox", name="fresh").is_checked()
         page.get_by_label("Text", exact=True).fill(TEXT)
@@ -213,7 +203,7 @@ def test_a_prompt_is_tuned_on_an_uploaded_file_and_served_at_once(
         page.goto("/studio/tune")
         page.get_by_role("link", name="reviews.csv").click()
         page.get_by_text("The prompt fresh is served now").wait_for()
-    assert (library / "fresh" / "prompt.json").exists()
+    Library(library).remove("fresh")
 
 
 def test_a_browser_asks_for_the_key(
