@@ -27,16 +27,19 @@ INTRODUCTION = """<!-- Written by recipes/claims.py; do not edit. -->
 
 # Claims
 
-Every claim of the four papers, in our words, and what became of it here. A verdict is reached by a
-rule that the recipe states before it runs ([studies.md](studies.md#claims)):
+The main claims of the four papers, in our words, and whether they held here. The recipe states the
+rule for each verdict before it runs ([studies.md](studies.md#claims)):
 
-- **held**: the 95 % interval of the paired differences, over tasks and seeds, lies above the
-  margin, and a paired test, corrected for all expectations of the claim, agrees.
+- **held**: the 95 % interval of the paired differences, over tasks and seeds, lies above the margin
+  and, unless the claim is "no worse", a paired test (corrected for all expectations of the claim)
+  agrees.
 - **did not hold**: the interval lies below the smallest difference that would count.
-- **too weak to tell**: neither, or no task is above its majority class.
-- **not run yet**: there is no report. No claim is marked without one.
+- **too weak to tell**: neither of these, or no task is above its majority class.
+- **not run yet**: there is no report. No claim gets a verdict without one.
 
-A claim with several expectations holds if all of them do. Models here are smaller than the papers'.
+A claim with several expectations holds if all of them do. Claims about task embeddings and transfer
+have tests of their own, and the cost of SMoP was measured once, without an interval. Most models
+here are smaller than the papers'.
 """
 
 
@@ -107,7 +110,7 @@ def _objectives(record: Mapping[str, Any], how: Mapping[str, Any]) -> dict[str, 
 
 
 def _smop(record: Mapping[str, Any], how: Mapping[str, Any]) -> dict[str, Any]:
-    """The verdict on what `softprompts bench smop` measured on one machine: without interval."""
+    """The verdict on what `softprompts bench smop` measured on one machine, without an interval."""
     savings = {
         name: 100 * record["savings"][part]
         for name, part in {"time": "time", "memory": "memory", "operations": "flops"}.items()
@@ -129,7 +132,7 @@ def page(root: Path) -> str:
     found, listed = evidence(root), claims(root)
     unknown = sorted(set(found) - set(listed))
     if unknown:
-        raise SystemExit(f"A recipe states claim {unknown[0]}, which docs/claims.yaml lacks.")
+        raise SystemExit(f"A recipe states claim {unknown[0]}, which is not in docs/claims.yaml.")
     papers = yaml.safe_load((root / "docs" / "claims.yaml").read_text(encoding="utf-8"))["papers"]
     recipes = _recipes(root)
     parts = [INTRODUCTION.rstrip(), _counts(found, listed)]

@@ -139,7 +139,7 @@ def test_rows_come_from_standard_input(
     ("output", "message"),
     [
         ("out.xlsx", "name a file that ends in .csv, .tsv, .jsonl, .parquet."),
-        ("new.csv", "--output is the file of --file; name another."),
+        ("new.csv", "--output is the same file as --file; name another."),
         (".", "name a file"),
     ],
 )

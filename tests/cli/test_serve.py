@@ -137,10 +137,10 @@ def test_a_client_needs_no_torch(served: Served, monkeypatch: Any, start: Start)
 @pytest.mark.parametrize(
     ("argv", "key", "message"),
     [
-        (["mood", "x"], "", "wants an API key; set SOFTPROMPTS_API_KEY."),
+        (["mood", "x"], "", "requires an API key; set SOFTPROMPTS_API_KEY."),
         (["nothing", "x"], KEY, "There is no prompt 'nothing'; GET /v1/models lists the prompts."),
         (["../library/mood", "x"], KEY, "There is no prompt '../library/mood'"),
-        (["mood", "x", "--scoring", "generate"], KEY, "--scoring is the server's to choose"),
+        (["mood", "x", "--scoring", "generate"], KEY, "--scoring is set by the server"),
     ],
 )
 def test_errors_are_the_servers_sentences(

@@ -287,7 +287,7 @@ def test_tasks_are_embedded_and_searched(
         ({"prompt": ""}, "the column 'text' is empty"),
         ({"prompt": {"txt": "x"}}, "has no column 'text'; its columns are txt."),
         ({"max_tokens": 0}, "max_tokens: input should be greater than or equal to 1."),
-        ({"max_tokens": 513}, "An answer may have 512 tokens, not 513."),
+        ({"max_tokens": 513}, "An answer may have at most 512 tokens, not 513."),
         ({"prompt": "x" * 100_001}, "The question has 100001 characters"),
         ({"n": 17}, "n is 17; it must be from 1 to 16."),
         ({"stop": [""]}, "stop must be up to 16 texts of 1 to 1,000 characters."),

@@ -150,7 +150,7 @@ def test_a_broken_prompt_is_named_in_the_log_only(server: Running, library: Path
     ("text", "message"),
     [
         ("", "holds no key; write one per line."),
-        ("short\n", "is too short or holds other than ASCII characters; use at least 16"),
+        ("short\n", "is too short or has non-ASCII characters; use at least 16 characters"),
         (f"{ALL}\n{ALL} mood\n", "is listed twice"),
     ],
 )

@@ -1,11 +1,11 @@
-"""Compares three prompts for shop/topic with their majority vote, on the validation rows."""
+"""Compares three prompts for shop/price with their majority vote, on the validation rows."""
 
 import csv
 from pathlib import Path
 
 import softprompts
 
-with open("tasks/topic.csv", newline="") as file:
+with open("tasks/price.csv", newline="") as file:
     rows = list(csv.DictReader(file))[::5]  # the rows that shop.py keeps for validation
 texts, targets = [row["message"] for row in rows], [row["label"] for row in rows]
 
@@ -16,7 +16,7 @@ def accuracy(answers: list[str]) -> str:
 
 
 backbone = softprompts.load_backbone("t5-tiny")
-folders = sorted(Path("runs/topic").glob("seed=*"))
+folders = sorted(Path("runs/price").glob("seed=*"))
 prompts = [softprompts.load(folder, backbone=backbone) for folder in folders]
 for folder, prompt in zip(folders, prompts, strict=True):
     print(f"{folder.name}: {accuracy(prompt.predict(texts))}")

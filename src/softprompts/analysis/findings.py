@@ -14,7 +14,7 @@ NOT_RUN = "not run yet"
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one expectation."""
+    """The outcome of one expectation."""
 
     verdict: str
     sentence: str

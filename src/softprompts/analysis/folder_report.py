@@ -20,7 +20,7 @@ ANALYSIS, NAME = "report.json", "summary"
 def report(
     folder: str | Path, *, output: str | Path | None = None, against: str | None = None
 ) -> Summary:
-    """Write `summary.html`, `.md` and `.json` about the runs of a folder; what they say.
+    """Write `summary.html`, `.md` and `.json` about the runs of a folder; return their content.
 
     The folder is that of a run, a cohort, a study, or the report of a study. The files go to
     `output`, or into the folder itself. `against` names the arm that all others are compared with,

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict
 
-from ..artifacts.study_folder import CellResult, StudyFolder
+from ..artifacts.study_folder import CellFolder, CellResult, StudyFolder
 from ..files import safe_name, write_json, write_text
 from ..study.cells import check_fingerprints, score_fields, task_embedding
 from ..study.config import StudyConfig
@@ -209,7 +209,7 @@ def _transfer_inputs(
             "vectors": task_embedding(folder, result.cell),
         }
         for result in (one.result for one in judged)
-        if result.stage in ("source", "baseline") and folder.cell(result.cell).has_prompt
+        if result.stage in ("source", "baseline") and _has_vectors(folder.cell(result.cell))
     ]
     retrieval: list[StudyRecord] = [
         {name: getattr(one.result, name) for name in ("similarity", "k", "target", "seed")}
@@ -218,3 +218,8 @@ def _transfer_inputs(
         if one.result.stage in ("average", "mixture")
     ]
     return runs, embeddings, retrieval
+
+
+def _has_vectors(cell: CellFolder) -> bool:
+    """Whether a cell left a prompt that can be compared; a hand-written one has no vectors."""
+    return cell.has_prompt and cell.card().prompt.length > 0

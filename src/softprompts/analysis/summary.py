@@ -31,7 +31,7 @@ class TaskFacts(TypedDict):
 
 
 class Score(TypedDict):
-    """A number of the table. `tied`: no clear difference from the best of its column."""
+    """A number of the table. `tied`: no significant difference from the best of its column."""
 
     mean: float
     std: float | None
@@ -82,7 +82,7 @@ class CurvePoint(TypedDict):
 
 
 class Curves(TypedDict):
-    """How the scores (or losses) on one task grew: for each arm, a point per evaluation."""
+    """Learning curves (scores or losses) on one task: for each arm, a point per evaluation."""
 
     task: str
     metric: str

@@ -1,4 +1,4 @@
-"""A summary of runs as Markdown, and as one HTML page with nothing from outside.
+"""A summary of runs as Markdown, and as one self-contained HTML page.
 
 The page is legible on a phone, in dark mode and by a screen reader.
 """
@@ -71,8 +71,8 @@ def table_notes(table: Table) -> list[str]:
     notes = []
     if len(table["arms"]) > 1 and any(arm["runs"] for arm in table["arms"]):
         notes.append(
-            f"Mean ± standard deviation over seeds. Bold: the best of its column; {TIED}: no clear "
-            f"difference from the best (corrected p ≥ {SIGNIFICANCE})."
+            f"Mean ± standard deviation over seeds. Bold: the best of its column; {TIED}: no "
+            f"significant difference from the best (corrected p ≥ {SIGNIFICANCE})."
         )
     weak = [task["name"] for task in table["tasks"] if task["weak"]]
     if weak:
@@ -89,8 +89,8 @@ def difference_note(table: Table) -> str:
         f" Corrected: for all {count} comparisons of this table (Holm)." if count > 1 else ""
     )
     return (
-        "Differences in points with 95 % intervals (Student's t), and p of paired tests: over rows "
-        "where predictions were saved, otherwise over seeds, or over tasks and seeds."
+        "Differences in points with 95 % intervals (Student's t), and p-values of paired tests: "
+        "over rows where predictions were saved, otherwise over seeds, or over tasks and seeds."
         f"{corrected}"
     )
 

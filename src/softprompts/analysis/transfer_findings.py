@@ -42,9 +42,11 @@ def _pairs(part: Expectation, runs: Runs, analysis: Mapping[str, Any]) -> Findin
             ):
                 tests.append((difference["difference"], difference["p"]))
     if not tests:
-        reason = "none above the majority class can be tested" if transfers else "not run"
+        untested = "no pair above the majority class has enough seeds for a test"
+        reason = untested if transfers else "not run"
         verdict = TOO_WEAK if transfers else NOT_RUN
-        return Finding(verdict, f"pairs of source and target: {reason}")
+        effect = "help" if helps else "hurt"
+        return Finding(verdict, f"source-target pairs that {effect}: {reason}")
     corrected = holm([p for _, p in tests])
     clear = sum(
         p < SIGNIFICANCE and (d > 0) == helps for (d, _), p in zip(tests, corrected, strict=True)
@@ -52,7 +54,7 @@ def _pairs(part: Expectation, runs: Runs, analysis: Mapping[str, Any]) -> Findin
     raw = sum(p < SIGNIFICANCE and (d > 0) == helps for d, p in tests)
     verdict = HELD if clear else TOO_WEAK if raw > SIGNIFICANCE / 2 * len(tests) else NOT_HELD
     sentence = (
-        f"{clear} of {len(tests)} pairs of source and target are clearly "
+        f"{clear} of {len(tests)} source-target pairs are significantly "
         f"{'better' if helps else 'worse'} than no transfer ({raw} before correction): {verdict}"
     )
     return Finding(verdict, sentence, float(clear), pairs=len(tests))
@@ -84,9 +86,10 @@ def _alike(part: Expectation, runs: Runs, analysis: Mapping[str, Any]) -> Findin
         larger += (gap(generator.sample(labels, len(labels))) or 0.0) >= observed
     p = larger / (SHUFFLES + 1)
     verdict = HELD if p < SIGNIFICANCE else NOT_HELD if observed <= 0 else TOO_WEAK
+    shown = f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
     sentence = (
         f"{name.replace('_', ' ')} inside groups minus across them {observed:+.3f} over "
-        f"{len(tasks)} tasks (permutation p = {p:.3f}): {verdict}"
+        f"{len(tasks)} tasks (permutation test, {shown}): {verdict}"
     )
     return Finding(verdict, sentence, observed, p=p, pairs=len(tasks))
 

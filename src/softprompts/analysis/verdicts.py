@@ -2,7 +2,7 @@
 
 An expectation compares arms on the tasks and seeds that they share. Tasks on which no arm of it is
 above the majority class (the rule of `TaskScore.weak`) are left out. It holds if the 95 % interval
-of the paired differences lies above the margin, and a difference of zero is refused by a paired
+of the paired differences lies above the margin, and a difference of zero is rejected by a paired
 test that is corrected for the claim's expectations (Holm). It does not hold if the interval lies
 below the smallest difference that would count. Nothing here needs torch.
 """
@@ -225,7 +225,7 @@ def _over_seeds(take: str, members: Sequence[RunRecord], runs: Runs, task: str) 
 
 
 def vote(members: Sequence[RunRecord], split: str) -> list[float]:
-    """The row scores of the majority's answers; of answers with as many votes, the first run's."""
+    """The row scores of the majority's answers; ties go to the first run's answer."""
     answers = [run.predictions[split]["predictions"] for run in members]
     rows = [run.row_scores(split) for run in members]
     scores = []

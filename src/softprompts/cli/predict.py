@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         check_table_file(options.output)
         check_writable(options.output)
         if options.file and options.output.resolve() == Path(options.file).resolve():
-            raise UserError("--output is the file of --file; name another.")
+            raise UserError("--output is the same file as --file; name another.")
     prompts = _server_prompts(options) if options.server else _local_prompts(options, folders)
     names = prompts.names
     if texts:
@@ -178,7 +178,7 @@ def _server_prompts(options: argparse.Namespace) -> ServerPrompts:
     }
     for flag, value in chosen.items():
         if value:
-            raise UserError(f"{flag} is the server's to choose; leave it out with --server.")
+            raise UserError(f"{flag} is set by the server; leave it out with --server.")
     names = [part.strip() for part in str(options.prompt).split(",") if part.strip()]
     if len(set(names)) < len(names):
         raise UserError(f"{options.prompt} names a prompt twice; name each prompt once.")
@@ -362,7 +362,7 @@ def _parser() -> argparse.ArgumentParser:
         "--server",
         metavar="URL",
         help="answer with the prompt of that name on a server (softprompts serve); "
-        "SOFTPROMPTS_API_KEY has its key",
+        "SOFTPROMPTS_API_KEY holds the key",
     )
     parser.add_argument(
         "--skip-bad-rows",

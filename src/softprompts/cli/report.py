@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     summary = report(options.folder, output=options.output, against=options.against)
     tables = markdown({**summary, "machines": [], "common": {}, "settings": {}}, summary["title"])
     page = summary["files"][0]
-    text = f"{tables}\nthe page is {page}; the same is beside it as Markdown and as JSON"
+    text = f"{tables}\nthe page is {page}; Markdown and JSON versions are beside it"
     return print_result(options, summary, text)
 
 

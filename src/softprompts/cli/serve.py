@@ -38,8 +38,7 @@ def main(argv: Sequence[str]) -> int:
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
-            f"The server needs {listing(missing)}; install it with pip install "
-            "'softprompts[serve]'."
+            f"The server needs {listing(missing)}; run pip install 'softprompts[serve]'."
         )
     model = options.model or _model_of(folders)
     with _listener(settings.host, settings.port) as listener:
@@ -117,8 +116,8 @@ def _model_of(folders: Sequence[Path]) -> str:
         raise UserError(f"There is no prompt in {shown}; name the model to serve with --model.")
     if len(models) > 1:
         raise UserError(
-            f"The prompts are of {len(models)} models ({listing(list(models))}); choose one with "
-            "--model."
+            f"The prompts belong to {len(models)} models ({listing(list(models))}); choose one "
+            "with --model."
         )
     return next(iter(models))
 
@@ -142,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = make_parser("serve", EXAMPLES, main.__doc__)
     parser.usage = f"{parser.prog} [PROMPT ...] [options]"
     parser.add_argument(
-        "prompts", nargs="*", metavar="PROMPT", type=Path, help="folders that tune wrote"
+        "prompts", nargs="*", metavar="PROMPT", type=Path, help="run folders that tune wrote"
     )
     parser.add_argument(
         "--library",

@@ -30,7 +30,7 @@ EXAMPLES = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a grid of runs that resumes, and report it as the SPoT paper does."""
+    """Run a resumable grid of runs, and report it as the SPoT paper does."""
     return run_action("study", ACTIONS, argv)
 
 
@@ -127,7 +127,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=FOLDER",
         action="append",
         default=[],
-        help="the folder of a backbone that the file names; may be repeated",
+        help="load a backbone that the file names from this folder; may be repeated",
     )
 
 
@@ -183,7 +183,7 @@ def report(argv: Sequence[str]) -> int:
 
 
 def explain(argv: Sequence[str]) -> int:
-    """Explain the prompts of all finished cells: words near tokens, routing; resumes."""
+    """Explain the prompts of all finished cells: nearest words, routing. Resumes."""
     parser = _parser("explain", explain.__doc__)
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
     _add_data_dir(parser)
@@ -205,7 +205,7 @@ def explain(argv: Sequence[str]) -> int:
             _models(options.model),
             lambda: progress.advance_rows(1),
         )
-    text = f"{len(cells)} prompts are explained; `softprompts report {options.study}` uses it"
+    text = f"{len(cells)} prompts are explained; `softprompts report {options.study}` uses them"
     return print_result(options, {"explained": [cell.name for cell in cells]}, text)
 
 

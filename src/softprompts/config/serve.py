@@ -7,7 +7,7 @@ from .schema import Settings, option
 
 @dataclass(frozen=True)
 class ServeSettings(Settings):
-    """Where the server listens, who may use it, and the bounds that it keeps."""
+    """Where the server listens, who may use it, and its limits."""
 
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 serves other machines, too."""
@@ -16,65 +16,65 @@ class ServeSettings(Settings):
     """Port to listen on; 0 picks a free one."""
 
     api_keys: str = ""
-    """File of API keys, one per line, each with the prompts it may use or none for all; more keys
-    may be in SOFTPROMPTS_API_KEYS."""
+    """File of API keys, one per line, each optionally followed by the only prompts it may use;
+    SOFTPROMPTS_API_KEYS may hold more keys."""
 
     open: bool = False
-    """Serve other machines without API keys."""
+    """Allow serving other machines without API keys."""
 
     studio: bool = False
-    """Also serve the studio at /studio: pages to see, try, compare and tune prompts."""
+    """Also serve the studio at /studio: pages to browse, try, compare and tune prompts."""
 
     studies: str = "runs"
     """Folder of studies that the studio shows."""
 
     max_queue: int = option(1024, minimum=1)
-    """Texts that may wait; more are refused with status 429."""
+    """Most texts in the queue; more are refused with status 429."""
 
     latency: float = option(500.0, exclusiveMinimum=0)
-    """Milliseconds that one forward pass should take at most; batches are made to fit."""
+    """Target for the milliseconds of one forward pass; batch sizes adapt to it."""
 
     batch_rows: int = option(256, minimum=1)
-    """Most texts of one forward pass."""
+    """Most texts in one forward pass."""
 
     slots: int = option(128, minimum=1)
-    """Most answers that are generated at a time."""
+    """Most answers generated at the same time."""
 
     timeout: float = option(60.0, exclusiveMinimum=0)
-    """Seconds after which a request is given up."""
+    """Seconds after which a request times out."""
 
     grace: float = option(30.0, minimum=0)
-    """Seconds to finish requests that were taken before SIGTERM."""
+    """Seconds to finish accepted requests after SIGTERM."""
 
     max_body: float = option(4.0, exclusiveMinimum=0)
-    """Most MiB of a request."""
+    """Largest size of a request, in MiB."""
 
     max_inputs: int = option(256, minimum=1)
-    """Most texts of a request."""
+    """Most texts in a request."""
 
     max_characters: int = option(100_000, minimum=1)
-    """Most characters of a text."""
+    """Most characters in a text."""
 
     max_tokens: int = option(512, minimum=1)
-    """Most tokens of an answer."""
+    """Most tokens in an answer."""
 
     max_choices: int = option(16, minimum=1)
     """Most answers to one text (n)."""
 
     device_memory: int = option(256, minimum=1)
-    """MiB of prompt vectors on the model's device."""
+    """MiB for prompt vectors on the model's device."""
 
     memory: int = option(1024, minimum=1)
-    """MiB of loaded prompts in the CPU's memory."""
+    """MiB for loaded prompts in CPU memory."""
 
     prefix_memory: int = option(1024, minimum=0)
-    """MiB of keys and values of prompts that a decoder-only model has read."""
+    """MiB for the cached keys and values of prompts (decoder-only models)."""
 
     cache_memory: int = option(8192, minimum=1)
-    """MiB of keys and values of the answers that are being generated."""
+    """MiB for the keys and values of answers being generated."""
 
     metric_prompts: int = option(100, minimum=0, maximum=10_000)
-    """Prompts with latencies and counts of their own in /metrics; the rest are counted as other."""
+    """Prompts with their own labels in /metrics; the rest are counted as other."""
 
     log_texts: bool = False
-    """Log the texts of requests and answers, too."""
+    """Also log the texts of requests and answers."""

@@ -47,7 +47,7 @@ NEGLIGIBLE = 1e-6
 
 
 class AsyncEngine:
-    """Answers whatever is asked of any prompt in shared batches.
+    """Answers requests for any prompt, in shared batches.
 
     async with AsyncEngine(backbone, "library") as engine:
         answer = await engine.classify("sentiment", "I love it")
@@ -84,14 +84,14 @@ class AsyncEngine:
     # -- its life ----------------------------------------------------------------------------------
 
     async def start(self) -> "AsyncEngine":
-        """Begin to answer. The prompts' cards are checked meanwhile, so that listing is quick."""
+        """Start serving. The prompts' cards are checked meanwhile, so that listing is quick."""
         self._loop = asyncio.get_running_loop()
         self.worker.thread.start()
         self._loaders.submit(self.store.names)
         return self
 
     async def close(self, *, finish: bool = True) -> None:
-        """Take no more requests; finish those taken, or give them up with `Closed`."""
+        """Accept no more requests; finish the accepted ones, or cancel them with `Closed`."""
         self.worker.close(finish)
         if self.worker.thread.ident is not None:
             await asyncio.to_thread(self.worker.thread.join)
@@ -179,8 +179,8 @@ class AsyncEngine:
     ) -> Classified:
         """The label of a text or row, and the probabilities of all labels.
 
-        `tenant`: whoever asks; tenants get equal shares of the model's time (without one, prompts
-        do). `priority`: higher ones first. `timeout`: seconds until it is given up.
+        `tenant`: who asks; tenants get equal shares of the model's time (without one, prompts
+        do). `priority`: higher ones first. `timeout`: seconds until it is cancelled.
         """
         job = await self._job(prompt, question, tenant, priority, timeout)
         if not job.prompt.predictor.labels:
@@ -248,7 +248,7 @@ class AsyncEngine:
             self.worker.cancel(job)  # does nothing if it is finished
 
     def _checked(self, sampling: Sampling) -> Sampling:
-        """Settings of sampling that make sense; without a seed, they get one."""
+        """Valid sampling settings; without a seed, they get one."""
         if not self.backbone.generates:
             raise BadRequest(f"{self.backbone.name} cannot generate text; ask for labels instead.")
         most = min(self.limits.max_choices, self.limits.slots)
@@ -265,7 +265,8 @@ class AsyncEngine:
                 raise BadRequest(f"{name} is {value}; it must be from {low:g} {above}.")
         if (sampling.max_tokens or 0) > self.limits.max_tokens:
             raise TooLong(
-                f"An answer may have {self.limits.max_tokens} tokens, not {sampling.max_tokens}."
+                f"An answer may have at most {self.limits.max_tokens} tokens, not "
+                f"{sampling.max_tokens}."
             )
         if not all(sampling.stop):
             raise BadRequest("An empty text cannot stop an answer; leave it out of stop.")
@@ -290,8 +291,8 @@ class AsyncEngine:
             raise BadRequest(error.message) from None
         if len(inputs) != 1:
             raise BadRequest(
-                f"The prompt {name} makes {len(inputs)} inputs of one row; give it rows that are "
-                "one question each."
+                f"The prompt {name} turns one row into {len(inputs)} inputs; give it rows with one "
+                "question each."
             )
         if len(inputs[0]) > self.limits.max_characters:
             raise TooLong(

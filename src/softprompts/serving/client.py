@@ -1,4 +1,4 @@
-"""A client of `softprompts serve`. No torch here, and nothing that is not in Python itself."""
+"""A client of `softprompts serve`. It needs only the standard library."""
 
 import http.client
 import json
@@ -21,7 +21,7 @@ ROWS = 32
 REQUESTS = 4
 """Requests at a time."""
 PATIENCE = 120.0
-"""Seconds to try again for while the server is busy."""
+"""Seconds to keep retrying while the server is busy."""
 _BUSY = (429, 503)
 
 Row = Mapping[str, Any]
@@ -30,7 +30,7 @@ OnRows = Callable[[int], object]
 
 @dataclass(frozen=True)
 class ServerPrompt:
-    """What a client knows of a prompt on a server."""
+    """What a client knows about a prompt on a server."""
 
     name: str
     form: TextFormat
@@ -42,7 +42,7 @@ class ServerPrompt:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect would send the key to whoever it names."""
+    """A redirect would send the key to another host."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -144,16 +144,14 @@ class Client:
     def _refusal(self, error: urllib.error.HTTPError) -> UserError:
         """The server's own sentence."""
         if error.code == 401:
-            return UserError(f"The server {self.url} wants an API key; set {VARIABLE}.")
+            return UserError(f"The server {self.url} requires an API key; set {VARIABLE}.")
         try:
             return UserError(str(json.loads(error.read())["error"]["message"]))
         except (ValueError, KeyError, TypeError, OSError):
             return UserError(f"The server {self.url} answered with status {error.code}.")
 
     def _strange(self) -> UserError:
-        return UserError(
-            f"{self.url} does not answer as `softprompts serve` does; correct the URL."
-        )
+        return UserError(f"{self.url} does not reply like `softprompts serve`; correct the URL.")
 
 
 def _seconds(retry_after: str | None) -> float:

@@ -129,8 +129,8 @@ class Engine:
         inputs = self._tuned(name).inputs([question])
         if len(inputs) != 1:
             raise UserError(
-                f"The prompt {name} makes {len(inputs)} inputs of one row; give it rows that are "
-                "one question each."
+                f"The prompt {name} turns one row into {len(inputs)} inputs; give it rows with one "
+                "question each."
             )
         return inputs[0]
 

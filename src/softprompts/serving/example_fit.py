@@ -13,7 +13,7 @@ from .prompt_store import LoadedPrompt
 from .requests import BadRequest, DeadlineExceeded, Fit, QueueFull
 
 PRIORITY = -1
-"""All prompts are asked, which waits for whoever asks one."""
+"""A search uses all prompts, so requests for one prompt go first."""
 
 Result = TypeVar("Result")
 Load = Callable[[str], Awaitable[LoadedPrompt]]
@@ -78,7 +78,7 @@ async def _patiently(ask: Ask, job: Job) -> Message:
             return await ask(job)
         except QueueFull as error:
             if job.deadline is not None and time.monotonic() > job.deadline:
-                raise DeadlineExceeded("The time for this search was up.") from None
+                raise DeadlineExceeded("The search timed out.") from None
             await asyncio.sleep(error.retry_after)
 
 

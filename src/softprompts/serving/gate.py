@@ -32,7 +32,7 @@ before they listen see the error."""
 
 @dataclass
 class Exchange:
-    """A request and what is known of its answer, for logs and metrics."""
+    """A request and what is known about its answer, for logs and metrics."""
 
     request_id: str
     key: Key = ANYONE
@@ -57,8 +57,8 @@ def exchange_of(request: Request) -> Exchange:
 
 
 def failure(exchange: Exchange) -> HttpError:
-    """What a client sees of a failure of ours."""
-    message = f"The server failed; its log has the reason at request {exchange.request_id}."
+    """What a client sees of an internal error."""
+    message = f"Internal error; the server's log has the details, at request {exchange.request_id}."
     return HttpError(500, message, "internal_error")
 
 

@@ -1,4 +1,4 @@
-"""Errors as HTTP has them: a status, and OpenAI's shape with one plain sentence."""
+"""HTTP errors: a status, and OpenAI's format with one plain sentence."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from .requests import (
 )
 
 GONE = 499
-"""The status in logs of a request whose client went away; nobody receives it."""
+"""The status in logs of a request whose client disconnected; it is never sent."""
 TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -84,7 +84,7 @@ def as_http(error: UserError, prompt: str = "") -> HttpError:
             headers = {"X-Should-Retry": "false"}  # the time for it is up
             return HttpError(504, str(error), "timeout", headers=headers)
         case Closed():
-            message = "The server is shutting down; try again later, or another server."
+            message = "The server is shutting down; try again later, or use another server."
             return HttpError(503, message, "shutting_down", headers={"Retry-After": "5"})
         case TooLong():
             return HttpError(400, str(error), "context_length_exceeded")

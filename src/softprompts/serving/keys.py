@@ -17,7 +17,7 @@ from ..errors import UserError, setting
 from ..files import check_readable
 
 VARIABLE = "SOFTPROMPTS_API_KEYS"
-"""The environment variable with keys, in the format of a key file; commas separate keys, too."""
+"""The environment variable with keys, in the format of a key file; commas also separate keys."""
 MIN_LENGTH = 16
 _SHOWN = 8  # hex digits of a digest in logs
 
@@ -35,7 +35,7 @@ class Key:
 
 
 ANYONE = Key("anyone")
-"""Whoever asks a server without keys."""
+"""Any client of a server without keys."""
 
 
 class Keys:
@@ -97,8 +97,8 @@ def _parse(text: str, source: str) -> list[tuple[str, list[str]]]:
             secret, *prompts = entry.split()
             if len(secret) < MIN_LENGTH or not (secret.isascii() and secret.isprintable()):
                 raise UserError(
-                    f"A key in {source} is too short or holds other than ASCII characters; use at "
-                    f"least {MIN_LENGTH}, such as those of `openssl rand -hex 24`."
+                    f"A key in {source} is too short or has non-ASCII characters; use at least "
+                    f"{MIN_LENGTH} characters, such as the output of `openssl rand -hex 24`."
                 )
             keys.append((secret, prompts))
     return keys

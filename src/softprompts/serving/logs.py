@@ -26,7 +26,7 @@ class JsonLog:
         self._write("warning", event, fields)
 
     def error(self, event: str, error: BaseException, **fields: Any) -> None:
-        """A failure of ours, with its traceback, but without the values in it."""
+        """An internal error, with its traceback, but without the values in it."""
         frames = traceback.extract_tb(error.__traceback__)
         where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
         fields |= {"error": type(error).__name__, "traceback": where}

@@ -1,6 +1,6 @@
 """Prometheus metrics: HTTP requests by route and prompt, and the engine's state when scraped.
 
-The names of prompts are labels, of which Prometheus stands few: the first ones asked for get their
+The names of prompts are labels, of which Prometheus should have few: the first ones used get their
 own, and all later ones are counted as `other`.
 """
 
@@ -21,25 +21,25 @@ GAUGES = {
     "waiting": "Texts in the queue.",
     "decoding": "Answers being generated.",
     "last_batch": "Rows of the last forward pass.",
-    "known": "Prompts that can be asked for.",
-    "in_memory": "Prompts in the CPU's memory.",
+    "known": "Prompts that are available.",
+    "in_memory": "Prompts in CPU memory.",
     "on_device": "Prompts on the model's device.",
     "prefixes": "Prompts whose keys and values are cached.",
 }
 COUNTERS = {
-    "passes": "Forward passes; rows by passes is the mean batch size.",
+    "passes": "Forward passes; rows divided by passes is the mean batch size.",
     "rows": "Rows of all forward passes.",
-    "requests": "Questions that the engine took.",
+    "requests": "Questions that the engine accepted.",
     "refused": "Questions refused because the queue was full.",
-    "cancelled": "Questions whose client went away.",
-    "expired": "Questions whose time was up.",
+    "cancelled": "Questions whose client disconnected.",
+    "expired": "Questions that timed out.",
     "failed": "Questions that failed.",
     "prompt_tokens": "Tokens of questions, and vectors of prompts.",
     "completion_tokens": "Generated tokens.",
     "loads": "Prompts read from disk.",
     "device_hits": "Prompts found on the device.",
     "device_misses": "Prompts copied to the device.",
-    "prefix_hits": "Prompts whose keys and values were found.",
+    "prefix_hits": "Prompts whose keys and values were found in the cache.",
     "prefix_misses": "Prompts whose keys and values were computed.",
 }
 

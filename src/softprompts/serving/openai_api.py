@@ -83,7 +83,9 @@ class Generation(Body):
     n: int | None = Field(None, ge=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: str | list[str] | None = None
-    max_tokens: int | None = Field(None, ge=1, description="default: what the prompt's task needs")
+    max_tokens: int | None = Field(
+        None, ge=1, description="default: as many as the prompt's task needs"
+    )
     scoring: Literal["generate", "labels"] | None = Field(
         None, description="generate the answer, or choose a label (default: as tuned)"
     )
@@ -181,7 +183,7 @@ class ClassifyRequest(Body):
 class EmbeddingRequest(Body):
     """`POST /v1/embeddings`: the task embeddings of prompts by name, or that of labelled rows.
 
-    `model` is the backbone, whose embeddings have the same space.
+    `model` is the backbone; embeddings of one backbone can be compared.
     """
 
     input: str | list[str] | list[dict[str, Any]]

@@ -194,7 +194,9 @@ class PromptStore:
                 found = {name: folder / name for name in names}
             for name in found.keys() & (paths.keys() | self._fixed.keys()):
                 if self._paths.get(name) != paths.get(name):
-                    log.warning("the prompt %s of %s is hidden by another", name, folder)
+                    log.warning(
+                        "the prompt %s in %s is ignored: another has the same name", name, folder
+                    )
                 del found[name]
             paths |= found
         for name in self._paths.keys() - paths.keys():

@@ -14,7 +14,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds that an engine keeps."""
+    """The limits of an engine."""
 
     queue: int = 1024
     """Rows that may wait; one more is refused with `QueueFull`."""
@@ -23,7 +23,7 @@ class Limits:
     batch_tokens: int = 16384
     """Tokens of one forward pass, prompts and pads included."""
     latency: float = 0.5
-    """Seconds that one forward pass should take at most, so that whoever waits is soon served."""
+    """Target for the seconds of one forward pass, so that no request waits long."""
     slots: int = 128
     """Answers that are generated at a time."""
     max_tokens: int = 512
@@ -35,11 +35,11 @@ class Limits:
     truncate: bool = True
     """Truncate long texts as `predict` does; otherwise they are refused with `TooLong`."""
     timeout: float | None = 60.0
-    """Seconds after which a request that names no other timeout is given up."""
+    """Seconds after which a request times out, unless it sets its own timeout."""
     device_bytes: int = 256 * MIB
     """Prompt vectors on the model's device."""
     memory_bytes: int = 1024 * MIB
-    """Loaded prompts in the CPU's memory."""
+    """Loaded prompts in CPU memory."""
     prefix_bytes: int = 1024 * MIB
     """Keys and values of prompts that a decoder-only model has read."""
     cache_bytes: int = 8192 * MIB
@@ -126,7 +126,7 @@ class Fit:
 
     name: str
     score: float
-    """The mean log-probability of a target's tokens; nearer to 0 is better."""
+    """The mean log-probability of a target's tokens; closer to 0 is better."""
 
 
 @dataclass
@@ -160,12 +160,12 @@ class Stats:
     """Requests refused because the queue was full."""
     cancelled: int
     expired: int
-    """Requests whose time was up."""
+    """Requests that timed out."""
     failed: int
     prompt_tokens: int
     completion_tokens: int
     known: int
-    """Prompts that can be asked for."""
+    """Prompts that are available."""
     in_memory: int
     on_device: int
     loads: int
@@ -181,11 +181,11 @@ class Stats:
 
 
 class RequestError(UserError):
-    """A request that the engine refuses or gives up."""
+    """A request that the engine refuses or cancels."""
 
 
 class BadRequest(RequestError):  # noqa: N818
-    """A setting or a question that makes no sense."""
+    """An invalid setting or question."""
 
 
 class UnknownPrompt(RequestError):  # noqa: N818
@@ -205,15 +205,15 @@ class TooLong(RequestError):  # noqa: N818
 
 
 class DeadlineExceeded(RequestError):  # noqa: N818
-    """The time for the request was up."""
+    """The request timed out."""
 
 
 class Closed(RequestError):  # noqa: N818
-    """The engine takes no more requests."""
+    """The engine accepts no more requests."""
 
 
 class QueueFull(RequestError):  # noqa: N818
-    """Too many requests wait."""
+    """The queue is full."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)

@@ -80,7 +80,7 @@ class Api:
         return {"status": "ok", "version": __version__}
 
     async def ready(self) -> Response:
-        """Whether requests are taken."""
+        """Whether requests are accepted."""
         ready = self.engine.running
         status = {"status": "ready" if ready else "not ready", "model": self.backbone}
         return JSONResponse(status, 200 if ready else 503)
@@ -233,9 +233,11 @@ class Api:
         return served
 
     def _check_unrestricted(self, request: Request) -> None:
-        """Refuse a key of some prompts what tells about all prompts."""
+        """Refuse a request about all prompts with a key that may use only some."""
         if exchange_of(request).key.prompts is not None:
-            raise HttpError(403, "This key is for some prompts only, and the answer is about all.")
+            raise HttpError(
+                403, "This key may use only some prompts, and this request is about all of them."
+            )
 
     def _asker(self, exchange: Exchange, body: Body) -> Asker:
         tenant = None if exchange.key is ANYONE else exchange.key.name
@@ -275,8 +277,8 @@ def create_app(
 ) -> FastAPI:
     """The application, for any ASGI server. It starts the engine, and closes it at the end.
 
-    The keys are by default those of `settings.api_keys` and of the environment variable. What the
-    engine itself keeps (queue, batches, memory) is for its own `Limits`.
+    The keys are by default those of `settings.api_keys` and of the environment variable. The
+    engine's own limits (queue, batches, memory) are those of its `Limits`.
     """
     settings = settings or ServeSettings()
     keys = read_keys(settings.api_keys or None) if keys is None else keys
@@ -367,7 +369,7 @@ class LogHandler(logging.Handler):
 
 
 class Server(uvicorn.Server):
-    """Calls a function once it listens."""
+    """Calls a function once the server listens."""
 
     on_ready: Callable[[], object] | None = None
 

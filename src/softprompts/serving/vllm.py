@@ -1,6 +1,6 @@
-"""Prompts for vLLM: their vectors, how inputs are made, and a client that sends both.
+"""Prompts for vLLM: their vectors, how inputs are built, and a client that sends them.
 
-vLLM has no soft prompts, but takes the embeddings of an input instead of its text.
+vLLM does not support soft prompts, but accepts input embeddings instead of text.
 """
 
 from pathlib import Path

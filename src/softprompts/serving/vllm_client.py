@@ -3,9 +3,9 @@
     vllm serve MODEL --enable-prompt-embeds
     python client.py "Where is my parcel?" --url http://localhost:8000/v1
 
-It needs torch, transformers, safetensors and openai, and no softprompts. vLLM takes the embeddings
-of a whole input [T, H], as the base64 of a tensor that torch.save wrote: here those of the text's
-tokens, with the prompt's vectors in their place.
+It needs torch, transformers, safetensors and openai, but not softprompts. vLLM accepts the
+embeddings of a whole input [T, H], saved with torch.save and base64-encoded: here those of the
+text's tokens, with the prompt's vectors in their place.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The worker: one thread that owns the model, and serves whatever waits, again and again.
+"""The worker: one thread that owns the model, and serves the queue in rounds.
 
 In each round it scores the labels of some rows, begins the answers of others, and generates more
 tokens of every answer that has begun: one, or as many as take as long as scoring did.
@@ -29,7 +29,7 @@ FIRST_TOKENS = 2048
 FEW_TOKENS = 512
 """Tokens that a pass may always have: with fewer, it takes hardly less time."""
 CHECK_EVERY = 0.02
-"""Seconds between looks for jobs whose time is up."""
+"""Seconds between checks for jobs that have timed out."""
 
 Deliver = Callable[[list[tuple[Job, Message]]], None]
 """Takes messages for jobs, from the worker's thread."""
@@ -263,7 +263,7 @@ class Worker:
                     self._finish(job, Closed("The engine was shut down."))
                 elif not job.done and job.deadline is not None and job.deadline < now:
                     self.expired += 1
-                    self._finish(job, DeadlineExceeded("The time for this request was up."))
+                    self._finish(job, DeadlineExceeded("The request timed out."))
             self._disturbed = True
         if self._disturbed:
             self._disturbed = False

@@ -72,5 +72,5 @@ def tournament_figure(record: TournamentRecord, name: str) -> "Figure":
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right upper", fontsize="small", frameon=False, title="x: left")
-    axes.set_title(f"{name}: the worse half leaves at each rung (95 % intervals)", fontsize=10)
+    axes.set_title(f"{name}: who leaves at each rung (95 % intervals)", fontsize=10)
     return figure

@@ -4,12 +4,12 @@ import asyncio
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ..requests import ServedPrompt
 from .context import Page, Studio, Visit, score_of
 from .markup import (
     ROOT,
@@ -49,12 +49,16 @@ class Embedded:
     def similarities(self) -> Tensor:
         return self.vectors @ self.vectors.T
 
+    @cached_property
+    def points(self) -> list[list[float]]:
+        """Where each is in the picture."""
+        points: list[list[float]] = _spread(_places(self.vectors)).tolist()
+        return points
 
-async def embedded(studio: Studio, prompts: Sequence[ServedPrompt]) -> Embedded:
-    """The task embeddings of prompts, kept until some of them change."""
-    origin = tuple((prompt.name, prompt.created) for prompt in prompts)
-    names = [prompt.name for prompt in prompts]
-    return await studio.cached("map", origin, lambda: asyncio.to_thread(_embed, studio, names))
+    @cached_property
+    def clusters(self) -> list[int]:
+        """The number of each one's cluster."""
+        return _clusters(self.similarities.double())
 
 
 def _embed(studio: Studio, names: Sequence[str]) -> Embedded:
@@ -67,20 +71,20 @@ def _embed(studio: Studio, names: Sequence[str]) -> Embedded:
         if vector.numel() and bool(vector.isfinite().all()):
             vectors[name] = torch.nn.functional.normalize(vector, dim=0)
     stacked = torch.stack(list(vectors.values())) if vectors else torch.zeros(0, 1)
-    return Embedded(list(vectors), stacked)
+    embedded = Embedded(list(vectors), stacked)
+    if len(vectors) > 1:
+        _ = embedded.points, embedded.clusters  # in this thread
+    return embedded
 
 
 async def show(studio: Studio, visit: Visit) -> Page:
     prompts = await visit.prompts(studio)
     shown = prompts[:MOST_POINTS]
-    known = await embedded(studio, shown)
+    names = [prompt.name for prompt in shown]
+    origin = [(prompt.name, prompt.created) for prompt in shown]
+    known = await studio.cached("map", origin, lambda: asyncio.to_thread(_embed, studio, names))
     if len(known.names) < 2:
         return Page("Map of tasks", notice("A map needs at least two prompts."), PATH)
-    places, groups = await studio.cached(
-        "clusters",
-        [*known.names, known.vectors.data_ptr()],
-        lambda: asyncio.to_thread(_arranged, known),
-    )
     scores = {p.name: score[1] for p in shown if (score := score_of(p.card)) is not None}
     more = len(prompts) - len(shown)
     body: list[Child] = [
@@ -89,14 +93,10 @@ async def show(studio: Studio, visit: Visit) -> Page:
             "the stronger the colour, the higher the score."
         ),
         paragraph(f"{more:,} more prompts are not drawn.") if more else None,
-        _picture(known.names, places, groups, scores),
-        section("Clusters", _cluster_table(known, groups, scores)),
+        _picture(known, scores),
+        section("Clusters", _cluster_table(known, scores)),
     ]
     return Page("Map of tasks", text(body), PATH)
-
-
-def _arranged(known: Embedded) -> tuple[Tensor, list[int]]:
-    return _spread(_places(known.vectors)), _clusters(known)
 
 
 def _places(vectors: Tensor) -> Tensor:
@@ -114,10 +114,9 @@ def _places(vectors: Tensor) -> Tensor:
     return scaled
 
 
-def _clusters(known: Embedded) -> list[int]:
+def _clusters(similarities: Tensor) -> list[int]:
     """The cluster of each prompt: groups are merged by their mean similarity, as long as that is
     above the mean of all pairs."""
-    similarities = known.similarities.double()
     count = len(similarities)
     off_diagonal = similarities.sum() - similarities.diagonal().sum()
     threshold = float(off_diagonal / (count * (count - 1)))
@@ -201,13 +200,10 @@ def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
-def _picture(
-    names: Sequence[str], places: Tensor, groups: Sequence[int], scores: dict[str, float]
-) -> Html:
+def _picture(known: Embedded, scores: dict[str, float]) -> Html:
     marks = []
-    points = places.tolist()
-    captions = Captions(points)
-    for name, (x, y), group in zip(names, points, groups, strict=True):
+    captions = Captions(known.points)
+    for name, (x, y), group in zip(known.names, known.points, known.clusters, strict=True):
         score = f", {scores[name]:.1f}" if name in scores else ""
         circle = {"cx": f"{x:.0f}", "cy": f"{y:.0f}", "r": str(RADIUS)}
         letter = {"x": f"{x:.0f}", "y": f"{y + 4:.0f}"}
@@ -231,8 +227,8 @@ def _picture(
     return element("figure", picture, class_="scroll")
 
 
-def _cluster_table(known: Embedded, groups: Sequence[int], scores: dict[str, float]) -> Html:
-    similarities = known.similarities
+def _cluster_table(known: Embedded, scores: dict[str, float]) -> Html:
+    similarities, groups = known.similarities, known.clusters
     rows: list[list[Child]] = []
     for cluster in sorted(set(groups)):
         members = [index for index, group in enumerate(groups) if group == cluster]
