@@ -36,7 +36,7 @@ table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabula
 caption { text-align: left; padding-bottom: .3rem; }
 th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--rule); text-align: right;
   white-space: nowrap; }
-th[scope=row], th:first-child, td.text { text-align: left; }
+th[scope=row], th:first-child, .text { text-align: left; } th, td { vertical-align: top; }
 th[scope=row] { font-weight: normal; position: sticky; left: 0; background: var(--back);
   max-width: 16rem; white-space: normal; }
 figure { margin: 1.2rem 0; } svg, img { max-width: 100%; height: auto; }
@@ -313,7 +313,7 @@ def _arm_row(arm: Arm, columns: Sequence[str]) -> str:
 
 def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], text: bool = False) -> str:
     kind = " class='text' style='white-space:normal'" if text else ""
-    head = "".join(f"<th scope='col'>{html.escape(name)}</th>" for name in columns)
+    head = "".join(f"<th scope='col'{kind}>{html.escape(name)}</th>" for name in columns)
     body = "".join(
         f"<tr><th scope='row'>{html.escape(row[0])}</th>"
         + "".join(f"<td{kind}>{html.escape(cell)}</td>" for cell in row[1:])
