@@ -24,8 +24,9 @@ DUPLICATE = 0.95
 """The cosine from which two tokens of a prompt count as near-duplicates."""
 EXAMPLES = 3
 """Inputs to show for each prompt of a mixture."""
-MAX_ROWS = 128
-"""The most rows that the worth of tokens is measured on."""
+MAX_ROWS, MAX_PASSES = 128, 10_000
+"""The most rows that the worth of tokens is measured on, and the most passes of a row: a prompt of
+many tokens is measured on fewer rows."""
 BATCH = 32
 
 
@@ -108,8 +109,9 @@ def explain(
     chance = torch.randn(vectors.flatten(0, 1).shape, generator=torch.Generator().manual_seed(0))
     random_neighbours = nearest_words(tuned.backbone, chance, 1)
     moved = _moved(vectors, start)
-    loss, without = _worth(tuned, examples[:MAX_ROWS] if worth else (), on_token)
     count, length = vectors.shape[:2]
+    measured = examples[: min(MAX_ROWS, 1 + MAX_PASSES // (count * length))] if worth else ()
+    loss, without = _worth(tuned, measured, on_token)
     tokens = [
         TokenReport(k, p, neighbours[k * length + p], moved[k][p], without[k][p])
         for k in range(count)
@@ -124,7 +126,7 @@ def explain(
         _mean([own[0].cosine for own in neighbours]),
         _mean([own[0].cosine for own in random_neighbours]),
         loss,
-        len(examples[:MAX_ROWS]) if worth else 0,
+        len(measured),
         *_routing(tuned, examples),
     )
 
