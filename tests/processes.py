@@ -68,6 +68,8 @@ class Process:
         folder = Path(tempfile.mkdtemp(dir=server.folder.name))
         self.printed = [folder / name for name in ("stdout", "stderr")]
         written = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        for path in self.printed:
+            path.touch()  # it may be read before the process has begun
         files = [(os.devnull, os.O_RDONLY), *((str(path), written) for path in self.printed)]
         self.pid = server.ask({**request, "files": files})
         self.returncode: int | None = None
