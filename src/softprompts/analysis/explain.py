@@ -24,7 +24,7 @@ DUPLICATE = 0.95
 """The cosine from which two tokens of a prompt count as near-duplicates."""
 EXAMPLES = 3
 """Inputs to show for each prompt of a mixture."""
-MAX_ROWS, MAX_PASSES = 128, 10_000
+MAX_ROWS, MAX_PASSES = 128, 4_000
 """The most rows that the worth of tokens is measured on, and the most passes of a row: a prompt of
 many tokens is measured on fewer rows."""
 BATCH = 32
