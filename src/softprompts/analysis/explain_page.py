@@ -140,7 +140,7 @@ def figure(explanation: Explanation, title: str) -> "Figure":
     ]
     known = [(text, values) for text, values in panels if values[0] is not None]
     count = len(known) + bool(explanation.routing)
-    width = max(6.0, 0.16 * len(labels) + 2)
+    width = min(14.0, max(6.0, 0.16 * len(labels) + 2))  # legible on a screen
     drawing = Figure(figsize=(width, 2.1 * count + 0.8), layout="constrained")
     axes = drawing.subplots(count, 1, squeeze=False)[:, 0]
     for axis, (text, values) in zip(axes, known, strict=False):
