@@ -307,7 +307,7 @@ class AsyncEngine:
     async def _result(self, job: Job) -> Message:
         """The only message for a job."""
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        job.reply = _settle(future)
+        job.reply = _resolve(future)
         self.worker.submit(job)
         try:
             return await future
@@ -390,8 +390,8 @@ class AsyncEngine:
         )
 
 
-def _settle(future: "asyncio.Future[Message]") -> Callable[[Message], None]:
-    def settle(message: Message) -> None:
+def _resolve(future: "asyncio.Future[Message]") -> Callable[[Message], None]:
+    def resolve(message: Message) -> None:
         if future.done():
             return
         if isinstance(message, Exception):
@@ -399,7 +399,7 @@ def _settle(future: "asyncio.Future[Message]") -> Callable[[Message], None]:
         else:
             future.set_result(message)
 
-    return settle
+    return resolve
 
 
 def _hand_out(messages: list[tuple[Job, Message]]) -> None:
