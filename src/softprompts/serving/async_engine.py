@@ -188,7 +188,7 @@ class AsyncEngine:
                 f"The prompt {prompt} generates its answers and has no labels to choose among."
             )
         counts = self._count(prompt)
-        classified = await self._result(job)
+        classified = await self.result(job)
         assert isinstance(classified, Classified)
         counts.classified += 1
         counts.prompt_tokens += classified.prompt_tokens
@@ -304,7 +304,7 @@ class AsyncEngine:
         flow = f"prompt {name}" if tenant is None else f"tenant {tenant}"
         return Job(prompt, inputs[0], flow, priority, deadline, ignore)
 
-    async def _result(self, job: Job) -> Message:
+    async def result(self, job: Job) -> Message:
         """The only message for a job."""
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         job.reply = _resolve(future)
@@ -351,7 +351,7 @@ class AsyncEngine:
         deadline = None if timeout is None else time.monotonic() + timeout
         names = await asyncio.to_thread(self.names)
         together = max(1, self.limits.queue // 2 // max(1, len(rows)))
-        return await all_fits(rows, names, self._load, self._result, deadline, together)
+        return await all_fits(rows, names, self._load, self.result, deadline, together)
 
     # -- counts ------------------------------------------------------------------------------------
 

@@ -101,10 +101,10 @@ class Answer:
         if found:
             self.finish_reason, text = "stop", text[: min(found)].rstrip()
         elif self.finish_reason is None:
-            text = self._settled(text)
+            text = self._without_unfinished(text)
         return self._piece(text)
 
-    def _settled(self, text: str) -> str:
+    def _without_unfinished(self, text: str) -> str:
         """The text without an end that may still change, or be the start of a stop."""
         text = text.rstrip(UNFINISHED)
         for size in range(max(map(len, self.sampling.stop), default=1) - 1, 0, -1):

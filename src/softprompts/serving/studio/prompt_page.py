@@ -346,7 +346,7 @@ async def _wrong(
     wrong = []
     for part in range(0, len(jobs), studio.engine.limits.queue // 2 or 1):
         some = slice(part, part + (studio.engine.limits.queue // 2 or 1))
-        answers = await together([studio.engine._result(job) for job in jobs[some]])
+        answers = await together([studio.engine.result(job) for job in jobs[some]])
         for example, answer in zip(examples[some], answers, strict=True):
             assert isinstance(answer, Classified)
             if answer.label != example.target:
