@@ -7,8 +7,9 @@ tasks, as cohorts: every candidate and seed of one backbone and task learns at o
 CANDIDATES.yaml maps names to settings as in a run's file. A tenth of the training rows (at most
 `--held-out`) is held out of training and chooses; the official validation rows (at most
 `--validation`) choose nothing and are what is reported. A run is judged at its last step: there is
-no best checkpoint. The held-out score is also recorded at `--checks` on the way, which shows what a
-tournament would see. Records already in the output are not run again.
+no best checkpoint. At the rungs of a tournament of `tune --auto`, candidates are judged as it would
+judge them; benchmarks/auto_table.py replays it from there. Records already in the output are not
+run again.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import multiprocessing
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -29,8 +31,10 @@ from softprompts.config.run import merge_layers
 from softprompts.errors import UserError
 from softprompts.tasks import Task, load_task
 from softprompts.tuning import Run
+from softprompts.tuning.auto import MOST, rung_steps
 from softprompts.tuning.cohort import Cohort
 from softprompts.tuning.evaluate import answer_all
+from softprompts.tuning.run import check_losses
 
 MODELS = ("t5-tiny", "flan-t5-small", "smollm2-135m", "minilm-l6")
 TASKS = (
@@ -97,11 +101,17 @@ def run_job(
         except UserError as error:
             yield {"candidate": candidate, "seed": seed, "error": str(error)}
     cohort = Cohort(runs, [None] * len(runs))
-    for step in sorted(step for step in options.checks if step < options.steps):
+    rungs: dict[Run, list[Settings]] = {run: [] for run in runs}
+    batch_rows, start = configs[0].tuning.batch_size, 0
+    for step in rung_steps(options.steps, batch_rows, MOST, len(judged.validation)):
         for run in runs:
             run.pause_at = step
         cohort.train()
-        cohort.evaluate([run for run in runs if not run.failed])
+        check_losses(runs)
+        active = [run for run in runs if not run.failed]
+        for run, answers in zip(active, cohort.evaluate(active), strict=True):
+            rungs[run].append(rung(run, judged, answers, start))
+        start = step
     for run in runs:
         run.pause_at = math.inf
     cohort.train()  # evaluates at the last step
@@ -115,6 +125,7 @@ def run_job(
             "metric": run.metric,
             "held_out": {entry["step"]: entry[run.metric] for entry in run.history},
             "held_out_rows": len(judged.validation),
+            "rungs": rungs[run],
             "metrics": scores.get(run),
             "rows": len(task.validation),
             "majority": task.majority()[run.metric],
@@ -123,6 +134,20 @@ def run_job(
             "job_seconds": round(seconds, 1),
             "job_runs": len(runs),
         }
+
+
+def rung(run: Run, task: Task, answers: Sequence[str], start: int) -> Settings:
+    """What a tournament sees of a run at a rung: its score, its training loss since the step
+    `start`, and which of the held-out rows it gets right, a bit each."""
+    targets = [example.target for example in task.validation]
+    right = "".join(str(int(a == t)) for a, t in zip(answers, targets, strict=True))
+    losses = [loss for step, loss in run.losses if step > start]
+    return {
+        "step": run.step,
+        "score": task.score(answers)[run.metric],
+        "loss": round(fmean(losses), 4),
+        "right": right,
+    }
 
 
 def report(runs: Sequence[Run], task: Task) -> list[Mapping[str, float]]:
@@ -198,8 +223,7 @@ def parse() -> argparse.Namespace:
     add("--only", type=words, help="names of candidates; default: all")
     add("--seeds", type=lambda text: list(map(int, text.split(","))), default=[0, 1, 2])
     add("--steps", type=int, default=400)
-    add("--checks", type=lambda text: list(map(int, text.split(","))), default=[])
-    add("--held-out", type=int, default=300, help="the most rows that choose")
+    add("--held-out", type=int, default=400, help="the most rows that choose")
     add("--validation", type=int, default=500, help="the most rows that are reported")
     add("--runs", type=int, default=24, help="the most runs that learn at once")
     add("--workers", type=int, default=1)

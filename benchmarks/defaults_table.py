@@ -1,6 +1,6 @@
 """Tables from the records of benchmarks/defaults.py.
 
-    python benchmarks/defaults_table.py benchmarks/results/candidates-h200.jsonl
+    python benchmarks/defaults_table.py benchmarks/results/candidates-h200.jsonl [MORE.jsonl ...]
 
 For every backbone: the mean of each candidate over the tasks that all of them have with the same
 seeds, by the held-out rows, which choose, and by the validation rows, which choose nothing.
@@ -17,9 +17,10 @@ MOST_TASKS = 0.6
 """A candidate with fewer than this share of the tasks is left out of a table."""
 
 
-def read(path: Path) -> Records:
+def read(*paths: str) -> Records:
+    """The records of all files; of the same run, the last one."""
     records: Records = {}
-    for line in path.read_text().splitlines():
+    for line in (line for path in paths for line in Path(path).read_text().splitlines()):
         record = json.loads(line)
         if record.get("metrics"):
             key = record["model"], record["task"], record["candidate"], record["seed"]
@@ -56,7 +57,7 @@ def table(records: Records, model: str, seeds: tuple[int, ...]) -> list[str]:
 
 
 def main() -> None:
-    records = read(Path(sys.argv[1]))
+    records = read(*sys.argv[1:])
     for model in dict.fromkeys(of for of, *_ in records):
         for count in (1, 2, 3):
             print("\n".join(table(records, model, tuple(range(count)))))

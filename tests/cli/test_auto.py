@@ -53,8 +53,8 @@ def test_the_tournament_is_printed_and_part_of_the_json(
         *(("1", "stays"), ("1", "stays"), ("1", "left"), ("1", "left")),
         *(("2", "won"), ("2", "left")),
     ]
-    assert "row passes: tournament 208 (training 196, judging 12), winner 110" in text
-    assert "in all 2.89 times the winner's run alone" in text
+    assert "row passes: tournament 220 (training 208, judging 12), winner 110" in text
+    assert "in all 2.96 times the winner's run alone" in text
     assert "2 rows tell candidates apart only if they differ much" in text
     assert "the run was already finished" in text
     assert main([*command, str(uninterrupted), "--quiet", "--json"]) == 0
@@ -112,8 +112,8 @@ def test_another_run_in_the_folder_is_refused(
         (["--auto", "--minutes", "5", "--epochs", "2"], "Both --minutes and --epochs say"),
         (["--auto", "--minutes", "soon"], "--minutes is 'soon'; give a number."),
         (["--auto", "--seed", "0,1"], "--seed is a list, but all candidates of --auto share"),
-        (["--auto", "--steps", "5"], "2 candidates needs a run of at least 14 steps"),
-        (["--auto", "--lr", "1,2,3,4", "--steps", "53"], "needs a run of at least 54 steps"),
+        (["--auto", "--steps", "5"], "2 candidates needs a run of at least 12 steps"),
+        (["--auto", "--lr", "1,2,3,4", "--steps", "47"], "needs a run of at least 48 steps"),
         (["--auto", "--patience", "2"], "--patience would choose by the validation rows"),
     ],
 )
@@ -130,7 +130,8 @@ def test_wrong_settings_are_refused_without_torch(
 def test_a_bar_over_all_rungs_shows_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     monkeypatch.setattr(
-        tune_auto, "Console", lambda **_: Console(file=screen, force_terminal=True, width=140)
+        "softprompts.cli.progress.Console",
+        lambda **_: Console(file=screen, force_terminal=True, width=140),
     )
     tuning = SimpleNamespace(batch_size=5, accumulate=2)
     run: Any = SimpleNamespace(config=SimpleNamespace(tuning=tuning), step=2, steps=9)

@@ -1,6 +1,5 @@
 """Tournaments: the plan and its budget, who leaves, what judges, resuming, minutes."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from softprompts.artifacts.tournament import TournamentRecord, read_tournament, 
 from softprompts.backbone import Backbone
 from softprompts.config import Member, TaskConfig, run_config, sections
 from softprompts.config.candidates import (
+    ANSWERED,
     CANDIDATES,
     FIRST_STEPS,
     JUDGING,
@@ -113,7 +113,7 @@ def test_a_tournament_costs_at_most_two_runs(count: int, batch_rows: int) -> Non
     for steps in (steps_needed(count), 400, 1000, 30_000):
         if count_candidates(count, steps, count) < count:
             continue
-        judging = JUDGING * TOURNAMENT_RUNS * steps * batch_rows / sum(sizes(count))
+        judging = JUDGING * TOURNAMENT_RUNS * steps * batch_rows / (ANSWERED * sum(sizes(count)))
         for held_out in (1, int(judging)):
             ends = rung_steps(steps, batch_rows, count, held_out)
             assert ends[0] >= FIRST_STEPS
@@ -128,27 +128,28 @@ def test_a_tournament_costs_at_most_two_runs(count: int, batch_rows: int) -> Non
                 "rungs": [],
             }
             cost = auto.row_passes(record, 100)
-            spent = cost["tournament_training"] + cost["tournament_judging"]
+            spent = cost["tournament_training"] + ANSWERED * cost["tournament_judging"]
             assert spent <= 2 * steps * batch_rows
             assert cost["runs"] <= 3
 
 
 def test_small_budgets_and_cpus_take_fewer_candidates() -> None:
     assert sizes(8) == [8, 4, 2]
-    assert sizes(5) == [5, 3]
+    assert sizes(5) == [5, 3, 2]
+    assert rung_steps(400, 16, 5, 0) == [40, 106, 306]  # the last two are judged late
     assert [count_candidates(16, steps, 16) for steps in (14, 54, 400, 1000)] == [2, 4, 8, 16]
     assert count_candidates(16, 1000, auto.MOST) == auto.MOST
     assert count_candidates(16, 1000, auto.MOST_ON_CPU) == auto.MOST_ON_CPU < auto.MOST
-    with pytest.raises(UserError, match="4 candidates needs a run of at least 54 steps"):
-        check_steps(4, 53)
+    with pytest.raises(UserError, match="4 candidates needs a run of at least 48 steps"):
+        check_steps(4, 47)
 
 
 def test_listed_candidates_all_take_part(toy_csv: Path) -> None:
     members = lists(toy_csv)
     task = load_task(members[0].config.task)
-    assert len(auto.plan(members, task, 54)["candidates"]) == 4
-    for refuse in (lambda: auto.plan(members, task, 53), lambda: lists(toy_csv, steps=53)):
-        with pytest.raises(UserError, match="4 candidates needs a run of at least 54 steps"):
+    assert len(auto.plan(members, task, 48)["candidates"]) == 4
+    for refuse in (lambda: auto.plan(members, task, 47), lambda: lists(toy_csv, steps=47)):
+        with pytest.raises(UserError, match="4 candidates needs a run of at least 48 steps"):
             refuse()
     assert len(make_candidates(layer(toy_csv, lr=[0.1, 0.2], steps=1), minutes=1)[0]) == 2
     (epochs, *_), _ = make_candidates(layer(toy_csv, epochs=3))
@@ -265,45 +266,40 @@ def test_candidates_that_fail_leave(toy_csv: Path, t5: Backbone) -> None:
     assert [place["score"] is None for place in record["rungs"][0]["standings"]] == [
         *(False, True, True, True)
     ]
-    tournament_figure(record, "run")
+    figure = tournament_figure(record, "run: toy on t5")
+    assert figure.axes[0].get_title() == "run: toy on t5"
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert [name.rpartition(" ")[2] for name in names[:4]] == ["(winner)", *["(failed)"] * 3]
     with pytest.raises(softprompts.RunFailedError, match="All candidates failed"):
         tune_auto(lists(toy_csv, lr=[1e30, 1e31]), None, backbone=t5)
 
 
-def test_the_default_wins_unless_another_is_clearly_better(toy_csv: Path, t5: Backbone) -> None:
+def test_the_default_wins_unless_another_is_clearly_better(toy_csv: Path) -> None:
     members = lists(toy_csv)
     task = load_task(members[0].config.task)
-    record = auto.plan(members, task, 54, most=4)
-    default = members[0].name
-    assert record["default"] == default
+    assert auto.plan(members, task, 54, most=4)["default"] == members[0].name
     assert "default" not in auto.plan(members, task, 54)
-    tournament = auto.Tournament([], auto.hold_out(task, 54, 2, 4), t5, record)
-    targets = [example for example in tournament.task.validation for _ in range(8)]
-    tournament.task = dataclasses.replace(tournament.task, validation=targets)
-    rows = [example.target for example in targets]
 
-    def left(wrong: dict[str, int], number: int) -> list[str]:
-        """Who leaves if candidates have this many wrong answers."""
-        answers = {name: ["wrong"] * count + rows[count:] for name, count in wrong.items()}
+    def left(wrong: dict[str, int], last: bool, default: str | None = "default") -> list[str]:
+        """Who leaves if candidates have this many wrong answers among 16."""
+        right = {name: [row >= count for row in range(16)] for name, count in wrong.items()}
         standings: list[Any] = [
             {"candidate": name, "score": -count, "loss": 1.0} for name, count in wrong.items()
         ]
-        standings.sort(key=auto._rank)
-        return [place["candidate"] for place in tournament._leaving(standings, answers, number)]
+        standings.sort(key=auto.rank)
+        return [place["candidate"] for place in auto.leaving(standings, right, default, last)]
 
-    one, two, three = (member.name for member in members[1:])
-    assert left({default: 9, one: 2, two: 1, three: 3}, 0) == [one, three]
-    assert left({default: 1, one: 2, two: 0, three: 3}, 0) == [one, three]
-    assert left({default: 1, one: 0}, 1) == [one]  # by a row, which is no more than luck
-    assert left({default: 9, one: 0}, 1) == [default]
-    del record["default"]
-    assert left({default: 1, one: 0}, 1) == [default]
+    assert left({"default": 9, "a": 2, "b": 1, "c": 3}, last=False) == ["a", "c"]
+    assert left({"default": 1, "a": 2, "b": 0, "c": 3}, last=False) == ["a", "c"]
+    assert left({"default": 1, "a": 0}, last=True) == ["a"]  # by a row, which is no more than luck
+    assert left({"default": 9, "a": 0}, last=True) == ["default"]
+    assert left({"default": 1, "a": 0}, last=True, default=None) == ["default"]
 
 
 def test_equal_scores_are_decided_by_the_loss() -> None:
     places = [(50.0, 2.0), (None, None), (50.0, 1.0), (60.0, 3.0)]
     standings: list[Any] = [{"score": score, "loss": loss} for score, loss in places]
-    assert [place["loss"] for place in sorted(standings, key=auto._rank)] == [3.0, 1.0, 2.0, None]
+    assert [place["loss"] for place in sorted(standings, key=auto.rank)] == [3.0, 1.0, 2.0, None]
 
 
 def test_built_in_candidates_without_labels_to_start_from_are_left_out(
@@ -332,7 +328,7 @@ def test_minutes_become_steps(toy_csv: Path, t5: Backbone, monkeypatch: pytest.M
     assert record["steps"] == 60
     assert record["request"]["minutes"] == 1
     monkeypatch.setattr(auto_tune, "affordable_steps", lambda *_: 0)
-    with pytest.raises(UserError, match="a run of 0 steps here, and a tournament needs 54"):
+    with pytest.raises(UserError, match="a run of 0 steps here, and a tournament needs 48"):
         tune_auto(members, None, minutes=1, backbone=t5)
 
 

@@ -42,27 +42,34 @@ COMMON = ("steps", "epochs", "batch_size", "accumulate")
 
 
 TOURNAMENT_RUNS = 2
-"""Row passes of a tournament, in those of the winner's training."""
-JUDGING = 0.25
-"""The largest share of these passes for judging; a class with two rows gives at least one."""
+"""The cost of a tournament, in runs of the winner."""
+JUDGING = 0.15
+"""The largest share of that cost for judging; a class with two rows gives at least one."""
+ANSWERED = 0.5
+"""What it costs to answer a row, in rows that are trained on: there is no backward pass."""
 FIRST_STEPS = 10
 """The fewest steps before candidates are first judged."""
 
 
 def sizes(count: int) -> list[int]:
-    """The number of candidates that each rung judges: 8, 4, 2. Of the last ones, at most three, one
-    is left."""
+    """The number of candidates that each rung judges: 8, 4, 2."""
     rungs = [count]
-    while rungs[-1] > 3:
+    while rungs[-1] > 2:
         rungs.append(math.ceil(rungs[-1] / 2))
     return rungs
 
 
+def rung_shares(count: int) -> list[float]:
+    """The share of each rung in the cost of the training: half of it is spent on the last two
+    candidates, which are judged late, and the rungs before share the rest."""
+    early = len(sizes(count)) - 1
+    return [*[0.5 / early] * early, 0.5] if early else [1.0]
+
+
 def steps_needed(count: int) -> int:
     """The fewest steps of a run for which a tournament of that many candidates fits in."""
-    return math.ceil(
-        FIRST_STEPS * len(sizes(count)) * count / (TOURNAMENT_RUNS * (1 - JUDGING)) - 1e-9
-    )
+    first = TOURNAMENT_RUNS * (1 - JUDGING) * rung_shares(count)[0] / count
+    return math.ceil(FIRST_STEPS / first - 1e-9)
 
 
 def check_steps(count: int, steps: int) -> None:

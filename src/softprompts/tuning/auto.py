@@ -8,17 +8,27 @@ winner is tuned again on all training rows, evaluated on them once, at its end.
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from ..artifacts.run_folder import RunFolder
 from ..artifacts.tournament import RungRecord, Standing, TournamentRecord, write_tournament
 from ..backbone import Backbone
 from ..config import Member, RunConfig, spell
-from ..config.candidates import JUDGING, TOURNAMENT_RUNS, check_steps, sizes, steps_needed
+from ..config.candidates import (
+    ANSWERED,
+    JUDGING,
+    TOURNAMENT_RUNS,
+    check_steps,
+    rung_shares,
+    sizes,
+    steps_needed,
+)
 from ..errors import UserError, setting
 from ..tasks import Task
 from ..tasks.score_report import task_report
+from ..tasks.statistics import mcnemar
 from .batches import batches_per_epoch
 from .checkpoint import load_checkpoint
 from .cohort import Cohort, save
@@ -32,8 +42,11 @@ HELD_OUT = 0.1
 """The share of the training rows that judges candidates, unless that costs more than `JUDGING`."""
 MOST, MOST_ON_CPU = 5, 3
 """The most candidates, unless they are given: more would be judged too early to be told apart."""
-TIMED_STEPS, UNTIMED_STEPS, TIMED_RUNS = 3, 2, 4
-"""How the time of a row is measured for a budget in minutes."""
+TIMED_RUNS, UNTIMED, FEWEST_TIMED, MOST_TIMED, TIMING = 4, 2, 5, 25, 3.0
+"""How the time of a row is measured for a budget in minutes: with how many runs, from which step
+on, in how many steps, and in about how many seconds."""
+UNLIKELY = 0.1
+"""Below this p-value, a candidate is taken to be better than the default method."""
 RESERVE = 0.1
 """The share of the minutes that is left for loading, baselines and pictures."""
 
@@ -50,12 +63,12 @@ def count_candidates(available: int, steps: int, most: int) -> int:
 
 
 def rung_steps(steps: int, batch_rows: int, count: int, held_out: int) -> list[int]:
-    """The steps at which candidates are judged: every rung costs about the same number of rows."""
+    """The steps at which candidates are judged."""
     rungs = sizes(count)
-    budget = TOURNAMENT_RUNS * steps * batch_rows - sum(rungs) * held_out
+    budget = TOURNAMENT_RUNS * steps * batch_rows - sum(rungs) * held_out * ANSWERED
     ends, step = list[int](), 0
-    for size in rungs:
-        step += budget // (len(rungs) * size * batch_rows)
+    for size, share in zip(rungs, rung_shares(count), strict=True):
+        step += math.floor(budget * share / (size * batch_rows))
         ends.append(min(step, steps - 1))
     if ends[0] < 1:
         raise UserError(
@@ -67,7 +80,7 @@ def rung_steps(steps: int, batch_rows: int, count: int, held_out: int) -> list[i
 
 def hold_out(task: Task, steps: int, batch_rows: int, count: int) -> Task:
     """The task of the candidates: trained on most of the training rows, judged by the others."""
-    affordable = JUDGING * TOURNAMENT_RUNS * steps * batch_rows / sum(sizes(count))
+    affordable = JUDGING * TOURNAMENT_RUNS * steps * batch_rows / (ANSWERED * sum(sizes(count)))
     try:
         return task.held_out(min(HELD_OUT, affordable / len(task.train)))
     except UserError:
@@ -78,21 +91,25 @@ def hold_out(task: Task, steps: int, batch_rows: int, count: int) -> Task:
 
 
 def row_passes(record: TournamentRecord, validation: int) -> dict[str, float]:
-    """What tournament and winner cost: a row counts each time that the model reads it, whether it
-    learns from it or not. A tournament that is not decided is counted as planned."""
+    """What tournament and winner cost: a row counts each time that the model reads it. A tournament
+    that is not decided is counted as planned.
+
+    `runs`: the cost of all in runs of the winner alone.
+    """
     played = [len(rung["standings"]) for rung in record["rungs"]]
     rungs = played if "winner" in record else sizes(len(record["candidates"]))
     ends, batch = [0, *record["rung_steps"]], record["batch_rows"]
     training = sum(size * (ends[i + 1] - ends[i]) * batch for i, size in enumerate(rungs))
     judging = sum(rungs) * record["held_out"]
-    single = record["steps"] * batch + validation
+    single = record["steps"] * batch
+    cost = single + ANSWERED * validation
     return {
         "tournament_training": training,
         "tournament_judging": judging,
-        "winner_training": record["steps"] * batch,
+        "winner_training": single,
         "winner_evaluation": validation,
-        "total": training + judging + single,
-        "runs": round((training + judging + single) / single, 2),
+        "total": training + judging + single + validation,
+        "runs": round((training + ANSWERED * judging + cost) / cost, 2),
     }
 
 
@@ -104,14 +121,14 @@ def affordable_steps(
     rows = runs[0].config.tuning.batch_size * runs[0].config.tuning.accumulate
 
     def seconds_per_row(timed: Sequence[Run]) -> float:
-        cohort = Cohort(timed, [None] * len(timed))
-        for number in range(UNTIMED_STEPS + TIMED_STEPS):
-            if number == UNTIMED_STEPS:
-                check_losses(timed)  # waits for the GPU
-                start = time.monotonic()
+        """The median over steps: some of the first ones record kernels for the later ones."""
+        cohort, times = Cohort(timed, [None] * len(timed)), list[float]()
+        while len(times) < FEWEST_TIMED or (len(times) < MOST_TIMED and sum(times) < TIMING):
+            start = time.monotonic()
             cohort.step()
-        check_losses(timed)
-        return (time.monotonic() - start) / (TIMED_STEPS * len(timed) * rows)
+            check_losses(timed)  # waits for the GPU
+            times.append(time.monotonic() - start)
+        return median(times[UNTIMED:]) / (len(timed) * rows)
 
     start = time.monotonic()
     together, alone = seconds_per_row(runs), seconds_per_row(runs[:1])
@@ -252,11 +269,13 @@ class Tournament:
         standings = [
             self._standing(name, run, answers.get(name), start) for name, run in self.runs.items()
         ]
-        standings.sort(key=_rank)
+        standings.sort(key=rank)
         if standings[0]["score"] is None:
             why = next(iter(self.runs.values())).stopped
             raise RunFailedError(f"All candidates failed; the first one: {why}.")
-        for place in self._leaving(standings, answers, number):
+        right = {name: self._right(of) for name, of in answers.items()}
+        last = number == len(self.record["rung_steps"]) - 1
+        for place in leaving(standings, right, self.record.get("default"), last):
             place["left"] = True
         gone = [place["candidate"] for place in standings if place["left"]]
         self.runs = {name: run for name, run in self.runs.items() if name not in gone}
@@ -271,32 +290,10 @@ class Tournament:
             write_tournament(self.folder, self.record)
             self.folder.remove_candidates(gone)
 
-    def _leaving(
-        self, standings: list[Standing], answers: dict[str, list[str]], number: int
-    ) -> list[Standing]:
-        """Who leaves: the worse half, at the last rung all but one.
-
-        The default method, if it is among them, reaches the last rung, and wins there unless the
-        best of the others is clearly better.
-        """
-        last = number == len(self.record["rung_steps"]) - 1
-        kept = 1 if last else math.ceil(len(standings) / 2)
-        default = self.record.get("default")
-        (index,) = [i for i, place in enumerate(standings) if place["candidate"] == default] or [0]
-        protected = standings[index]
-        if index >= kept and protected["score"] is not None:
-            best = standings[0]["candidate"]
-            if not last or not self._clearly_better(answers[best], answers[protected["candidate"]]):
-                standings.insert(kept - 1, standings.pop(index))
-        return standings[kept:]
-
-    def _clearly_better(self, first: Sequence[str], second: Sequence[str]) -> bool:
-        """Whether the rows that only the one gets right exceed those that only the other does by
-        more than a standard error."""
-        targets = [example.target for example in self.task.validation]
-        pairs = [(a == t, b == t) for a, b, t in zip(first, second, targets, strict=True)]
-        gained, lost = pairs.count((True, False)), pairs.count((False, True))
-        return gained - lost > math.sqrt(gained + lost)
+    def _right(self, answers: Sequence[str]) -> list[bool]:
+        """Which of the held-out rows are answered correctly."""
+        pairs = zip(answers, self.task.validation, strict=True)
+        return [answer == example.target for answer, example in pairs]
 
     def _train(self, end: int) -> Cohort:
         """Train all runs up to a step, and save them there."""
@@ -338,10 +335,35 @@ class Tournament:
         )
 
 
-def _rank(place: Standing) -> tuple[float, float]:
+def rank(place: Standing) -> tuple[float, float]:
     """By score, and equal scores by the training loss; the order of the candidates stays."""
     score = -math.inf if place["score"] is None else place["score"]
     return -score, math.inf if place["loss"] is None else place["loss"]
+
+
+def leaving(
+    standings: list[Standing], right: Mapping[str, Sequence[bool]], default: str | None, last: bool
+) -> list[Standing]:
+    """Who leaves, of standings that are in order: the worse half, at the last rung all but one.
+
+    The default method, if it is among them, reaches the last rung, and wins there unless the best
+    of the others is clearly better. `right`: which held-out rows each candidate answers correctly.
+    """
+    kept = 1 if last else math.ceil(len(standings) / 2)
+    (index,) = [i for i, place in enumerate(standings) if place["candidate"] == default] or [0]
+    protected = standings[index]
+    if index >= kept and protected["score"] is not None:
+        best = standings[0]["candidate"]
+        if not last or not clearly_better(right[best], right[protected["candidate"]]):
+            standings.insert(kept - 1, standings.pop(index))
+    return standings[kept:]
+
+
+def clearly_better(first: Sequence[bool], second: Sequence[bool]) -> bool:
+    """Whether the first answers more rows correctly, and chance is an unlikely reason."""
+    pairs = list(zip(first, second, strict=True))
+    gained, lost = pairs.count((True, False)), pairs.count((False, True))
+    return gained > lost and mcnemar(gained, lost) < UNLIKELY
 
 
 def in_words(settings: dict[str, Any]) -> str:

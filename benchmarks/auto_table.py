@@ -1,0 +1,86 @@
+"""What `tune --auto` would have chosen, and what that is worth: its tournament replayed from the
+records of benchmarks/defaults.py, by the rule of `tune --auto` itself.
+
+    python benchmarks/auto_table.py benchmarks/results/rungs-h200.jsonl
+
+The candidates of the records are trained to the end, and judged on the way at the rungs of a
+tournament, so a tournament among them needs no more training. Its score is that of its winner on
+the validation rows, which chose nothing; every score of a table is of runs on the same rows.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from defaults_table import read, scores
+from softprompts.artifacts.tournament import Standing
+from softprompts.tuning.auto import leaving, rank
+
+COMPETING = ("mixture", "prompt-tuning", "residual-labels-20", "residual", "single-lr1")
+"""The candidates of `tune --auto` on a GPU, the default method first."""
+PRESETS = ("mixture", "prompt-tuning", "residual")
+"""Presets that were run with every seed."""
+Runs = Mapping[str, dict[str, Any]]
+
+
+def play(runs: Runs, default: str | None = COMPETING[0]) -> str:
+    """The winner of the tournament; without a default, the best score wins."""
+    names: Sequence[str] = COMPETING
+    for number in range(len(runs[names[0]]["rungs"])):
+        rungs = {name: runs[name]["rungs"][number] for name in names}
+        standings: list[Standing] = [
+            {
+                "candidate": name,
+                "score": rung["score"],
+                "interval": None,
+                "loss": rung["loss"],
+                "left": False,
+            }
+            for name, rung in rungs.items()
+        ]
+        standings.sort(key=rank)
+        right = {name: [bit == "1" for bit in rung["right"]] for name, rung in rungs.items()}
+        last = number == len(runs[names[0]]["rungs"]) - 1
+        gone = {place["candidate"] for place in leaving(standings, right, default, last)}
+        names = [name for name in names if name not in gone]
+    (winner,) = names
+    return winner
+
+
+def main() -> None:
+    records = read(*sys.argv[1:])
+    pairs: dict[tuple[str, str, int], dict[str, dict[str, Any]]] = {}
+    for (model, task, candidate, seed), record in records.items():
+        if record.get("rungs"):
+            pairs.setdefault((model, task, seed), {})[candidate] = record
+    complete = {key: runs for key, runs in pairs.items() if set(COMPETING) <= set(runs)}
+    table: dict[str, list[dict[str, float]]] = {}
+    print("| model | task | seed | winner | auto | default | best of the presets |")
+    print("|---|---|---:|---|---:|---:|---:|")
+    for (model, task, seed), runs in sorted(complete.items()):
+        score = {name: scores(runs[name])[1] for name in COMPETING}
+        winner = play(runs)
+        row = {
+            "auto": score[winner],
+            "auto, default not protected": score[play(runs, None)],
+            **{name: score[name] for name in COMPETING},
+            "best preset with hindsight": max(score[name] for name in PRESETS),
+            "best candidate with hindsight": max(score.values()),
+        }
+        table.setdefault(model, []).append(row)
+        best = row["best preset with hindsight"]
+        print(
+            f"| {model} | {task} | {seed} | {winner} | {row['auto']:.1f} | {row['mixture']:.1f} "
+            f"| {best:.1f} |"
+        )
+    columns = {**table, "all": [row for rows in table.values() for row in rows]}
+    heads = [f"{model} ({len(rows)})" for model, rows in columns.items()]
+    print(f"\n| | {' | '.join(heads)} |\n|---|{'---:|' * len(heads)}")
+    for name in columns["all"][0]:
+        means = [f"{fmean(row[name] for row in rows):.1f}" for rows in columns.values()]
+        print(f"| {name} | {' | '.join(means)} |")
+
+
+if __name__ == "__main__":
+    main()
