@@ -4,9 +4,11 @@ import csv
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from softprompts.artifacts.card import Card, TaskCard
 from softprompts.backbone import Backbone
@@ -14,8 +16,8 @@ from softprompts.cli.tune_summary import cohort_table, describe
 from softprompts.config import TaskConfig, expand_lists, run_config
 from softprompts.study.cells import score_fields
 from softprompts.study.tables import RECORD
-from softprompts.tasks import Task, TextFormat, load_task
-from softprompts.tuning import finish
+from softprompts.tasks import Task, TextFormat, baselines, load_task
+from softprompts.tuning import finish, tokens
 from softprompts.tuning.advice import advice
 from softprompts.tuning.evaluate import Predictor
 from softprompts.tuning.summary import over_seeds, records, write_table
@@ -55,6 +57,55 @@ def test_label_probabilities_come_with_the_last_evaluation(
         errors.append(tuned.card.scores["validation"]["ece"])
         assert len(passes) == (not reuse)
     assert errors[0] == pytest.approx(errors[1], abs=0.1)
+
+
+def test_the_end_is_prepared_while_a_gpu_trains(
+    t5: Backbone, toy_csv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The results are those of a CPU, where one thing is done after the other."""
+    task = {"train": str(toy_csv), "text": "review", "label": "mood"}
+    tuning = {"steps": 2, "batch_size": 4, "max_length": 64, "scoring": "labels"}
+    settings = {"preset": "prompt-tuning", "prompt": {"length": 4}, "task": task, "tuning": tuning}
+    config = expand_lists(settings)[0].config
+    runs: list[Tuned] = []
+    for device in ("cpu", "gpu"):
+        monkeypatch.setenv("SOFTPROMPTS_CACHE", str(tmp_path / f"cache-{device}"))
+        monkeypatch.setattr(baselines, "_memory", {})
+        if device == "gpu":
+            monkeypatch.setattr(finish, "_has_spare_cores", lambda runs: True)
+            monkeypatch.setattr(tokens, "_can_read_ahead", lambda backbone: True)
+            monkeypatch.setattr(baselines, "classify", lambda *_: pytest.fail("in this process"))
+        with drawing():
+            runs.append(tune_config(config, tmp_path / device, backbone=t5))
+        assert (tmp_path / device / "curve.png").exists()
+        assert runs[-1].cost is not None
+        assert {"tokenise", "baseline", "pictures"} <= runs[-1].cost["phases"].keys()
+    assert runs[0].card.scores == runs[1].card.scores
+    assert torch.equal(runs[0].prompt.table, runs[1].prompt.table)
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "finished", "expected"),
+    [
+        ("cuda", 16, False, True),
+        ("cpu", 16, False, False),
+        ("cuda", 2, False, False),
+        ("cuda", None, False, False),
+        ("cuda", 16, True, False),
+    ],
+)
+def test_the_end_is_prepared_only_where_cores_are_idle(
+    device: str,
+    cores: int | None,
+    finished: bool,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run: Any = SimpleNamespace(
+        backbone=SimpleNamespace(device=torch.device(device)), finished=finished
+    )
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    assert finish._has_spare_cores([run]) is expected
 
 
 def test_the_test_score_is_shown_everywhere(

@@ -100,6 +100,16 @@ def test_a_run_on_a_data_frame_equals_the_run_on_the_file(csv: Path) -> None:
     assert (tuned.prompt.table == from_file.prompt.table).all()
     assert tuned.card.task.digests == from_file.card.task.digests
     assert tuned.evaluate(frame, scoring="labels") == from_file.evaluate(csv, scoring="labels")
+    report = tuned.report(frame, scoring="labels")
+    assert report["metrics"] == tuned.evaluate(frame, scoring="labels")
+    assert report["rows"] == len(frame)
+    low, high = report["intervals"]["accuracy"]
+    assert low <= report["metrics"]["accuracy"] <= high
+    assert set(report["baselines"]) == {"majority"}
+    assert sum(row["rows"] for row in report["classes"].values()) == len(frame)
+    score = f"accuracy {tuned.metrics['accuracy']:.1f} ["
+    assert f" on t5-tiny, {tuned.card.method}: {score}" in repr(tuned), "what a notebook shows"
+    assert repr(tuned).endswith(f" on {tuned.card.task.rows['validation']} validation rows>")
     assert tuned.predict(frame, scoring="labels") == from_file.predict(
         [row["text"] for row in ROWS], scoring="labels"
     )

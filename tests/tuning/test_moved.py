@@ -60,6 +60,29 @@ def test_a_project_that_moved_is_found_again(
     assert RunFolder(tmp_path / "renamed/runs/parity").card().steps == 6
 
 
+def test_data_in_the_folder_that_holds_the_run(
+    project: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The new path shares no folder with the old one; other rows of that name are refused."""
+    shutil.move("data/rows.csv", "rows.csv")
+    assert main(["tune", "--train", "rows.csv", *QUICK, "--output", "run"]) == 0
+    monkeypatch.chdir("/")
+    moved = shutil.move(project, tmp_path / "renamed")
+    assert main(["evaluate", f"{moved}/run", "--device", "cpu"]) == 0
+    assert main(["predict", f"{moved}/run", "number 3", "--device", "cpu"]) == 0
+    flags = ["--config", f"{moved}/run/config.yaml", "--steps", "6", "--output", f"{moved}/run"]
+    assert main(["tune", *flags, "--quiet"]) == 0
+    assert RunFolder(moved / "run").card().steps == 6
+    rows = moved / "rows.csv"
+    rows.write_text(rows.read_text().replace("number", "count"))
+    capsys.readouterr()
+    assert main(["evaluate", f"{moved}/run", "--device", "cpu"]) == 2
+    assert "have changed since" in capsys.readouterr().err
+
+
 def test_paths_in_a_config_file_start_from_its_folder(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +113,10 @@ def test_a_path_is_found_beside_the_file_or_above_it(tmp_path: Path) -> None:
     assert find_path("../../data/a.csv", run) == str(tmp_path / "new/data/a.csv")
     assert find_path("data/a.csv", run) == str(tmp_path / "new/data/a.csv"), "an older card"
     assert find_path("/old/project/data/a.csv", run) == str(tmp_path / "new/data/a.csv")
-    assert find_path("/old/a.csv", run) == "/old/a.csv", "a name alone would match too easily"
+    (tmp_path / "new/b.csv").touch()
+    assert find_path("/old/b.csv", run) == str(tmp_path / "new/b.csv"), "two folders above"
+    (run / "deep/er").mkdir(parents=True)
+    assert find_path("/old/b.csv", run / "deep/er") == "/old/b.csv", "would match too easily"
     assert find_path("glue/sst2", run) == "glue/sst2"
 
 

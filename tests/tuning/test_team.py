@@ -138,6 +138,8 @@ def same(one: Path, other: Path) -> None:
     for mine, theirs in zip(*histories, strict=True):
         assert mine["accuracy"] == theirs["accuracy"]
         assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-3)
+        for name, value in mine.get("router", {}).items():
+            assert value == pytest.approx(theirs["router"][name], abs=1e-3)
 
 
 def alone(folder: Path, *options: str) -> None:

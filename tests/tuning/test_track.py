@@ -7,9 +7,10 @@ import pytest
 from softprompts.backbone import Backbone
 from softprompts.cli import main
 from softprompts.config import run_config
+from softprompts.config.run import TRACKERS
 from softprompts.errors import UserError
 from softprompts.tuning import track
-from softprompts.tuning.track import TRACKERS, check_trackers
+from softprompts.tuning.track import check_trackers
 from softprompts.tuning.tune import tune_config
 
 

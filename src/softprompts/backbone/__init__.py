@@ -6,7 +6,7 @@ Each model family is one class in one file, registered with `register_family`.
 from .backbone import Backbone
 from .batch import Losses, Place, Text, to_device
 from .causal import Causal
-from .chat import chats_by_default, has_chat_template, with_chat
+from .chat import Conversation, chats_by_default, has_chat_template, with_chat
 from .encoder_decoder import EncoderDecoder
 from .families import register_family
 from .generative import Generative
@@ -17,6 +17,7 @@ from .masked import Masked
 __all__ = [
     "Backbone",
     "Causal",
+    "Conversation",
     "EncoderDecoder",
     "Generative",
     "Losses",

@@ -292,7 +292,9 @@ class Backbone(ABC):
         """Ids of each text with its special tokens, not truncated."""
         if not texts:
             return []
-        return [list(ids) for ids in self.tokenizer(list(texts), verbose=False)["input_ids"]]
+        only_ids = {"return_attention_mask": False, "return_token_type_ids": False}
+        encoded = self.tokenizer(list(texts), verbose=False, **only_ids)
+        return [list(ids) for ids in encoded["input_ids"]]
 
     def truncate(self, row: Sequence[int], budget: int) -> list[int]:
         """A row truncated to `budget` tokens; its closing special tokens stay."""

@@ -8,8 +8,9 @@ import contextlib
 import datetime
 import functools
 import itertools
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -30,6 +31,26 @@ UNTUNED = frozenset({"base", "pt"})
 """Words in the names of models that were tuned to follow instructions, and that were not."""
 PROBES = ("x", "y", "the", "I")  # texts that begin and end unlike each other
 MARK = "\ue000"  # stands for an answer; no template has it
+
+
+class Conversation(str):
+    """Several messages, of which the last is the user's. As a text it is their JSON."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, messages: Sequence[Mapping[str, str]]) -> "Conversation":
+        """Of messages as chat templates read them: with the keys role and content."""
+        return cls(json.dumps([dict(message) for message in messages]))
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return cast("list[dict[str, str]]", json.loads(self))
+
+    def ending(self, text: str) -> "Conversation":
+        """The same conversation with another text of the last message."""
+        *earlier, last = self.messages
+        return self.of([*earlier, {**last, "content": text}])
 
 
 class Chat(Causal):
@@ -65,7 +86,10 @@ class Chat(Causal):
 
     def _render(self, texts: Sequence[str], answers: Sequence[str] = ()) -> list[str]:
         """Conversations up to the answer, or with answers to their end, as strings."""
-        turns = [[{"role": "user", "content": text}] for text in texts]
+        turns = [
+            text.messages if isinstance(text, Conversation) else [{"role": "user", "content": text}]
+            for text in texts
+        ]
         for turn, answer in zip(turns, answers, strict=False):
             turn.append({"role": "assistant", "content": answer})
         try:
@@ -77,6 +101,10 @@ class Chat(Causal):
                 enable_thinking=False,  # targets have no reasoning (Qwen 3)
             )
         except Exception as error:  # a template is a program and can fail in any way
+            if any(isinstance(text, Conversation) for text in texts):
+                raise UserError(
+                    f"The chat template of {self.name} does not take these messages ({error})."
+                ) from None
             raise self._unusable(error) from None
         return cast("list[str]", rendered)
 

@@ -14,7 +14,7 @@ from accelerate.utils import get_balanced_memory
 from transformers.utils import logging
 
 from ..config import DEFAULT_MODEL, load_plugins
-from ..config.run import model_error
+from ..config.run import SPREADS, device_error, model_error
 from ..errors import UserError, setting
 from ..files.hub import offline_reason, prepare_hub
 from .backbone import DTYPES, Backbone
@@ -23,8 +23,6 @@ from .quantized import QUANTIZED, quantize_model
 
 MIXES_PADS = frozenset({"convbert", "fnet", "prophetnet"})  # rows' outputs depend on their pads
 BUNDLED_MODELS = {"t5-tiny": Path(__file__).parent / "t5-tiny"}
-SPREADS = ("balanced", "balanced_low_0", "sequential")
-"""Ways to spread a model's layers over all GPUs: names of transformers' `device_map`."""
 
 
 def load_backbone(
@@ -240,9 +238,7 @@ def resolve_device(name: str) -> torch.device:
     try:
         torch.empty(1, device=name).item()
     except (RuntimeError, AssertionError, NotImplementedError):
-        raise UserError(
-            f"The device {name!r} is not available; set {setting('device')} to cpu or auto."
-        ) from None
+        raise device_error(name) from None
     return torch.device(name)
 
 

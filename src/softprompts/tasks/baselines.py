@@ -1,16 +1,22 @@
 """A bag-of-words classifier: what a task's words alone give, without a language model.
 
 Logistic regression on TF-IDF weights of words and pairs of words, trained on the task's own
-training rows. Its predictions are cached by the contents of the rows.
+training rows. Its predictions are cached by the contents of the rows. `python -m` this module is
+the process that computes them while a GPU trains.
 """
 
 import contextlib
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,28 +32,90 @@ UPDATES = 15_000
 """About as many rows are seen, in at most 5 epochs."""
 RATE = 0.5
 _WORD = re.compile(r"\w+")
-_memory: dict[str, list[str]] = {}
+Rows = tuple[Sequence[Example], Sequence[str]]
+"""Training rows, and the texts to predict."""
+_memory: dict[Path, list[str]] = {}
+_processes: dict[Path, "subprocess.Popen[bytes]"] = {}
+"""Who is computing predictions, by the file that they are cached in."""
 
 
 def bag_of_words(train: Sequence[Example], inputs: Sequence[str]) -> list[str]:
-    """Its predictions for texts, cached."""
-    digest = hashlib.sha256(json.dumps([VERSION, train, inputs]).encode()).hexdigest()[:32]
-    if digest not in _memory:
-        path = cache_folder() / "baselines" / f"{digest}.json"
-        predictions = None
-        with contextlib.suppress(UserError):
-            predictions = read_json(path) if path.exists() else None
-        if not isinstance(predictions, list) or len(predictions) != len(inputs):
+    """Its predictions for texts, cached. If a process is computing them, they are waited for."""
+    path = _cache_path(train, inputs)
+    if path not in _memory:
+        predictions = _read_cache(path, len(inputs))
+        if predictions is None and path in _processes:
+            _processes[path].wait()
+            predictions = _read_cache(path, len(inputs))
+        if predictions is None:  # not computed before, or the process was killed
             predictions = classify(train, inputs)
             with contextlib.suppress(UserError):  # a full disk costs time, not the run
                 write_json(path, predictions)
-        _memory[digest] = predictions
-    return _memory[digest]
+        _memory[path] = predictions
+    return _memory[path]
+
+
+@contextlib.contextmanager
+def computed_beside(jobs: Iterable[Rows]) -> Iterator[None]:
+    """Inside, another process computes the predictions that are not cached."""
+    paths = {_cache_path(*job): job for job in jobs}
+    work = [
+        (str(path), [(row.input, row.target) for row in _sampled(train)], inputs)
+        for path, (train, inputs) in paths.items()
+        if path not in _memory and _read_cache(path, len(inputs)) is None
+    ]
+    if not work:
+        yield
+        return
+    process = None
+    with contextlib.suppress(OSError):  # no space or no processes left: computed when they are read
+        process = _start(work)
+        _processes.update((Path(path), process) for path, *_ in work)
+    try:
+        yield
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait()
+        for path, *_ in work:
+            _processes.pop(Path(path), None)
+
+
+def _start(work: Any) -> "subprocess.Popen[bytes]":
+    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    with tempfile.TemporaryFile() as file:
+        file.write(json.dumps(work).encode())
+        file.seek(0)
+        return subprocess.Popen(
+            [sys.executable or "python", "-P", "-m", __name__],
+            env={**os.environ, **single},
+            stdin=file,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+
+def _cache_path(train: Sequence[Example], inputs: Sequence[str]) -> Path:
+    content = json.dumps([VERSION, _sampled(train), inputs])
+    digest = hashlib.sha256(content.encode()).hexdigest()[:32]
+    return cache_folder() / "baselines" / f"{digest}.json"
+
+
+def _read_cache(path: Path, count: int) -> list[str] | None:
+    predictions = None
+    with contextlib.suppress(UserError):
+        predictions = read_json(path) if path.exists() else None
+    valid = isinstance(predictions, list) and len(predictions) == count
+    return predictions if valid else None
+
+
+def _sampled(train: Sequence[Example]) -> Sequence[Example]:
+    return train[:: max(1, -(-len(train) // MAX_TRAIN))]
 
 
 def classify(train: Sequence[Example], inputs: Sequence[str]) -> list[str]:
     """Train the classifier and predict."""
-    rows = train[:: -(-len(train) // MAX_TRAIN)]
+    rows = _sampled(train)
     classes = list(dict.fromkeys(example.target for example in rows))
     targets = [classes.index(example.target) for example in rows]
     vectors, vectorise = _tf_idf([example.input for example in rows])
@@ -92,3 +160,13 @@ def _features(text: str) -> list[str]:
     words = _WORD.findall(text.lower())
     pairs = (f"{a} {b}" for a, b in pairwise(words))
     return list(dict.fromkeys([*words, *pairs]))
+
+
+def _compute() -> None:
+    """Compute what the standard input lists, in its order."""
+    for path, train, inputs in json.load(sys.stdin.buffer):
+        write_json(Path(path), classify([Example(*pair) for pair in train], inputs))
+
+
+if __name__ == "__main__":
+    _compute()

@@ -71,7 +71,7 @@ def tune_by_tournament(
     )
     if folder is not None and team.is_main:
         folder.write_config(config)
-        draw_tournament(record, folder)
+        draw_tournament(record, folder, task, backbone)
     cost = row_passes(record, validation)
     single = int(cost["winner_training"]) + validation
     watcher.on_row_plan(int(cost["total"]), int(cost["total"]) - single)
@@ -80,7 +80,7 @@ def tune_by_tournament(
     tuned.tournament = record
     if folder is not None and team.is_main:
         write_tournament(folder, record)
-        draw_tournament(record, folder)
+        draw_tournament(record, folder, task, backbone)
     return tuned
 
 

@@ -369,7 +369,7 @@ def opening_ids(predictor: "Predictor", constant: bool) -> list[int] | None:
     if not constant or not config.length or config.place == "suffix":
         return None
     count = 0 if config.place == "prefix" else backbone.special_token_counts[0]
-    return backbone.token_ids(["x"])[0][:count]
+    return backbone.token_ids(["x"])[0][:count] if count else []
 
 
 def stacked_heads(predictors: "Sequence[Predictor]", like: Tensor) -> tuple[Tensor, Tensor]:

@@ -49,6 +49,15 @@ class Batches:
             self._sorted.add(number)
         return chunk[start : start + self.size]
 
+    def chunks(self, index: int, count: int) -> list[list[int]]:
+        """The chunks that `count` batches from `index` on, in the same epoch, are taken from, in
+        the order of their first use."""
+        epoch, batch = divmod(index, self.per_epoch)
+        if epoch != self._epoch:
+            self._shuffle(epoch)
+        numbers = dict.fromkeys(number for number, _ in self._order[batch : batch + count])
+        return [self._chunks[number] for number in numbers if number not in self._sorted]
+
     def rows_before(self, index: int) -> list[int]:
         """The rows of all batches before the one at `index`, each once."""
         if index >= self.per_epoch and max(self.parts) <= (self.limit or math.inf):

@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -19,7 +20,9 @@ from .evaluate import answer_all, can_calibrate
 from .microbatch import TokenBudget, backward
 from .optim import step_all
 from .phases import Phases
+from .routing import RouterWatch
 from .run import Run, check_losses
+from .tokens import reading_ahead
 from .watch import Watcher
 
 RECORD_FROM = 50
@@ -73,7 +76,8 @@ class Cohort:
         start = time.monotonic()
         first_steps = {run: run.step for run, _ in self.members if not run.finished}
         counts = next(iter(first_steps)).backbone.compile_counts() if first_steps else {}
-        with self.phases("train"):
+        orders = [run.rows_ahead() for run in first_steps]
+        with self.phases("train"), reading_ahead(orders):
             self._after_step([member for member in self.members if member[0].steps == 0])
             for number in itertools.count():
                 active = [member for member in self.members if not member[0].finished]
@@ -116,7 +120,8 @@ class Cohort:
 
     def step(self) -> None:
         """One optimiser step of every active run; the rows of all share passes."""
-        batches = {run: run.micro_batches() for run, _ in self.members if not run.finished}
+        with self.phases("tokenise"):
+            batches = {run: run.micro_batches() for run, _ in self.members if not run.finished}
         losses: dict[Run, list[Tensor]] = {run: [] for run in batches}
         for part in range(max(map(len, batches.values()), default=0)):
             parts = [group[part] for group in batches.values() if part < len(group)]
@@ -144,21 +149,26 @@ class Cohort:
         In one process, the rows of all runs share batches; several share each run's rows.
         """
         probabilities: dict[int, list[dict[str, float]]] = {}
-        with self.phases("evaluate"):
+        with self.phases("evaluate"), ExitStack() as stack:
+            routers = [stack.enter_context(RouterWatch(run.prompt)) for run in runs]
             if runs and runs[0].team.size == 1:
-                predictions = self._predictions(runs, probabilities)
+                predictions = self._predictions(runs, probabilities, routers)
             else:
                 predictions = [
                     run.predictions(lambda rows, run=run: self.watcher.on_rows_answered(run, rows))  # type: ignore[misc]
                     for run in runs
                 ]
         for number, (run, answers) in enumerate(zip(runs, predictions, strict=True)):
-            run.record(answers, probabilities.get(number) or None)
+            router = routers[number].entry(run.team)
+            run.record(answers, probabilities.get(number) or None, router)
             self.watcher.on_evaluation(run)
         return predictions
 
     def _predictions(
-        self, runs: Sequence[Run], probabilities: dict[int, list[dict[str, float]]]
+        self,
+        runs: Sequence[Run],
+        probabilities: dict[int, list[dict[str, float]]],
+        routers: Sequence[RouterWatch],
     ) -> list[list[str]]:
         """The runs' answers; label probabilities that come with them, by the number of the run."""
         jobs = [(run.predictor(), run.held_out) for run in runs]
@@ -183,6 +193,10 @@ class Cohort:
         while True:
             left |= {run: len(run.held_out) for run in runs}
             probabilities |= {number: [] for number in wanted}
+            for router in routers:
+                router.clear()
+            for run in runs:
+                run.evaluation_rows = self.evaluation_rows
             try:
                 return answer_all(jobs, on_rows, self.evaluation_rows, probabilities)
             except torch.OutOfMemoryError:

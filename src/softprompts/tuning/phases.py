@@ -6,7 +6,8 @@ from contextlib import contextmanager
 
 
 class Phases:
-    """Seconds by phase: start, data, model, compile, train, evaluate, finish.
+    """Seconds by phase: start, data, model, tokenise, compile, train, evaluate, baseline, pictures,
+    finish.
 
     A phase inside another one is not counted as part of it.
     """

@@ -6,15 +6,20 @@ They need matplotlib (`pip install 'softprompts[plots]'`).
 import contextlib
 import datetime
 import textwrap
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..artifacts.run_folder import RunFolder
+from ..backbone import Backbone
 from ..errors import UserError
 from ..files import write_atomically
+from ..tasks import Task
+from ..tasks.plain_names import plain_names
 from ..tasks.score_report import BASELINE_NAMES, ScoreReport
+from .phases import Phases
 from .prepare import initial_prompt
 from .run import Run
 from .tuned import Tuned
@@ -31,8 +36,23 @@ CHEAP = 0.1
 """The untrained prompt is scored if that takes at most this share of the rows of training."""
 
 
+def import_beside() -> None:
+    """Import matplotlib in a thread; `draw_pictures` waits for it, and meets the same errors."""
+
+    def load() -> None:
+        with contextlib.suppress(Exception):
+            import matplotlib.backends.backend_agg
+            import matplotlib.figure  # noqa: F401
+
+    threading.Thread(target=load, name="softprompts-plots", daemon=True).start()
+
+
 def draw_pictures(
-    run: Run, tuned: Tuned, reports: Mapping[str, ScoreReport], folder: RunFolder
+    run: Run,
+    tuned: Tuned,
+    reports: Mapping[str, ScoreReport],
+    folder: RunFolder,
+    phases: Phases,
 ) -> None:
     """Draw what a finished run's folder shows; nothing without matplotlib."""
     try:
@@ -40,26 +60,27 @@ def draw_pictures(
     except ImportError:
         return
     card, validation = tuned.card, reports["validation"]
-    model = run.backbone.name
-    model = Path(model).name if Path(model).is_dir() else model
-    title = "\n".join(
-        [
-            *textwrap.wrap(f"{folder.path.resolve().name}: {run.task.name} on {model}", 80),
-            f"{card.method}, seed {card.seed}, {datetime.date.today()}",
-        ]
-    )
+    title = picture_title(folder, run.task, run.backbone, f"{card.method}, seed {card.seed}")
     levels = {
         BASELINE_NAMES.get(name, name): baseline["metrics"][card.metric]
         for name, baseline in validation.baselines.items()
         if card.metric in baseline["metrics"]
     }
-    history = [*untrained_entry(run, tuned), *run.history]
+    with phases("evaluate"):
+        history = [*untrained_entry(run, tuned), *run.history]
     test = None if card.test is None else card.test[card.metric]
     write_figure(curve_figure(history, run.losses, card.metric, title, levels, test), folder.curve)
     split, judged = list(reports.items())[-1]
     if 2 <= len(judged.classes) <= MAX_LABELS:
         title = f"{title}\n{judged.rows} {split} rows"
         write_figure(confusion_figure(judged, title), folder.confusion)
+
+
+def picture_title(folder: RunFolder, task: Task, backbone: Backbone, detail: str) -> str:
+    """The run's folder, task and model, and below them a detail and the date."""
+    model = Path(backbone.name).name if Path(backbone.name).is_dir() else backbone.name
+    subject = f"{folder.path.resolve().name}: {plain_names([task.name])[task.name]} on {model}"
+    return "\n".join([*textwrap.wrap(subject, 80), f"{detail}, {datetime.date.today()}"])
 
 
 def write_figure(figure: "Figure", path: Path) -> None:
@@ -80,6 +101,7 @@ def untrained_entry(run: Run, tuned: Tuned) -> list[dict[str, Any]]:
     with contextlib.suppress(UserError):  # a prompt that it started from may be gone
         prompt = initial_prompt(run.config, run.task, run.backbone).to(run.backbone.device)
         predictor = replace(tuned, prompt=prompt.eval()).predictor()
+        predictor.batch_size = run.evaluation_rows
         return [{"step": 0, **run.task.score(predictor.answers(run.held_out))}]
     return []
 
@@ -111,7 +133,9 @@ def curve_figure(
     if test is not None:
         score_axes.plot(kept["step"], test, "D", color="tab:green", label="kept, test rows")
     for (name, level), style in zip(levels.items(), (":", "--", "-."), strict=False):
-        score_axes.axhline(level, color="0.5", linestyle=style, linewidth=1.2, label=name)
+        score_axes.axhline(
+            level, color="0.5", linestyle=style, linewidth=1.2, label=name, zorder=1.5
+        )
     lowest = min(0, *scores, *levels.values())
     score_axes.set(ylabel=f"{metric.replace('_', ' ')} (%)", ylim=(lowest - 3, 103))
     score_axes.legend(

@@ -89,7 +89,8 @@ class Run:
         self.pause_at = math.inf
         """The step up to which the run is trained for now; its schedule spans all `steps`."""
         self.history: list[dict[str, Any]] = []
-        """One entry per evaluation: step, mean loss since the last, learning rate, metrics."""
+        """One entry per evaluation: step, mean loss since the last, learning rate, metrics, and
+        what a mixture's router did."""
         self.pending: list[float] = []
         """Losses since the last evaluation."""
         self.first: float | None = None
@@ -103,6 +104,8 @@ class Run:
         """Its predictions for the validation rows; None if it comes from a checkpoint."""
         self.best_probabilities: list[dict[str, float]] | None = None
         """Its label probabilities for them, if they came with the predictions."""
+        self.evaluation_rows = 64
+        """Validation rows that fit into memory together."""
         self.embedding: tuple[int, Tensor] | None = None
         """The task embedding: its step, and the folded prompt [K, P, H] at it."""
         self.stopped: str | None = None
@@ -157,6 +160,21 @@ class Run:
         """Of the training texts that were read so far, how many were truncated."""
         read = self.batches.rows_before(self.step * self.config.tuning.accumulate)
         return self.inputs.count_truncated(read)
+
+    def rows_ahead(self) -> list[tuple[TextRows, Sequence[int]]]:
+        """The chunks of rows that steps and evaluations will read, in the order of their use."""
+        tuning = self.config.tuning
+        first = self.step * tuning.accumulate
+
+        def chunks(steps: float) -> list[tuple[TextRows, Sequence[int]]]:
+            count = int(min(steps, self.steps - self.step)) * tuning.accumulate
+            return [(self.inputs, rows) for rows in self.batches.chunks(first, count)]
+
+        return [
+            *chunks(tuning.evaluate_every - self.step % tuning.evaluate_every),
+            (self.held_out, range(len(self.held_out))),
+            *chunks(self.pause_at - self.step),
+        ]
 
     def micro_batches(self) -> list[MicroBatch]:
         """The rows of the next optimiser step, one micro-batch for each of its forward passes."""
@@ -272,9 +290,15 @@ class Run:
         return team.gather(predictor.answers(rows, lambda count: on_rows(count * team.size)))
 
     def record(
-        self, predictions: Sequence[str], probabilities: list[dict[str, float]] | None = None
+        self,
+        predictions: Sequence[str],
+        probabilities: list[dict[str, float]] | None = None,
+        router: Mapping[str, Any] | None = None,
     ) -> None:
-        """Score the predictions, and keep the prompt if it is the best so far."""
+        """Score the predictions, and keep the prompt if it is the best so far.
+
+        `router`: what a mixture's router did with the rows (see `RouterWatch.entry`).
+        """
         metrics = self.task.score(predictions)
         labels = set(self.task.labels)
         entry = {
@@ -283,6 +307,7 @@ class Run:
             "lr": self.optimizer.param_groups[0]["lr"],
             **metrics,
             "invalid": sum(p not in labels for p in predictions) if labels else 0,
+            **(router or {}),
         }
         if not self.history or metrics[self.metric] > self.best_entry[self.metric]:
             self.best = {name: value.detach().cpu().clone() for name, value in self.state().items()}

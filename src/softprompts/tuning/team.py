@@ -16,7 +16,8 @@ from accelerate import PartialState
 from torch import Tensor
 
 from ..backbone import Backbone, load_backbone
-from ..backbone.load import SPREADS, resolve_dtype
+from ..backbone.load import resolve_dtype
+from ..config.run import SPREADS
 from ..errors import UserError, setting
 from ..files import exclusive
 

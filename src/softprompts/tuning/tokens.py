@@ -1,20 +1,25 @@
 """Token ids of texts, tokenised when they are first read and cached by content: a large task is
-tokenised once per tokenizer, however many runs read it, and only the rows that are read.
+tokenised once per tokenizer, however many runs read it, and only the rows that are read. While a
+GPU trains, a thread tokenises the rows of later steps.
 """
 
 import contextlib
 import hashlib
 import heapq
 import itertools
+import threading
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from ..backbone import Backbone
 from ..errors import UserError
@@ -39,6 +44,7 @@ class TokenIds:
         self.texts, self.path = texts, path
         self.tokens, self._missing = 0, len(texts)
         self._rows: list[npt.NDArray[np.int32] | None] = [None] * len(texts)
+        self._lock = threading.Lock()
         if path is not None and path.exists():
             with contextlib.suppress(UserError, KeyError, RuntimeError):  # corrupted: written again
                 tensors, _ = read_tensors(path)
@@ -47,18 +53,25 @@ class TokenIds:
                     self._rows, self._missing = np.split(ids, ends[:-1]), 0
                     self.tokens = len(ids)
 
-    def read(self, backbone: Backbone, rows: Iterable[int]) -> list[list[int]]:
+    def read(self, backbone: Backbone, rows: Iterable[int]) -> list[npt.NDArray[np.int32]]:
         """The ids of these texts, not truncated; `backbone` tokenises those not read before."""
         rows = list(rows)
         new = [row for row in dict.fromkeys(rows) if self._rows[row] is None]
-        ids_of_new = backbone.token_ids([self.texts[row] for row in new])
-        for row, ids in zip(new, ids_of_new, strict=True):
-            self._rows[row] = np.array(ids, np.int32)
-            self.tokens += len(ids)
-        self._missing -= len(new)
-        if new and not self._missing and self.path is not None:
+        if new:
+            self._add(new, backbone.token_ids([self.texts[row] for row in new]))
+        return [array for row in rows if (array := self._rows[row]) is not None]
+
+    def _add(self, rows: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
+        with self._lock:  # another thread may have read some of the same rows
+            before = self._missing
+            for row, row_ids in zip(rows, ids, strict=True):
+                if self._rows[row] is None:
+                    self._rows[row] = np.array(row_ids, np.int32)
+                    self.tokens += len(row_ids)
+                    self._missing -= 1
+            completed = before > 0 and not self._missing
+        if completed and self.path is not None:
             self._save(self.path)
-        return [array.tolist() for row in rows if (array := self._rows[row]) is not None]
 
     def _save(self, path: Path) -> None:
         rows = [ids for ids in self._rows if ids is not None]
@@ -117,12 +130,15 @@ class TextRows(Rows):
         self.backbone, self.budget = backbone, budget
         self._parts = [cached_ids(backbone, [e.input for e in examples]) for examples in tasks]
         self._ends = np.cumsum([len(examples) for examples in tasks])
+        self._ahead: dict[int, Future[object]] = {}
+        """The rows that are tokenised in the background."""
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def read(self, rows: Iterable[int]) -> list[list[int]]:
-        return [self.backbone.truncate(row, self.budget) for row in self._untruncated(rows)]
+        untruncated = self._untruncated(rows)
+        return [self.backbone.truncate(row.tolist(), self.budget) for row in untruncated]
 
     def lengths(self, rows: Iterable[int]) -> list[int]:
         """The tokens of these rows."""
@@ -139,17 +155,60 @@ class TextRows(Rows):
             self.lengths(heapq.nlargest(LONGEST, range(len(texts)), lambda row: len(texts[row])))
         )
 
-    def _untruncated(self, rows: Iterable[int]) -> list[list[int]]:
-        numbers = np.fromiter(rows, np.int64)
+    def read_ahead(self, rows: Sequence[int], pool: Executor) -> None:
+        """Have these rows tokenised in `pool`; whoever reads one of them waits for all of them."""
+        if rows and rows[0] not in self._ahead:
+            self._ahead |= dict.fromkeys(rows, pool.submit(self._tokenise, rows))
+
+    def _untruncated(self, rows: Iterable[int]) -> list[npt.NDArray[np.int32]]:
+        rows = list(rows)
+        for future in {self._ahead.pop(row) for row in rows if row in self._ahead}:
+            future.result()
+        return self._tokenise(rows)
+
+    def _tokenise(self, rows: Sequence[int]) -> list[npt.NDArray[np.int32]]:
+        numbers = np.array(rows, np.int64)
         part_of = np.searchsorted(self._ends, numbers, side="right")
-        ids: list[list[int]] = [[]] * len(numbers)
+        ids: dict[int, npt.NDArray[np.int32]] = {}
         for part in np.unique(part_of).tolist():
             positions = np.flatnonzero(part_of == part)
             start = int(self._ends[part]) - len(self._parts[part].texts)
             found = self._parts[part].read(self.backbone, (numbers[positions] - start).tolist())
-            for position, row in zip(positions.tolist(), found, strict=True):
-                ids[position] = row
-        return ids
+            ids |= zip(positions.tolist(), found, strict=True)
+        return [ids[position] for position in range(len(numbers))]
+
+
+@contextmanager
+def reading_ahead(orders: Sequence[Sequence[tuple[TextRows, Sequence[int]]]]) -> Iterator[None]:
+    """Inside, one thread tokenises chunks of rows in these orders, those of all runs in turn.
+
+    Nothing else changes: who reads a row waits for its chunk, and gets the chunk's error. On a CPU,
+    where training needs the cores, rows are tokenised when they are read.
+    """
+    if not (orders and _can_read_ahead(orders[0][0][0].backbone)):
+        yield
+        return
+    pool = ThreadPoolExecutor(1, "softprompts-tokens")
+    try:
+        for chunks in itertools.zip_longest(*orders):
+            for texts, rows in filter(None, chunks):
+                texts.read_ahead(rows, pool)
+        yield
+    finally:
+        pool.shutdown(cancel_futures=True)
+        for texts, _ in itertools.chain.from_iterable(orders):
+            texts._ahead.clear()
+
+
+def _can_read_ahead(backbone: Backbone) -> bool:
+    """Whether a second thread has a core, and may use the tokenizer: it must release the GIL, and
+    targets must not change it (as in mBART, where they switch the language)."""
+    tokenizer, switch = type(backbone.tokenizer), "_switch_to_target_mode"
+    return (
+        backbone.device.type != "cpu"
+        and hasattr(tokenizer, "backend_tokenizer")
+        and getattr(tokenizer, switch, None) is getattr(PreTrainedTokenizerBase, switch, None)
+    )
 
 
 class TargetRows(Rows):

@@ -4,30 +4,37 @@ from typing import TYPE_CHECKING
 
 from ..artifacts.run_folder import RunFolder
 from ..artifacts.tournament import TournamentRecord
+from ..backbone import Backbone
+from ..tasks import Task
 from .auto import in_words
-from .pictures import write_figure
+from .pictures import picture_title, write_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw_tournament(record: TournamentRecord, folder: RunFolder) -> None:
+def draw_tournament(
+    record: TournamentRecord, folder: RunFolder, task: Task, backbone: Backbone
+) -> None:
     """Draw tournament.png; nothing without matplotlib."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         return
-    write_figure(tournament_figure(record, folder.path.resolve().name), folder.tournament_plot)
+    title = picture_title(folder, task, backbone, "tournament, 95 % intervals of the winner")
+    write_figure(tournament_figure(record, title), folder.tournament_plot)
 
 
-def tournament_figure(record: TournamentRecord, name: str) -> "Figure":
-    """A line for each candidate, which ends with a cross where it left."""
+def tournament_figure(record: TournamentRecord, title: str) -> "Figure":
+    """A line for each candidate, which ends with a cross where it was eliminated."""
     from matplotlib.figure import Figure
 
     rungs = record["rungs"]
     figure = Figure(figsize=(10, 5), layout="constrained")
     axes = figure.add_subplot()
     order = [place["candidate"] for rung in reversed(rungs) for place in rung["standings"]]
+    # side by side, so that equal scores do not hide each other
+    shift = max(1.1, record["steps"] / rungs[0]["step"]) ** 0.01
     for number, candidate in enumerate(dict.fromkeys(order)):
         places = [
             (rung["step"], place["score"], place["interval"])
@@ -38,7 +45,8 @@ def tournament_figure(record: TournamentRecord, name: str) -> "Figure":
         won = candidate == record.get("winner")
         colour, style = ("k", "-") if won else (f"C{number % 10}", ("-", "--")[number // 10 % 2])
         label = f"{number + 1}. {in_words(record['candidates'][candidate])}"
-        steps, scores = [step for step, *_ in places], [score for _, score, _ in places]
+        steps = [step * shift**number for step, *_ in places]
+        scores = [score for _, score, _ in places]
         axes.plot(
             steps,
             scores,
@@ -48,7 +56,7 @@ def tournament_figure(record: TournamentRecord, name: str) -> "Figure":
             marker="o",
             markersize=4,
             label=f"{label} (winner)" if won else label if places else f"{label} (failed)",
-            zorder=3 if won else 2,
+            zorder=5 if won else 2,
         )
         if places and not won:
             axes.plot(steps[-1], scores[-1], "x", color=colour, markersize=9, zorder=4)
@@ -71,6 +79,6 @@ def tournament_figure(record: TournamentRecord, name: str) -> "Figure":
     axes.grid(color="0.92", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right upper", fontsize="small", frameon=False, title="x: left")
-    axes.set_title(f"{name}: who leaves at each rung (95 % intervals)", fontsize=10)
+    figure.legend(loc="outside right upper", fontsize="small", frameon=False, title="× eliminated")
+    axes.set_title(title, fontsize=10)
     return figure

@@ -13,19 +13,16 @@ from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
 from ..artifacts.run_folder import RunFolder
-from ..errors import UserError, choices
+from ..config.run import check_tracker_names
+from ..errors import UserError
 from .run import CHECK_EVERY, Run
 from .watch import Watcher
-
-TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
 def check_trackers(names: Sequence[str]) -> None:
     """Refuse a tracker that is unknown or not installed, before anything is loaded."""
     available = {str(tracker.value) for tracker in get_available_trackers()} if names else set()
-    for name in names:
-        if name not in TRACKERS:
-            raise UserError(f"There is no tracker {name!r}; {choices(name, TRACKERS)}")
+    for name in check_tracker_names(names):
         if name not in available:
             raise UserError(f"The tracker {name} is not installed; run pip install {name}.")
 
@@ -119,7 +116,12 @@ class Tracking(Watcher):
         if self.trackers:
             entry = run.history[-1]
             scores = {f"validation/{name}": entry[name] for name in (*run.task.metrics, "invalid")}
-            self.log(run, {**scores, "train/mean_loss": entry["loss"]})
+            router = {
+                f"validation/router_{name}": entry["router"][name]
+                for name in ("confidence", "entropy")
+                if "router" in entry
+            }
+            self.log(run, {**scores, **router, "train/mean_loss": entry["loss"]})
         self.watcher.on_evaluation(run)
 
 

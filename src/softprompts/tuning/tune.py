@@ -17,7 +17,7 @@ from .advice import FOR_TRYING
 from .auto_tune import refuse_unfinished, tune_by_tournament
 from .checkpoint import load_checkpoint, longer_schedule
 from .cohort import Cohort
-from .finish import finish
+from .finish import finish, preparing
 from .phases import Phases
 from .progress import make_watcher
 from .run import Run, RunFailedError
@@ -233,12 +233,16 @@ def _tune(
     on_start(runs)
     watcher.on_start(runs)
     paths = [None if folder is None else folder.path for folder in folders]
-    with Tracking(trackers if team.is_main else (), runs, paths, watcher) as tracking:
-        Cohort(runs, paths, tracking, phases, calibrates=curves).train()
-    if test_rows := sum(len(run.task.test) for run in runs):
-        watcher.on_message(f"answering {test_rows:,} test rows")
-    with phases("finish"):
-        results = [finish(run, folder, curves) for run, folder in zip(runs, folders, strict=True)]
+    with preparing(runs, curves and team.is_main and any(folders)):
+        with Tracking(trackers if team.is_main else (), runs, paths, watcher) as tracking:
+            Cohort(runs, paths, tracking, phases, calibrates=curves).train()
+        if test_rows := sum(len(run.task.test) for run in runs):
+            watcher.on_message(f"answering {test_rows:,} test rows")
+        with phases("finish"):
+            results = [
+                finish(run, folder, curves, phases)
+                for run, folder in zip(runs, folders, strict=True)
+            ]
     for run in runs:
         if run.cost is not None:
             run.cost["phases"] = phases.seconds()

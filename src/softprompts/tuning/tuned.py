@@ -22,6 +22,7 @@ from ..errors import UserError, setting, spelled
 from ..files import find_path
 from ..prompt import Prompt, folded_prompt
 from ..tasks import (
+    Example,
     Row,
     TextFormat,
     check_template,
@@ -31,6 +32,7 @@ from ..tasks import (
     score,
     table_rows,
 )
+from ..tasks.score_report import MAJORITY, score_report
 from .advice import advice
 from .evaluate import Predictor
 from .progress import RowProgress
@@ -39,7 +41,7 @@ Question = str | Mapping[str, Any]
 """A text, or a row with the columns of the prompt's task."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Tuned:
     """A folded prompt, the frozen model that it works with, and its card."""
 
@@ -56,6 +58,17 @@ class Tuned:
     """Scores of the rows that the prompt is judged by, for paired tests; empty if unknown."""
     tournament: TournamentRecord | None = None
     """How its settings were chosen, if by a tournament just now or in the same folder."""
+
+    def __repr__(self) -> str:
+        """One line, which a notebook shows: the task, the model, and the score with its doubt."""
+        card, shown = self.card, ""
+        if card.task.metrics and card.metric in card.judged.get("metrics", {}):
+            report, split = card.judged, "test" if "test" in card.scores else "validation"
+            low, high = report["intervals"].get(card.metric, (None, None))
+            doubt = "" if low is None else f" [{low:.1f}, {high:.1f}]"
+            score = f"{card.metric} {report['metrics'][card.metric]:.1f}"
+            shown = f": {score}{doubt} on {report['rows']:,} {split} rows"
+        return f"<Tuned {card.task.name} on {card.backbone.name}, {card.method}{shown}>"
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -124,14 +137,35 @@ class Tuned:
     ) -> dict[str, float]:
         """The scores on labelled rows with the task's columns: data in memory as for `tune`, a
         file, or a `split` of a dataset."""
+        examples, predictions = self._answered(data, split, scoring, skip_bad_rows, verbose)
+        metrics = self.card.task.metrics or self.form.metrics
+        return rounded(score(metrics, examples, predictions, self.form.labels))
+
+    def report(
+        self,
+        data: Any,
+        split: str = "validation",
+        scoring: str | None = None,
+        skip_bad_rows: bool = False,
+        verbose: bool = True,
+    ) -> dict[str, Any]:
+        """As `evaluate`, with the number of rows, 95 % intervals, the majority class with a paired
+        test, precision and recall of each class, and the confusion matrix."""
+        examples, predictions = self._answered(data, split, scoring, skip_bad_rows, verbose)
+        metrics = self.card.task.metrics or self.form.metrics
+        majority = self.card.task.commonest
+        baselines = {MAJORITY: [majority] * len(examples)} if majority is not None else {}
+        return score_report(examples, predictions, metrics, self.form.labels, baselines).plain()
+
+    def _answered(
+        self, data: Any, split: str, scoring: str | None, skip_bad_rows: bool, verbose: bool
+    ) -> tuple[list[Example], list[str]]:
         name = str(data) if isinstance(data, str | os.PathLike) else register_rows(data)
         rows = read_rows(name, split)
         self.form.check_columns(rows)
         examples = self.form.examples(rows, skip_bad_rows, "validation")
         inputs = [example.input for example in examples]
-        predictions = self.predictor(scoring)(inputs, RowProgress(len(inputs), verbose))
-        metrics = self.card.task.metrics or self.form.metrics
-        return rounded(score(metrics, examples, predictions, self.form.labels))
+        return examples, self.predictor(scoring)(inputs, RowProgress(len(inputs), verbose))
 
     def probabilities(
         self, questions: Sequence[Question], verbose: bool = True
