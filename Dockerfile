@@ -2,12 +2,14 @@
 #   docker build -t softprompts .
 #   docker run -p 127.0.0.1:8000:8000 -v ./library:/library:ro -v ./keys.txt:/keys.txt:ro \
 #     softprompts --library /library --model google/flan-t5-small --api-keys /keys.txt
+# For machines of a Ray cluster: docker build --build-arg EXTRAS=serve,ray -t softprompts .
 FROM python:3.12-slim
 
+ARG EXTRAS=serve
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE NOTICE ./
 COPY src ./src
-RUN pip install --no-cache-dir -c constraints.txt ".[serve]" && rm -rf /src/build
+RUN pip install --no-cache-dir -c constraints.txt ".[${EXTRAS}]" && rm -rf /src/build
 
 # Models are downloaded to /models; mount a folder there to keep them.
 ENV HF_HOME=/models PYTHONUNBUFFERED=1

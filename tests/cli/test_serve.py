@@ -1,8 +1,11 @@
 """`softprompts serve` as a process of its own, and `softprompts predict --server`."""
 
 import json
+import re
 import signal
+import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +18,9 @@ from softprompts.backbone import Backbone
 from softprompts.cli import main
 from softprompts.cli.flags import given
 from softprompts.cli.serve import _parser
+from softprompts.cli.serve_fleet import check_fleet, shortage_of
 from softprompts.config.serve import ServeSettings
+from softprompts.errors import UserError
 from softprompts.serving.client import VARIABLE
 
 from ..processes import ForkServer, Process
@@ -177,7 +182,10 @@ def test_a_wrong_address_is_refused(
         (["--library", ".", "--api-keys", "nowhere"], "nowhere does not exist."),
         (["--library", ".", "--host", "0.0.0.0"], "Anyone who can reach 0.0.0.0 could use the"),
         (["--library", "."], "There is no prompt in .; name the model to serve with --model."),
-        (["--library", ".", "--model", "x", "--port", "PORT"], "(Address already in use)"),
+        (["--library", ".", "--model", "t5-tiny", "--port", "PORT"], "(Address already in use)"),
+        (["--library", ".", "--replicas", "2"], "--replicas needs --ray, which starts replicas"),
+        (["--library", ".", "--ray", "--studio"], "The studio needs a server without --ray"),
+        (["--ray", "--replicas", "3", "--max-replicas", "2"], "2 is less than --replicas 3; raise"),
     ],
 )
 def test_bad_input_is_refused_without_torch(
@@ -218,6 +226,28 @@ def test_sigterm_finishes_what_was_taken(served: Served) -> None:
     assert {line["event"] for line in lines} == {"request"}
 
 
+def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"pip install 'softprompts\[ray\]'"):
+        check_fleet("auto", ServeSettings(), ())
+
+
+@pytest.mark.parametrize(
+    ("resources", "gpus", "message"),
+    [
+        ({"CPU": 6.0}, 0, None),
+        ({"CPU": 8.0, "GPU": 3.0}, 1, None),
+        ({"CPU": 5.0}, 0, "The cluster has 5 CPUs, and 3 replicas need 6; add machines"),
+        ({"CPU": 8.0, "GPU": 2.0}, 1, "The cluster has 2 GPUs, and 3 replicas need 3; add"),
+    ],
+)
+def test_a_cluster_that_is_too_small_is_reported(
+    resources: dict[str, float], gpus: int, message: str | None
+) -> None:
+    shortage = shortage_of(resources, ServeSettings(replicas=3, replica_cpus=2.0), gpus)
+    assert shortage is message is None or (shortage or "").startswith(message or "?")
+
+
 def test_containers_are_started_with_flags_that_exist() -> None:
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     entry, default = (
@@ -235,9 +265,35 @@ def test_containers_are_started_with_flags_that_exist() -> None:
         assert [str(folder) for folder in options.library] == ["/library"]
     assert settings.api_keys == "/run/secrets/api_keys"
     assert int(service["stop_grace_period"].rstrip("s")) > settings.grace
-    copied = " ".join(line for line in lines if line.startswith("COPY"))
+
+
+def test_containers_have_what_they_install_and_mount() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    lines = dockerfile.replace("\\\n", " ").splitlines()
+    copied = [name for line in lines if line.startswith("COPY ") for name in line.split()[1:-1]]
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
-    for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "NOTICE", "src"):
+    for name in copied:
         assert (ROOT / name).exists()
         assert f"!{name}" in ignored
-        assert name in copied
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    installed = {"src", "pyproject.toml", "constraints.txt", project["readme"]}
+    assert {*copied} == {*installed, *project["license-files"]}
+    extras = re.findall(r"EXTRAS=([a-z,]+)", dockerfile)
+    assert len(extras) == 2
+    assert {name for names in extras for name in names.split(",")} <= {
+        *project["optional-dependencies"]
+    }
+    (check,) = (line for line in lines if line.strip().startswith("HEALTHCHECK"))
+    python, flag, code = json.loads(check.partition("CMD ")[2])
+    assert (python, flag) == ("python", "-c")
+    compile(code, "HEALTHCHECK", "exec")
+    assert f":{ServeSettings().port}/ready" in code
+    assert f"EXPOSE {ServeSettings().port}" in lines
+    compose = yaml.safe_load((ROOT / "compose.yaml").read_text())
+    service = compose["services"]["softprompts"]
+    assert {*service["secrets"]} == {*compose["secrets"]}
+    mounted = {volume.split(":")[0] for volume in service["volumes"]}
+    assert {name for name in mounted if not name.startswith(".")} == {*compose["volumes"]}
+    (port,) = service["ports"]
+    assert port.startswith("127.0.0.1:")
+    assert port.endswith(f":{ServeSettings().port}")

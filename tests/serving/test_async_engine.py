@@ -409,6 +409,40 @@ def test_batches_are_as_large_as_the_latency_allows(
     assert smallest <= max(sizes) <= largest
 
 
+@torch.no_grad()
+def test_answers_begin_together_beside_many_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All in progress wait while others begin."""
+    backbone = random_model("t5")
+    monkeypatch.setattr(type(backbone), "eos_ids", set())  # no answer ends early
+    engine = AsyncEngine(backbone, prompts={"free": tuned(backbone, 7, [], length=3)})
+    prompt, worker, begun = engine.store.load("free"), engine.worker, list[int]()
+    begin = worker._begin
+
+    def counted(jobs: list[Job]) -> None:
+        begun.append(len(jobs))
+        begin(jobs)
+
+    def jobs(count: int) -> list[Job]:
+        sampling = Sampling(max_tokens=60, stream=False)
+        return [
+            Job(prompt, TEXTS[0], "tenant", 0, None, Mock(), sampling=sampling)
+            for _ in range(count)
+        ]
+
+    monkeypatch.setattr(worker, "_begin", counted)
+    worker._round(jobs(1))
+    worker._round(jobs(2))
+    assert begun == [1, 2], "few in progress are not kept waiting for long"
+    worker._round(jobs(29))
+    begun.clear()
+    for _ in range(12):
+        worker._round(jobs(1))
+    assert begun == [4, 5]
+    for _ in range(8):
+        worker._round([])
+    assert begun == [4, 5, 3], "none waits for more than eight tokens"
+
+
 def test_closing_finishes_what_was_taken_or_gives_it_up() -> None:
     backbone = random_model("t5")
     prompts = {"free": tuned(backbone, 1, [])}

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,42 @@ def test_prompts_come_go_and_change_without_a_restart(
     named = [record.getMessage() for record in caplog.records]
     assert sum("The prompt p1 cannot be used" in text for text in named) == 1
     assert sum("The prompt p2 cannot be used" in text for text in named) == 1
+
+
+def test_a_prompt_that_is_being_replaced_is_waited_for(tmp_path: Path) -> None:
+    """For a moment neither version has its name."""
+    backbone, library = random_model("t5"), tmp_path / "library"
+    fill(library, backbone, range(2), length=3)
+    fill(tmp_path / "runs", backbone, range(1, 2), length=4)
+    store = PromptStore(backbone, [library], {}, 2**30)
+    assert store.load("p1").tuned.prompt.config.length == 3
+    (library / "p1").rename(library / ".old-p1")
+    assert store.names() == ["p0", "p1"]
+    swap = threading.Timer(0.1, (tmp_path / "runs" / "p1").rename, [library / "p1"])
+    swap.start()
+    assert store.card("p1").card.prompt.length == 4
+    assert store.load("p1").tuned.prompt.config.length == 4
+    swap.join()
+    (library / "p0").rename(tmp_path / "removed")
+    with pytest.raises(UnknownPrompt):
+        store.card("p0")
+
+
+def test_a_removed_prompt_leaves_the_device_though_nobody_asks_for_it(tmp_path: Path) -> None:
+    backbone = random_model("t5")
+    fill(tmp_path / "library", backbone, range(3), length=3)
+
+    async def ask(engine: AsyncEngine) -> None:
+        for seed in range(3):
+            await engine.classify(f"p{seed}", TEXTS[0])
+        assert engine.stats().on_device == 3
+        Library(tmp_path / "library").remove("p1")
+        assert engine.names() == ["p0", "p2"]
+        for _ in range(2):  # the worker drops it after a round
+            await engine.classify("p0", TEXTS[0])
+        assert engine.stats().on_device == 2
+
+    serve(backbone, tmp_path / "library", ask)
 
 
 def test_tiers_keep_their_bounds_and_the_answers(tmp_path: Path) -> None:

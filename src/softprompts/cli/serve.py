@@ -2,12 +2,12 @@
 
 import argparse
 import importlib.util
-import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from ..artifacts.file_names import CARD
@@ -17,13 +17,15 @@ from ..files import find_path, read_json
 from ..library import check_exists, default_folder
 from ..serving.keys import Keys, check_open, read_keys
 from ..serving.logs import JsonLog
-from .command import add_model, check_prompt_folder, make_parser, output_folder
+from .command import add_model, check_model, check_prompt_folder, make_parser, output_folder
 from .flags import add_settings, given
 from .output import print_result
+from .serve_fleet import check_fleet, serve_fleet
 
 EXAMPLES = """softprompts serve runs/intent runs/urgency
   softprompts serve --model google/flan-t5-small --library library --api-keys keys.txt
   softprompts serve --library library --studio
+  softprompts serve --library library --ray local --replicas 2
   softprompts serve --library library --host 0.0.0.0 --port 8080 --max-queue 4096"""
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 
@@ -31,7 +33,9 @@ PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 def main(argv: Sequence[str]) -> int:
     """Serve prompts over HTTP: OpenAI's API, where `model` names a prompt."""
     options = _parser().parse_args(argv)
-    settings = ServeSettings.of(given(options))
+    values = given(options)
+    settings = ServeSettings.of(values)
+    check_fleet(options.ray, settings, values)
     folders = _folders(options)
     keys = read_keys(settings.api_keys or None)
     check_open(keys, settings.host, settings.open)
@@ -41,8 +45,14 @@ def main(argv: Sequence[str]) -> int:
             f"The server needs {listing(missing)}; run pip install 'softprompts[serve]'."
         )
     model = options.model or _model_of(folders)
+    check_model(model)
     with _listener(settings.host, settings.port) as listener:
-        return _serve(options, settings, folders, keys, model, listener)
+        host, port = listener.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        announce = partial(_announce, options, settings, len(keys), url)
+        if options.ray is None:
+            return _serve(options, settings, folders, keys, model, listener, announce)
+    return serve_fleet(options, settings, folders, keys, model, (host, port), announce)
 
 
 def _serve(
@@ -52,37 +62,43 @@ def _serve(
     keys: Keys,
     model: str,
     listener: socket.socket,
+    announce: Callable[[str, int], None],
 ) -> int:
     from ..backbone import load_backbone
     from ..serving.async_engine import AsyncEngine
-    from ..serving.server import LogHandler, create_app, limits_of, make_server
+    from ..serving.server import create_app, limits_of, make_server
 
     log = JsonLog(quiet=options.quiet, texts=settings.log_texts)
-    for name in ("softprompts", "uvicorn"):
-        logging.getLogger(name).addHandler(LogHandler(log))
-        logging.getLogger(name).propagate = False
+    log.take_over("softprompts", "uvicorn")
     backbone = load_backbone(model, options.dtype, options.device, options.trust_remote_code)
     engine = AsyncEngine(backbone, folders, limits=limits_of(settings))
     server = make_server(create_app(engine, settings, keys, log), settings)
-    host, port = listener.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-    def announce() -> None:
-        count = len(engine.names())
-        result = {"url": url, "model": backbone.name, "prompts": count, "api_keys": len(keys)}
-        who = f"{len(keys)} API keys" if len(keys) else "no API keys"
-        text = f"serving {count} prompts of {backbone.name} at {url} ({who})"
-        if settings.studio:
-            result["studio"] = f"{url}/studio"
-            text += f"\nthe studio is at {url}/studio"
-        print_result(options, result, text)
-        sys.stdout.flush()
-
-    server.on_ready = announce
+    server.on_ready = lambda: announce(backbone.name, len(engine.names()))
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again when it has ended
         signal.signal(number, lambda *_: None)
     server.run(sockets=[listener])
     return 0 if server.started else 1
+
+
+def _announce(
+    options: argparse.Namespace,
+    settings: ServeSettings,
+    keys: int,
+    url: str,
+    model: str,
+    prompts: int,
+) -> None:
+    """Print where the server listens."""
+    result: dict[str, object] = {"url": url, "model": model, "prompts": prompts, "api_keys": keys}
+    text = f"serving {prompts} prompts of {model} at {url} ({keys or 'no'} API keys)"
+    if options.ray is not None:
+        result["replicas"] = settings.replicas
+        text += f", {settings.replicas} replicas"
+    if settings.studio:
+        result["studio"] = f"{url}/studio"
+        text += f"\nthe studio is at {url}/studio"
+    print_result(options, result, text)
+    sys.stdout.flush()
 
 
 def _folders(options: argparse.Namespace) -> list[Path]:
@@ -150,6 +166,14 @@ def _parser() -> argparse.ArgumentParser:
         type=lambda text: output_folder(text, "library", "--library"),
         help="a folder of prompts, which may change while they are served; may be repeated "
         "(default, without PROMPT: SOFTPROMPTS_LIBRARY, or library)",
+    )
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        nargs="?",
+        const="auto",
+        help="serve with replicas on the Ray cluster at ADDRESS (auto: that of this machine; "
+        "local: start one here), whose machines share the folders",
     )
     add_model(parser, "the backbone (default: the one on the prompts' cards)")
     add_settings(parser, ServeSettings, "server")

@@ -43,6 +43,9 @@ class ServeSettings(Settings):
     timeout: float = option(60.0, exclusiveMinimum=0)
     """Seconds after which a request times out."""
 
+    min_priority: int = 0
+    """Least priority that a request may ask for; lower values are answered first, whoever asks."""
+
     grace: float = option(30.0, minimum=0)
     """Seconds to finish accepted requests after SIGTERM."""
 
@@ -78,3 +81,15 @@ class ServeSettings(Settings):
 
     log_texts: bool = False
     """Also log the texts of requests and answers."""
+
+    replicas: int = option(1, minimum=1)
+    """With --ray: copies of the model."""
+
+    max_replicas: int = option(0, minimum=0)
+    """With --ray: add replicas under load, up to this many; 0 adds none."""
+
+    replica_load: int = option(32, minimum=1)
+    """With --ray and --max-replicas: requests in progress that a replica should have."""
+
+    replica_cpus: float = option(1.0, minimum=0)
+    """With --ray: CPUs of a replica. Each also gets a GPU, if the cluster has any."""

@@ -28,11 +28,15 @@ class Asker:
     prompt: str
     tenant: str | None
     timeout: float | None = None
+    priority: int = 0
+    """Higher ones first."""
+
+    @property
+    def _terms(self) -> dict[str, Any]:
+        return {"tenant": self.tenant, "priority": self.priority, "timeout": self.timeout}
 
     async def classify(self, question: Question) -> Classified:
-        return await self.engine.classify(
-            self.prompt, question, tenant=self.tenant, timeout=self.timeout
-        )
+        return await self.engine.classify(self.prompt, question, **self._terms)
 
     async def classify_all(self, questions: Sequence[Question]) -> list[Classified]:
         return await together([self.classify(question) for question in questions])
@@ -54,9 +58,7 @@ class Asker:
                 yield number, replace(piece, index=number * sampling.n + piece.index)
 
     async def _generated(self, question: Question, sampling: Sampling) -> AsyncIterator[Piece]:
-        stream: Any = self.engine.generate(
-            self.prompt, question, sampling, tenant=self.tenant, timeout=self.timeout
-        )
+        stream: Any = self.engine.generate(self.prompt, question, sampling, **self._terms)
         async with aclosing(stream):
             async for piece in stream:
                 yield piece if sampling.stream else replace(piece, text=self._spelled(piece.text))

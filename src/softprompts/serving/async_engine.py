@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..backbone import Backbone
+from ..backbone import Backbone, Conversation
 from ..errors import UserError
 from ..tuning.tuned import Question, Tuned, check_question
 from .example_fit import all_fits
@@ -70,7 +70,11 @@ class AsyncEngine:
         folders = [library] if isinstance(library, str | Path) else library
         self.backbone, self.limits = backbone, limits or Limits()
         self.store = PromptStore(
-            backbone, [Path(folder) for folder in folders], prompts or {}, self.limits.memory_bytes
+            backbone,
+            [Path(folder) for folder in folders],
+            prompts or {},
+            self.limits.memory_bytes,
+            self._retire,
         )
         self.worker = Worker(backbone, self.limits, self._deliver)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -284,6 +288,14 @@ class AsyncEngine:
         """A job for a prompt, whose reply is still to be set."""
         began = time.monotonic()
         prompt = await self._load(name)
+        conversation = question if isinstance(question, Conversation) else None
+        if conversation is not None:
+            if not prompt.predictor.backbone.chat_template:
+                raise BadRequest(
+                    f"The prompt {name} was tuned on single texts, without a chat template; send "
+                    "one message with the role user, and no system message."
+                )
+            question = conversation.messages[-1]["content"]
         try:
             check_question(question, 1)
             inputs = prompt.tuned.inputs([question])
@@ -294,15 +306,16 @@ class AsyncEngine:
                 f"The prompt {name} turns one row into {len(inputs)} inputs; give it rows with one "
                 "question each."
             )
-        if len(inputs[0]) > self.limits.max_characters:
+        text = inputs[0] if conversation is None else conversation.ending(inputs[0])
+        if len(text) > self.limits.max_characters:
             raise TooLong(
-                f"The question has {len(inputs[0])} characters; "
+                f"The question has {len(text)} characters; "
                 f"at most {self.limits.max_characters} are allowed."
             )
         timeout = self.limits.timeout if timeout is None else timeout
         deadline = None if timeout is None else began + timeout
         flow = f"prompt {name}" if tenant is None else f"tenant {tenant}"
-        return Job(prompt, inputs[0], flow, priority, deadline, ignore)
+        return Job(prompt, text, flow, priority, deadline, ignore)
 
     async def result(self, job: Job) -> Message:
         """The only message for a job."""

@@ -62,9 +62,9 @@ class DeviceTier:
         keep = {prompt.key for prompt in prompts}
         for prompt in prompts:
             prompt.uses += 1
-            if len(prompt.rows) and self.vectors.get(prompt.key) is None:
+            if prompt.size and self.vectors.get(prompt.key) is None:
                 self.vectors.put(prompt.key, prompt.rows, keep)
-            head = prompt.tuned.prompt.head
+            head = prompt.head
             if head is not None and prompt.key not in self.heads:
                 rows = torch.cat([head.weight, head.bias[:, None]], dim=1).detach()
                 self.heads.put(prompt.key, rows, keep)
@@ -75,7 +75,7 @@ class DeviceTier:
         for prompt in prompts:
             known = self.prefixes is not None and self.prefixes.get(prompt.key) is not None
             # a table that is full is not refilled by prompts that come only once
-            free = self.prefixes is None or self.prefixes.has_space(len(prompt.rows))
+            free = self.prefixes is None or self.prefixes.has_space(prompt.size)
             if not known and (free or prompt.uses > 1) and prompt.key in self.vectors:
                 missing.append(prompt)
         if not missing or not self.caches_prompts:
@@ -158,7 +158,7 @@ class ServedBank(PromptBank):
     def _row_vectors(self, numbers: Sequence[int], text: Text, backbone: Backbone) -> Tensor:
         self.routes = {}
         pool = self.tier.vectors
-        stored = [pool.rows(p.key) if p.key in pool else NO_ROWS for p in self.prompts]
+        stored = [pool.rows(prompt.key) for prompt in self.prompts]
         configs = [predictor.prompt.config for predictor in self.predictors]
         constant = [NO_ROWS if self.prompts[n].routed else stored[n] for n in numbers]
         vectors = pool.gather(constant, max(configs[n].length for n in numbers))
@@ -187,8 +187,7 @@ class ServedBank(PromptBank):
         by_text = set(by_text)
         super()._route_rows(vectors, by_text, numbers, text, backbone)
         for row, number in enumerate(numbers):
-            prompt = self._prompt(number)
-            if number in by_text and prompt.reads_text:
+            if number in by_text and (prompt := self._prompt(number)).reads_text:
                 part = text.rows([row])
                 probabilities = prompt.router_probabilities(
                     part.embeds, backbone.content_mask(part)
@@ -215,6 +214,8 @@ class ServedBank(PromptBank):
 
     def _cached(self, queries: Sequence[Query]) -> list[bool]:
         tier = self.tier
+        if not tier.caches_prompts:
+            return [False] * len(queries)
         usable = [self._continues_opening(number, row) for number, row in queries]
         numbers = {number for (number, _), use in zip(queries, usable, strict=True) if use}
         tier.read([self.prompts[number] for number in sorted(numbers)])

@@ -48,7 +48,7 @@ class FairQueue(Generic[Item]):
             turns = self._turns[priority]
             while turns:
                 tenant, waiting = next(iter(turns.items()))
-                credit = self._credit.get((priority, tenant), 0)
+                credit = self._credit.get((priority, tenant), QUANTUM)
                 while waiting and waiting[0][1] <= credit:
                     item, cost = waiting[0]
                     if len(taken) >= most or (taken and cost > budget) or not fits(item):

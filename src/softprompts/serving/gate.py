@@ -23,6 +23,8 @@ STUDIO = "/studio"
 """The pages for browsers, which ask for a key and send it as the password of Basic authentication.
 All other paths refuse that: a browser would send it along with forms of other sites."""
 REQUEST_ID = "x-request-id"
+TIMEOUT = "x-request-timeout"
+"""The header with the seconds that a request has."""
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _EXCHANGE = "softprompts.exchange"
 DRAINED = 8
@@ -79,6 +81,33 @@ def _password(sent: str) -> str | None:
         return None
 
 
+def admit(path: str, headers: Mapping[bytes, bytes], keys: Keys, max_body: int) -> Key | HttpError:
+    """The key of a request, or why the request is refused before its body is read."""
+    key = ANYONE
+    if path not in PUBLIC:
+        browser = path == STUDIO or path.startswith(f"{STUDIO}/")
+        sent = headers.get(b"authorization", b"").decode("latin-1")
+        known = keys.find(_password(sent) if browser else _bearer(sent))
+        if known is None:
+            challenge = 'Basic realm="API key as the password"' if browser else "Bearer"
+            return HttpError(
+                401,
+                "The API key is missing or wrong; send one as Authorization: Bearer KEY.",
+                "invalid_api_key",
+                headers={"WWW-Authenticate": challenge},
+            )
+        key = known
+    length = headers.get(b"content-length", b"0")
+    if length.isdigit() and int(length) > max_body:
+        return _too_large(max_body)
+    return key
+
+
+def _too_large(max_body: int) -> HttpError:
+    size = f"{max_body / 2**20:,.3g} MiB"
+    return HttpError(413, f"The request is larger than {size}; send fewer or shorter texts.")
+
+
 class Gate:
     """ASGI middleware around the whole application."""
 
@@ -111,44 +140,19 @@ class Gate:
             await send(message)
 
         try:
-            refusal = self._refusal(scope["path"], headers, exchange)
-            if refusal is None:
+            admitted = admit(scope["path"], headers, self.keys, self.max_body)
+            if isinstance(admitted, Key):
+                exchange.key = admitted
                 await self.app(scope, self._limited(receive), send_with_id)
             else:
                 await self._drain(receive, headers)
-                await refusal.response()(scope, receive, send_with_id)
+                await admitted.response()(scope, receive, send_with_id)
         except Exception as error:
             self.log.error("failed", error, request_id=exchange.request_id)
             if not exchange.status:
                 await failure(exchange).response()(scope, receive, send_with_id)
         finally:
             self._finish(scope, exchange)
-
-    def _refusal(
-        self, path: str, headers: Mapping[bytes, bytes], exchange: Exchange
-    ) -> HttpError | None:
-        """Why a request is refused before its body is read, if it is."""
-        if path not in PUBLIC:
-            browser = path == STUDIO or path.startswith(f"{STUDIO}/")
-            sent = headers.get(b"authorization", b"").decode("latin-1")
-            key = self.keys.find(_password(sent) if browser else _bearer(sent))
-            if key is None:
-                challenge = 'Basic realm="API key as the password"' if browser else "Bearer"
-                return HttpError(
-                    401,
-                    "The API key is missing or wrong; send one as Authorization: Bearer KEY.",
-                    "invalid_api_key",
-                    headers={"WWW-Authenticate": challenge},
-                )
-            exchange.key = key
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self.max_body:
-            return self._too_large()
-        return None
-
-    def _too_large(self) -> HttpError:
-        size = f"{self.max_body / 2**20:,.3g} MiB"
-        return HttpError(413, f"The request is larger than {size}; send fewer or shorter texts.")
 
     async def _drain(self, receive: Receive, headers: Mapping[bytes, bytes]) -> None:
         """Read a body that is refused, within bounds."""
@@ -178,7 +182,7 @@ class Gate:
             size += len(message.get("body", b""))
             complete = not message.get("more_body", False)
             if size > self.max_body:
-                raise self._too_large()
+                raise _too_large(self.max_body)
             return message
 
         return limited

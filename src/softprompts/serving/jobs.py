@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -75,9 +76,12 @@ class Answer:
         self.backbone, self.ends, self.limit = backbone, backbone.eos_ids, job.max_tokens
         self.ids: list[int] = []
         self.finish_reason: str | None = None
-        self._noise = random.Random(f"{sampling.seed}/{index}")
         self._sent, self._tokens = "", 0
         self._logprobs: list[TokenLogprob] = []
+
+    @cached_property
+    def _noise(self) -> random.Random:
+        return random.Random(f"{self.sampling.seed}/{self.index}")
 
     def draw(self) -> float:
         """The next number of this answer's own stream, from 0 to 1."""

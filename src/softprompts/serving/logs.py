@@ -1,6 +1,7 @@
 """Logs as JSON lines on standard error. No texts of requests or answers, unless asked for."""
 
 import json
+import logging
 import sys
 import threading
 import time
@@ -12,10 +13,16 @@ class JsonLog:
     """Writes one JSON object per line; from any thread."""
 
     def __init__(
-        self, stream: TextIO | None = None, quiet: bool = False, texts: bool = False
+        self,
+        stream: TextIO | None = None,
+        quiet: bool = False,
+        texts: bool = False,
+        replica: str | None = None,
     ) -> None:
-        """`quiet`: only warnings and errors. `texts`: keep the texts of requests and answers."""
+        """`quiet`: only warnings and errors. `texts`: keep the texts of requests and answers.
+        `replica`: who writes it, on every line."""
         self.stream, self.quiet, self.texts = stream, quiet, texts
+        self._fields = {} if replica is None else {"replica": replica}
         self._lock = threading.Lock()
 
     def info(self, event: str, **fields: Any) -> None:
@@ -37,7 +44,22 @@ class JsonLog:
     def _write(self, level: str, event: str, fields: dict[str, Any]) -> None:
         now = time.time()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03}Z"
-        entry = {"time": stamp, "level": level, "event": event, **fields}
+        entry = {"time": stamp, "level": level, "event": event, **self._fields, **fields}
         line = json.dumps(entry, default=str)  # ASCII: no text can break a line
         with self._lock:
             print(line, file=self.stream or sys.stderr, flush=True)
+
+    def take_over(self, *names: str) -> None:
+        """Write the warnings of these loggers of Python's, too."""
+        for name in names:
+            logging.getLogger(name).addHandler(_Handler(self))
+            logging.getLogger(name).propagate = False
+
+
+class _Handler(logging.Handler):
+    def __init__(self, log: JsonLog) -> None:
+        super().__init__(logging.WARNING)
+        self.log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.log.warn("log", message=record.getMessage(), logger=record.name)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ..backbone import Conversation
 from ..errors import closest
 from .requests import BadRequest, Sampling
 
@@ -68,12 +69,20 @@ class Body(BaseModel):
         return self
 
 
+class Ask(Body):
+    """A request for answers."""
+
+    priority: int = Field(
+        0, ge=-(2**31), lt=2**31, description="lower values are answered first, as on vLLM"
+    )
+
+
 class StreamOptions(BaseModel):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class Generation(Body):
+class Generation(Ask):
     """What completions and chat have in common. Without a temperature, answers are greedy."""
 
     stream: bool | None = None
@@ -137,10 +146,25 @@ class TextPart(BaseModel):
 class Message(BaseModel):
     role: str
     content: str | list[TextPart] | None = None
+    tool_calls: list[Any] | None = None
+
+    def plain(self) -> dict[str, str]:
+        """As a chat template reads it."""
+        role = "system" if self.role == "developer" else self.role
+        if role not in ("system", "user", "assistant") or self.tool_calls:
+            raise BadRequest(
+                "Messages have the roles system, developer, user and assistant; tools and "
+                f"functions are not supported (role {self.role[:NAME_LIMIT]!r})."
+            )
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise BadRequest(f"A message of the role {role} is not valid Unicode text.")
+        return {"role": role, "content": text}
 
 
 class ChatRequest(Generation):
-    """`POST /v1/chat/completions`: one message of the user."""
+    """`POST /v1/chat/completions`: a message of the user, or a conversation that ends with one."""
 
     kind: ClassVar[str] = "chat.completion"
 
@@ -150,19 +174,11 @@ class ChatRequest(Generation):
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
 
     def questions(self) -> list[Question]:
-        """The text of the only message: prompts are tuned on single texts."""
-        roles = [message.role for message in self.messages]
-        if any(role in ("system", "developer") for role in roles):
-            raise BadRequest(
-                "A tuned prompt takes the place of a system message; send the user's message only."
-            )
-        if roles != ["user"]:
-            raise BadRequest(
-                "Prompts are tuned on single texts, without earlier turns; send one message with "
-                "the role user."
-            )
-        content = self.messages[0].content or ""
-        return [content if isinstance(content, str) else "".join(part.text for part in content)]
+        """The conversation, or its only message."""
+        messages = [message.plain() for message in self.messages]
+        if not messages or messages[-1]["role"] != "user":
+            raise BadRequest("The last message must have the role user; the answer follows it.")
+        return [messages[0]["content"] if len(messages) == 1 else Conversation.of(messages)]
 
     def as_sampling(self) -> Sampling:
         if self.top_logprobs is not None and not self.logprobs:
@@ -171,7 +187,7 @@ class ChatRequest(Generation):
         return self.sampling(logprobs, self.max_completion_tokens or self.max_tokens)
 
 
-class ClassifyRequest(Body):
+class ClassifyRequest(Ask):
     """`POST /v1/classify`, as vLLM has it: texts, or rows, to choose labels for."""
 
     input: Question | list[Question]

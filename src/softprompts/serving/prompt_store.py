@@ -4,11 +4,13 @@ Names come from the folders, never from a request: a request's name is looked up
 prompt is read when it is first asked for, and again when its files have changed.
 """
 
+import contextlib
 import logging
+import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,12 +18,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..artifacts.file_names import CARD
+from ..artifacts.file_names import CARD, PROMPT
 from ..artifacts.library_folder import LibraryFolder
 from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone
 from ..errors import UserError, closest
+from ..files import is_being_replaced
 from ..library.search import summary
+from ..prompt.head import LinearHead
 from ..prompt.route import GumbelRoute, LinearRouter, TopRoute
 from ..tuning.bank import constant_vectors, opening_ids
 from ..tuning.evaluate import Predictor
@@ -38,7 +42,7 @@ SETTLING_NS = 10**9
 """A folder that was changed so recently may change again without a new time."""
 HINTS = 1000
 """The most prompts to look for a similar name among: ten thousand take half a second."""
-PATIENCE = 0.05
+PATIENCE = 1.0
 """Seconds to wait for a folder that is being replaced."""
 
 KNOWN_OPTIONS = {"k", "noise", "temperature"}
@@ -56,10 +60,12 @@ class LoadedPrompt:
     stamp: str
     tuned: Tuned
     predictor: Predictor
+    signature: "Signature | None" = None
+    """Of its files when it was read; None: it has none."""
     uses: int = 0
     """Batches that it was in."""
 
-    @property
+    @cached_property
     def key(self) -> Key:
         return self.name, self.stamp
 
@@ -90,6 +96,15 @@ class LoadedPrompt:
         return torch.cat([prompt.table.flatten(0, 1), *prompt.router_tensors().values()])
 
     @cached_property
+    def size(self) -> int:
+        """How many `rows` it has."""
+        return len(self.rows)
+
+    @cached_property
+    def head(self) -> LinearHead | None:
+        return self.tuned.prompt.head
+
+    @cached_property
     def opening(self) -> list[int] | None:
         """The ids before it in every text; None if they or its vectors depend on the text."""
         return opening_ids(self.predictor, not self.tuned.prompt.reads_text)
@@ -98,6 +113,31 @@ class LoadedPrompt:
     def nbytes(self) -> int:
         parts = [*self.tuned.prompt.state_dict().values(), *([self.rows] if self.routed else [])]
         return OVERHEAD + sum(int(part.nbytes) for part in parts)
+
+
+Signature = list[tuple[str, int, int, int]]
+"""Of each file: its path, and its time, size and inode."""
+
+
+def _signature(folder: Path) -> Signature:
+    """What tells whether the files of a prompt have changed; less than a stamp, and quicker."""
+    paths = [os.path.join(folder, name) for name in (CARD, PROMPT)]
+    stats = [os.stat(path) for path in paths]
+    return [
+        (path, file.st_mtime_ns, file.st_size, file.st_ino)
+        for path, file in zip(paths, stats, strict=True)
+    ]
+
+
+def _is_unchanged(signature: Signature | None) -> bool:
+    try:
+        for path, *before in signature or ():
+            file = os.stat(path)
+            if before != [file.st_mtime_ns, file.st_size, file.st_ino]:
+                return False
+    except OSError:
+        return False
+    return True
 
 
 class PromptStore:
@@ -109,13 +149,15 @@ class PromptStore:
         folders: Sequence[Path],
         prompts: Mapping[str, Tuned],
         memory_bytes: int,
+        on_forget: Callable[[str], object] = lambda name: None,
     ) -> None:
+        """`on_forget` is called, in any thread, with the name of a prompt that was removed."""
         for folder in folders:
             if not folder.is_dir():
                 raise UserError(f"There is no folder {folder} to serve prompts from.")
         self.backbone, self.folders, self.memory_bytes = backbone, list(folders), memory_bytes
-        self.loads = 0
-        self._lock = threading.RLock()
+        self.on_forget, self.loads = on_forget, 0
+        self._lock, self._listing = threading.RLock(), threading.Lock()
         self._paths: dict[str, Path] = {}
         self._times: dict[Path, int] = {}
         """When each folder had changed last at its last listing; 0: it may have changed since."""
@@ -131,14 +173,13 @@ class PromptStore:
 
     def names(self) -> list[str]:
         """All usable prompts; new ones have their cards checked."""
-        with self._lock:
-            self._list()
-            unchecked = [name for name in self._paths if name not in self._checked]
-        for name in unchecked:
-            try:
-                self.card(name)
-            except (UnknownPrompt, BrokenPrompt):
-                continue
+        with self._listing:  # whoever comes second need not check them again
+            with self._lock:
+                self._list()
+                unchecked = [name for name in self._paths if name not in self._checked]
+            for name in unchecked:
+                with contextlib.suppress(UnknownPrompt, BrokenPrompt):
+                    self.card(name)
         with self._lock:
             return sorted({*self._fixed, *(self._paths.keys() & self._checked)})
 
@@ -151,20 +192,22 @@ class PromptStore:
         """A prompt's card; raises `UnknownPrompt` or `BrokenPrompt`."""
         if name in self._fixed:
             return ServedPrompt(name, self._fixed[name].tuned.card, 0)
-        path, stamp = self._find(name)
-        with self._lock:
-            cached = self._cards.get(name)
-            if cached is not None and cached[0] == stamp:
-                self._cards.move_to_end(name)
-                return cached[1]
-        try:
-            card = RunFolder(path).card()
-            card.check_backbone(self.backbone, name)
-            card.answering()
-            created = int((path / CARD).stat().st_mtime)
-        except (UserError, OSError) as error:
-            raise self._unusable(name, stamp, error) from None
-        served = ServedPrompt(name, card, created)
+        served: ServedPrompt | None = None
+        while served is None:
+            path, stamp = self._find(name)
+            with self._lock:
+                cached = self._cards.get(name)
+                if cached is not None and cached[0] == stamp:
+                    self._cards.move_to_end(name)
+                    return cached[1]
+            try:
+                card = RunFolder(path).card()
+                card.check_backbone(self.backbone, name)
+                card.answering()
+                served = ServedPrompt(name, card, int((path / CARD).stat().st_mtime))
+            except (UserError, OSError) as error:
+                if RunFolder(path).stamp() == stamp:  # it is not just being replaced
+                    raise self._unusable(name, stamp, error) from None
         with self._lock:
             self._checked.add(name)
             self._cards[name] = stamp, served
@@ -200,11 +243,16 @@ class PromptStore:
                 del found[name]
             paths |= found
         for name in self._paths.keys() - paths.keys():
-            self._forget(name)
+            path = self._paths[name]
+            if is_being_replaced(path) or RunFolder(path).has_prompt:
+                paths[name] = path
+            else:
+                self._forget(name)
         self._paths = paths
 
     def _forget(self, name: str) -> None:
         self._unload(name)
+        self.on_forget(name)
         self._checked.discard(name)
         self._cards.pop(name, None)
         self._broken.pop(name, None)
@@ -223,13 +271,15 @@ class PromptStore:
             stamp = run.stamp()
             if run.has_prompt:
                 break
-            if time.monotonic() > until:
+            if not (is_being_replaced(path) and time.monotonic() < until):
+                if run.has_prompt:  # it was replaced just now
+                    continue
                 with self._lock:
                     self._times.clear()
                     self._list()
                     self._checked.discard(name)
                 raise self._unknown(name)
-            time.sleep(PATIENCE / 10)
+            time.sleep(PATIENCE / 100)
         with self._lock:
             broken = self._broken.get(name)
             if broken is not None and broken[0] == stamp:
@@ -265,8 +315,9 @@ class PromptStore:
             return prompt
 
     def _is_current(self, prompt: LoadedPrompt) -> bool:
-        path = self._paths.get(prompt.name)
-        return path is not None and RunFolder(path).stamp() == prompt.stamp
+        """Whether its files are those that were read; every request asks this."""
+        found = self._paths.get(prompt.name)
+        return found == prompt.tuned.folder and _is_unchanged(prompt.signature)
 
     def load(self, name: str) -> LoadedPrompt:
         """The prompt, read from disk unless it is in memory."""
@@ -277,6 +328,7 @@ class PromptStore:
                 weights, card = RunFolder(path).load(self.backbone)
                 check_widths(weights, card, self.backbone, path)
                 prompt = self._prepared(name, stamp, Tuned(weights, self.backbone, card, path))
+                prompt.signature = _signature(path)
             except (UserError, OSError) as error:
                 if RunFolder(path).stamp() == stamp:
                     raise self._unusable(name, stamp, error) from None

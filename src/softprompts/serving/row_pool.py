@@ -49,7 +49,8 @@ class RowPool:
         return rows
 
     def rows(self, key: Hashable) -> Rows:
-        return self._rows[key]
+        """The rows of a key; none if it is not here."""
+        return self._rows.get(key, NO_ROWS)
 
     def has_space(self, count: int) -> bool:
         """Whether `count` rows are free, or still to be had."""
@@ -58,12 +59,11 @@ class RowPool:
     def put(self, key: Hashable, vectors: Tensor, keep: Collection[Hashable] = ()) -> Rows | None:
         """Store `vectors` [M, F]; None if they do not fit beside those to `keep`."""
         count = len(vectors)
-        for old in [old for old in self._rows if old not in keep]:
-            if self.has_space(count):
-                break
-            self.drop(old)
-        if not self.has_space(count):
-            return None
+        while not self.has_space(count):
+            oldest = next((other for other in self._rows if other not in keep), None)
+            if oldest is None:
+                return None
+            self.drop(oldest)
         while len(self._free) < count:
             self._grow()
         rows = np.array([self._free.pop() for _ in range(count)], dtype=np.int64)

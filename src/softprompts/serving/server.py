@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import os
 import socket
 import sys
@@ -23,12 +22,13 @@ from ..errors import UserError
 from ..version import __version__
 from .answers import Asker, unless_gone
 from .async_engine import AsyncEngine
-from .gate import Exchange, Gate, exchange_of, failure
+from .gate import TIMEOUT, Exchange, Gate, exchange_of, failure
 from .http_errors import GONE, ClientGone, HttpError, as_http, unknown_prompt
 from .keys import ANYONE, Keys, read_keys
 from .logs import JsonLog
 from .metrics import Metrics
 from .openai_api import (
+    Ask,
     Body,
     ChatRequest,
     ClassifyRequest,
@@ -120,7 +120,7 @@ class Api:
         else:
             self._check_unrestricted(request)
             rows = [row for row in inputs if isinstance(row, dict)]
-            work = self.engine.embed(rows, timeout=self._time(body))
+            work = self.engine.embed(rows, timeout=self._time(body, request))
             vectors = [await unless_gone(request, work)]
         return embeddings(self.backbone, vectors, body.encoding_format == "base64")
 
@@ -134,7 +134,7 @@ class Api:
         key = exchange_of(request).key
         k = body.top if key.prompts is None else sys.maxsize
         fits = await unless_gone(
-            request, self.engine.search(body.rows, k, timeout=self._time(body))
+            request, self.engine.search(body.rows, k, timeout=self._time(body, request))
         )
         allowed = [fit for fit in fits if key.allows(fit.name)][: body.top]
         return {"object": "list", "data": [{"id": f.name, "score": f.score} for f in allowed]}
@@ -146,7 +146,7 @@ class Api:
         exchange = exchange_of(request)
         served = await self._served(body.model, exchange)
         questions = self._checked(body.questions(), served)
-        rows = await unless_gone(request, self._asker(exchange, body).classify_all(questions))
+        rows = await unless_gone(request, self._asker(request, body).classify_all(questions))
         exchange.prompt_tokens = sum(row.prompt_tokens for row in rows)
         exchange.texts = {"input": questions, "output": [row.label for row in rows]}
         return classification(body.model, exchange.request_id, rows)
@@ -166,7 +166,7 @@ class Api:
         reply = Reply(body, exchange.request_id, self.fingerprint)
         exchange.texts = {"input": questions}
         labels = (body.scoring or served.card.scoring) == "labels"
-        pieces = self._asker(exchange, body).pieces(questions, body.as_sampling(), labels)
+        pieces = self._asker(request, body).pieces(questions, body.as_sampling(), labels)
         if not body.stream:
             await unless_gone(request, self._collect(pieces, reply, exchange))
             return JSONResponse(reply.whole())
@@ -239,12 +239,26 @@ class Api:
                 403, "This key may use only some prompts, and this request is about all of them."
             )
 
-    def _asker(self, exchange: Exchange, body: Body) -> Asker:
+    def _asker(self, request: Request, body: Ask) -> Asker:
+        if body.priority < self.settings.min_priority:
+            raise BadRequest(
+                f"priority is {body.priority}; this server accepts "
+                f"{self.settings.min_priority} and above, and answers lower values first."
+            )
+        exchange = exchange_of(request)
         tenant = None if exchange.key is ANYONE else exchange.key.name
-        return Asker(self.engine, exchange.prompt or "", tenant, self._time(body))
+        time = self._time(body, request)
+        return Asker(self.engine, exchange.prompt or "", tenant, time, -body.priority)
 
-    def _time(self, body: Body | SearchRequest) -> float:
-        return min(body.timeout or self.settings.timeout, self.settings.timeout)
+    def _time(self, body: Body | SearchRequest, request: Request) -> float:
+        """The seconds that a request has: the least of its own limits and the server's."""
+        try:
+            header = float(request.headers.get(TIMEOUT, self.settings.timeout))
+        except ValueError:
+            header = 0
+        if not header > 0:
+            raise BadRequest("The header X-Request-Timeout must be a positive number of seconds.")
+        return min(body.timeout or header, header, self.settings.timeout)
 
     def _check_count(self, inputs: Sequence[object]) -> None:
         if not 0 < len(inputs) <= self.settings.max_inputs:
@@ -320,6 +334,7 @@ def create_app(
         studio = build_studio(engine, studies=settings.studies, timeout=settings.timeout)
         app.include_router(studio)
     _add_error_handlers(app)
+    app.state.metrics = api.metrics
     app.add_middleware(
         Gate,
         keys=keys,
@@ -355,17 +370,6 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 # -- running ---------------------------------------------------------------------------------------
-
-
-class LogHandler(logging.Handler):
-    """Passes what the engine and uvicorn log on to the JSON log."""
-
-    def __init__(self, log: JsonLog) -> None:
-        super().__init__(logging.WARNING)
-        self.log = log
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.log.warn("log", message=record.getMessage(), logger=record.name)
 
 
 class Server(uvicorn.Server):

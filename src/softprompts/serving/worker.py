@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..backbone import Backbone
+from ..backbone import Backbone, Conversation
 from ..errors import UserError
 from .device_tier import DeviceTier, ServedBank
 from .fair_queue import FairQueue
@@ -28,6 +28,8 @@ FIRST_TOKENS = 2048
 """Tokens of the first passes, until it is known how long they take."""
 FEW_TOKENS = 512
 """Tokens that a pass may always have: with fewer, it takes hardly less time."""
+FEW_STEPS = 8
+"""Tokens for which answers may wait to begin together, beside eight times as many in progress."""
 CHECK_EVERY = 0.02
 """Seconds between checks for jobs that have timed out."""
 
@@ -53,12 +55,14 @@ class Worker:
     def __init__(self, backbone: Backbone, limits: Limits, deliver: Deliver) -> None:
         self.backbone, self.limits, self.deliver = backbone, limits, deliver
         self.tier = DeviceTier(backbone, limits)
+        self._max_positions = backbone.max_positions
         self._condition = threading.Condition()
         self._incoming: list[Job] = []
         self._closing = self._giving_up = self._disturbed = False
         self._next_check = 0.0
         self._scoring, self._starting = FairQueue[Job](), FairQueue[Job]()
         self._groups: list[Group] = []
+        self._steps = 0  # since answers began last
         self._slots = self._width = 0  # taken in this round; tokens of the longest in them
         self._column_bytes = 0.0  # of the keys and values of one token, once known
         self._messages: list[tuple[Job, Message]] = []
@@ -144,18 +148,26 @@ class Worker:
         began, most = time.perf_counter(), self.limits.batch_rows
         self._attempt(self._score, self._scoring.take(most, self._budget))
         scored = time.perf_counter()
-        answers = [answer for group in self._groups for answer in group.answers]
-        self._slots = len(answers)
-        self._width = max((a.job.tokens + a.job.max_tokens for a in answers), default=0)
-        self._attempt(self._begin, self._starting.take(most, self._budget, self._has_slots))
+        if self._may_begin():
+            answers = [answer for group in self._groups for answer in group.answers]
+            self._slots = len(answers)
+            self._width = max((a.job.tokens + a.job.max_tokens for a in answers), default=0)
+            self._attempt(self._begin, self._starting.take(most, self._budget, self._has_slots))
         until = time.perf_counter() + scored - began
         self._step()
         while self._groups and time.perf_counter() < until:  # as long as labels were scored
             self._flush()
             self._step()
 
+    def _may_begin(self) -> bool:
+        """Whether answers may begin now, for whose first tokens all those in progress wait: if they
+        are many enough, or have waited for a few tokens."""
+        waiting = len(self._starting)
+        return waiting * FEW_STEPS >= self.decoding or self._steps >= FEW_STEPS
+
     def _step(self) -> None:
         """Generate one more token of every answer."""
+        self._steps += 1
         for group in self._groups:
             try:
                 self._extend(group)
@@ -233,16 +245,17 @@ class Worker:
             queue.push(job, job.tenant, job.tokens, job.priority)
 
     def _checked(self, job: Job, row: list[int]) -> list[int]:
-        """A job's row, truncated as `predict` truncates it, if the model can process it."""
-        predictor = job.prompt.predictor
-        truncated = predictor.truncate(row)
+        """A job's row, truncated as `predict` truncates it, if the model can process it. Of a
+        conversation, the newest words would be cut off, so it is not truncated."""
+        predictor, whole = job.prompt.predictor, isinstance(job.text, Conversation)
+        truncated = row if whole else predictor.truncate(row)
         if len(truncated) < len(row) and not self.limits.truncate:
             raise TooLong(
                 f"The text has {len(row)} tokens; the prompt {job.prompt.name} reads at most "
                 f"{predictor.budget}."
             )
-        limit = self.backbone.max_positions
-        if job.sampling is not None and limit is not None:
+        limit = self._max_positions
+        if (job.sampling is not None or whole) and limit is not None:
             length = predictor.prompt.config.length + len(truncated)
             together = not self.backbone.model.config.is_encoder_decoder
             if job.max_tokens + together * length > limit:
@@ -348,7 +361,7 @@ class Worker:
 
     def _begin(self, jobs: list[Job]) -> None:
         """Process prompts and texts, and generate the first token of each answer."""
-        began = time.perf_counter()
+        began, self._steps = time.perf_counter(), 0
         bank, numbers = self._bank(jobs)
         queries = [(number, job.row) for number, job in zip(numbers, jobs, strict=True)]
         for kind, batch in bank.split(queries, self.limits):

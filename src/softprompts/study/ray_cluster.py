@@ -22,9 +22,14 @@ MAX_CRASHES = 20
 
 
 @contextmanager
-def cluster(address: str | None) -> Iterator[Any]:
-    """Ray, connected to the cluster at an address; None without an address."""
-    ray = _connect(address) if address is not None else None
+def cluster(
+    address: str | None, extra: str = "study", log_to_driver: bool = False
+) -> Iterator[Any]:
+    """Ray, connected to the cluster at an address; None without an address.
+
+    The address `local` starts a cluster of this machine. `extra`: of the package, with Ray.
+    """
+    ray = _connect(address, extra, log_to_driver) if address is not None else None
     try:
         yield ray
     finally:
@@ -104,19 +109,20 @@ def _cohort_on_ray(
             run_cohort(leases, cohort, cells)
 
 
-def _connect(address: str) -> Any:
+def _connect(address: str, extra: str, log_to_driver: bool) -> Any:
     try:
         import ray
     except ImportError:
         raise UserError(
-            f"Ray is not installed; install softprompts[study], or leave {setting('ray')} out."
+            f"Ray is not installed; install softprompts[{extra}], or leave {setting('ray')} out."
         ) from None
     try:
         ray.init(
             address=address,
-            log_to_driver=False,
+            log_to_driver=log_to_driver,
             logging_level=logging.ERROR,
             configure_logging=False,
+            **({"include_dashboard": False} if address == "local" else {}),
         )
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

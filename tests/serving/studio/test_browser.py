@@ -1,7 +1,5 @@
 """The studio in Chromium: as one uses it, on a phone, in the dark, and by keyboard."""
 
-import os
-import shutil
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,26 +58,6 @@ FAINT = """() => {
     return (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05) < 4.5;
   }).map((e) => e.outerHTML.slice(0, 120));
 }"""
-
-
-def chromium() -> str:
-    """The browser of this machine: Playwright's own is not needed."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = os.environ.get("SOFTPROMPTS_CHROMIUM") or next(
-        filter(None, map(shutil.which, names)), None
-    )
-    if path is None:
-        pytest.skip("There is no Chromium; install one, or name it in SOFTPROMPTS_CHROMIUM.")
-    return path
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["playwright.Browser"]:
-    path = chromium()
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @contextmanager
