@@ -35,12 +35,17 @@ rule for each verdict before it runs ([studies.md](studies.md#claims)):
   agrees.
 - **did not hold**: the interval lies below the smallest difference that would count.
 - **too weak to tell**: neither of these, or no task is above its majority class.
+- **held in part**: the reports so far agree, and others that test the claim are missing.
 - **not run yet**: there is no report. No claim gets a verdict without one.
 
-A claim with several expectations holds if all of them do. Claims about task embeddings and transfer
-have tests of their own, and the cost of SMoP was measured once, without an interval. Most models
-here are smaller than the papers'.
+A claim with several expectations holds if all of them do. Where a study was run on several models,
+those on which it was too weak do not count if another decides. Claims about task embeddings and
+transfer have tests of their own, and the cost of SMoP was measured once, without an interval. Most
+models here are smaller than the papers'.
 """
+
+
+PARTLY_HELD = "held in part"
 
 
 def evidence(root: Path) -> dict[int, list[dict[str, Any]]]:
@@ -59,7 +64,7 @@ def evidence(root: Path) -> dict[int, list[dict[str, Any]]]:
                 ),
                 "",
             )
-            entry = {**claim, "recipe": recipe.stem, "report": f"results/{recipe.stem}/{report}"}
+            entry = {**claim, "recipe": recipe.name, "report": f"results/{recipe.stem}/{report}"}
             found.setdefault(claim["claim"], []).append(entry)
     for number, claim in claims(root).items():
         for record in claim.get("records", ()):
@@ -135,10 +140,13 @@ def page(root: Path) -> str:
         raise SystemExit(f"A recipe states claim {unknown[0]}, which is not in docs/claims.yaml.")
     papers = yaml.safe_load((root / "docs" / "claims.yaml").read_text(encoding="utf-8"))["papers"]
     recipes = _recipes(root)
-    parts = [INTRODUCTION.rstrip(), _counts(found, listed)]
+    verdicts = {
+        n: _verdict(found.get(n, []), claim, recipes.get(n, {})) for n, claim in listed.items()
+    }
+    parts = [INTRODUCTION.rstrip(), _counts(list(verdicts.values()))]
     for name, title in papers.items():
         rows = [
-            _row(number, claim, found.get(number, []), recipes.get(number, []))
+            _row(number, claim, found.get(number, []), recipes.get(number, {}), verdicts[number])
             for number, claim in listed.items()
             if claim["source"] == name
         ]
@@ -147,46 +155,67 @@ def page(root: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _recipes(root: Path) -> dict[int, list[str]]:
-    """The recipes of the small scale that test each claim."""
-    tests: dict[int, list[str]] = {}
+def _recipes(root: Path) -> dict[int, dict[str, str]]:
+    """The recipes of the small scale that test each claim, by name, and what they expect."""
+    tests: dict[int, dict[str, str]] = {}
     for recipe in sorted((root / "recipes").glob("*-small.yaml")):
         study = yaml.safe_load(recipe.read_text(encoding="utf-8"))
         for claim in study.get("claims") or ():
-            tests.setdefault(claim["claim"], []).append(recipe.name)
+            tests.setdefault(claim["claim"], {})[recipe.name] = json.dumps(claim["expect"])
     return tests
 
 
-def _verdict(entries: Sequence[Mapping[str, Any]], claim: Mapping[str, Any]) -> str:
+def _verdict(
+    entries: Sequence[Mapping[str, Any]], claim: Mapping[str, Any], recipes: Mapping[str, str]
+) -> str:
+    """One verdict of all reports. Recipes that expect the same are one study on several models."""
     if "untestable" in claim:
         return f"not testable here: {claim['untestable']}"
-    return overall([entry["verdict"] for entry in entries]) if entries else NOT_RUN
+    if not entries:
+        return NOT_RUN
+    tests: dict[str, list[str]] = {}
+    for entry in entries:
+        test = recipes.get(entry.get("recipe", ""), entry["report"])
+        tests.setdefault(test, []).append(entry["verdict"])
+    verdict = overall(
+        [
+            overall([v for v in verdicts if v in (HELD, NOT_HELD)] or verdicts)
+            for verdicts in tests.values()
+        ]
+    )
+    recorded = any("recipe" not in entry for entry in entries)
+    missing = not recorded and set(recipes.values()) - set(tests)
+    return PARTLY_HELD if missing and verdict == HELD else verdict
 
 
-def _counts(found: Mapping[int, Any], listed: Mapping[int, Any]) -> str:
-    verdicts = [_verdict(found.get(n, []), claim).partition(":")[0] for n, claim in listed.items()]
-    counts = {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(sorted(verdicts))}
-    return f"Of {len(listed)} claims: " + ", ".join(f"{n} {v}" for v, n in counts.items()) + "."
+def _counts(verdicts: Sequence[str]) -> str:
+    names = sorted(verdict.partition(":")[0] for verdict in verdicts)
+    counts = {name: names.count(name) for name in dict.fromkeys(names)}
+    return f"Of {len(names)} claims: " + ", ".join(f"{n} {v}" for v, n in counts.items()) + "."
 
 
 def _row(
     number: int,
     claim: Mapping[str, Any],
     entries: Sequence[Mapping[str, Any]],
-    recipes: Sequence[str],
+    recipes: Mapping[str, str],
+    verdict: str,
 ) -> str:
     sentences = [part["sentence"] for entry in entries for part in entry["expectations"]]
     links = [
         f"[{Path(e['report'].partition('#')[0]).parent.name}](../{e['report']})" for e in entries
     ]
-    planned = ", ".join(f"[{name}](../recipes/{name})" for name in recipes) if not entries else ""
+    if verdict in (NOT_RUN, PARTLY_HELD):
+        done = {entry.get("recipe") for entry in entries}
+        links += [f"[{name}](../recipes/{name})" for name in recipes if name not in done]
+    untested = f" *Not tested: {claim['untested']}.*" if "untested" in claim else ""
     cells = [
         str(number),
-        claim["text"],
+        claim["text"] + untested,
         str(claim["paper"]),
         "<br>".join(sentences),
-        _verdict(entries, claim),
-        ", ".join(links) or planned,
+        verdict,
+        ", ".join(links),
     ]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

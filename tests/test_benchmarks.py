@@ -210,3 +210,23 @@ def test_the_benchmark_of_prompts_after_the_text(
     folder = save(random_model("t5"), tmp_path / "t5")
     assert suffix.main(["--model", str(folder), *small]) == 2
     assert "is not a decoder-only model" in capsys.readouterr().err
+
+
+def test_the_page_on_choosing_has_the_tables_of_its_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Differences, intervals and how many tasks are better, from the records alone."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    script = load_script("benchmarks/choosing.py")
+    page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    assert script.with_tables(page) == page, "run python benchmarks/choosing.py"
+    with pytest.raises(SystemExit, match="no mark for the table 'methods'"):
+        script.with_tables("nothing")
+    record = {"held_out": {"400": 1.0}, "metric": "accuracy"}
+    records = {
+        ("t5-tiny", task, candidate, seed): {**record, "metrics": {"accuracy": score + seed}}
+        for task in "abcdefgh"
+        for candidate, score in (("mixture", 62.0 + ord(task) / 100), ("prompt-tuning", 60.0))
+        for seed in (0, 1)
+    }
+    del records["t5-tiny", "a", "prompt-tuning", 1]
+    (row,) = script.comparison(records, ["mixture"], "prompt-tuning").splitlines()[2:]
+    assert row == "| `mixture`: 16 x 20 tokens | **+3.0 (+3.0 to +3.0), 8 of 8** |"
