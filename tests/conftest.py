@@ -91,6 +91,22 @@ def toy_csv(tmp_path: Path) -> Path:
     return write_toy(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """The Chromium of this machine: Playwright's own is not needed."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = os.environ.get("SOFTPROMPTS_CHROMIUM") or next(
+        filter(None, map(shutil.which, names)), None
+    )
+    if path is None:
+        pytest.skip("There is no Chromium; install one, or name it in SOFTPROMPTS_CHROMIUM.")
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
 @contextmanager
 def another_user() -> Iterator[None]:
     """Inside, files are read and written as a user who owns none of them; only root can become

@@ -8,8 +8,15 @@ import pytest
 import torch
 
 from softprompts import UserError, tune
-from softprompts.analysis.explain import _duplicates, explain, nearest_words, plain_word
+from softprompts.analysis.explain import (
+    _duplicates,
+    _nearest,
+    explain,
+    nearest_words,
+    plain_word,
+)
 from softprompts.analysis.explain_page import describe, figure, findings, page
+from softprompts.artifacts.run_folder import RunFolder
 from softprompts.backbone import Backbone
 from softprompts.cli import main
 from softprompts.tasks import Example
@@ -116,6 +123,55 @@ def test_which_inputs_a_mixture_sends_where(mixture: Tuned) -> None:
     shown = describe(found)
     assert any(line.startswith("prompt 0 takes") for line in shown)
     assert figure(found, "a mixture").axes[-1].get_xlabel() == "prompt of the mixture"
+    text = page(found, "a mixture")
+    for part in found.routing:
+        assert f"<tr><td>{part.prompt}</td><td class='number'>{part.rows}</td>" in text
+        assert (f"<h3>Inputs of prompt {part.prompt}</h3>" in text) == bool(part.rows)
+
+
+def test_the_router_over_training(
+    mixture: Tuned, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the run's evaluations: as text, JSON, HTML and PNG."""
+    assert main(["explain", str(mixture.folder), "--output", str(tmp_path), "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    (entry,) = json.loads((tmp_path / "explanation.json").read_text())["router_steps"]
+    (line,) = RunFolder(Path(str(mixture.folder))).history()
+    assert entry == {"step": 2, **line["router"]}
+    assert f"{entry['confidence']:4.0%} {entry['entropy']:4.0%}" in shown.splitlines()[-2]
+    assert "Between steps 2 and 2 its confidence went from" in shown
+    text = (tmp_path / "explanation.html").read_text()
+    assert "<h2>The router over training</h2>" in text
+    assert "prompt 2 ends at" in text
+    history = [line, {**line, "step": 4, "router": {**line["router"], "load": [0.5, 0.5, 0]}}]
+    found = explain(mixture, ROWS, history=history, worth=False)
+    labels = [axis.get_ylabel() for axis in figure(found, "a mixture").axes]
+    assert labels[-3:] == ["router", "share of rows", "rows"]
+
+
+def test_a_mixture_without_a_record_of_its_router(mixture: Tuned) -> None:
+    """Such as one of an earlier version, whose evaluations lack it."""
+    found = explain(mixture, ROWS, history=[{"step": 2, "loss": 1.0, "accuracy": 50.0}])
+    assert found.router_steps == []
+    assert any("over training is not known" in sentence for sentence in findings(found))
+    assert "The router over training" not in page(found, "a mixture")
+    assert not any("router by training step" in line for line in describe(found))
+
+
+def test_a_single_prompt_has_no_router(single: Tuned) -> None:
+    assert not any("router" in sentence for sentence in findings(explain(single)))
+
+
+def test_neighbours_of_one_meaning_are_a_tight_cluster(tiny: Backbone) -> None:
+    """The mean cosine among the neighbours, computed by hand."""
+    ids = torch.tensor([tiny.word_pieces("great")[0], tiny.word_pieces("bad")[0]])
+    near, tightness = _nearest(tiny, tiny.input_embeddings(ids), 3)
+    cosines = []
+    for own in near:
+        pieces = tiny.tokenizer.convert_tokens_to_ids([n.word for n in own])
+        unit = torch.nn.functional.normalize(tiny.input_embeddings(torch.tensor(pieces)), dim=1)
+        cosines += [float(unit[a] @ unit[b]) for a, b in ((0, 1), (0, 2), (1, 2))]
+    assert tightness == pytest.approx(sum(cosines) / 6, abs=1e-3)
 
 
 def test_tokens_are_grouped_through_others() -> None:

@@ -199,6 +199,18 @@ def test_the_tree_fills_its_axis_for_any_range_of_similarities(near: float, far:
     assert len(ticks(axes.xaxis, axes.get_xlim())) >= 1
 
 
+def test_the_points_that_matter_are_named() -> None:
+    """The best, the worst and the most similar source; each once."""
+    spots = [("best", 0.3, 9.0), ("worst", 0.2, -5.0), ("near", 0.9, 2.0), ("other", 0.5, 1.0)]
+    shown = tuple(Point(name, 0, x, y) for name, x, y in spots)
+    (axes,) = scatters([Correlation("t", shown, 0.1, 0.9, 0.1, 0.9)], "Similarity").axes
+    assert sorted(text.get_text() for text in axes.texts) == ["best", "near", "worst"]
+    both = tuple(Point(name, 0, x, y) for name, x, y in spots if name != "near")
+    named = {"other": "SQuAD"}
+    (axes,) = scatters([Correlation("t", both, 0.1, 0.9, 0.1, 0.9)], "", names=named).axes
+    assert sorted(text.get_text() for text in axes.texts) == ["SQuAD", "best", "worst"]
+
+
 def points(count: int, source: str = "a-rather-long-source-name") -> tuple[Point, ...]:
     return tuple(Point(source, seed, seed / count, float((7 * seed) % 11)) for seed in range(count))
 

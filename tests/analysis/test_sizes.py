@@ -94,13 +94,14 @@ def test_rows_are_sorted_by_size() -> None:
     assert scores == [(60.0, 1.5), (70.0, 1.5), (80.0, 1.5)]
 
 
-def test_scores_by_target_stand_beside_the_majority_class() -> None:
+@pytest.mark.parametrize(("std", "title"), [(None, "Scores\n"), (2.0, "Scores, mean and standard")])
+def test_scores_by_target_stand_beside_the_majority_class(std: float | None, title: str) -> None:
     names = {"glue/rte": "RTE", "spot_sources/squad": "SQuAD"}
     rows = [
         {
             "backbone": "google/t5-base",
             "variant": variant,
-            "targets": {"glue/rte": {"mean": mean, "std": None}, "spot_sources/squad": None},
+            "targets": {"glue/rte": {"mean": mean, "std": std}, "spot_sources/squad": None},
             "splits": dict.fromkeys(names, "test"),
         }
         for variant, mean in (("base", 60.0), ("slow", 70.0))
@@ -114,6 +115,7 @@ def test_scores_by_target_stand_beside_the_majority_class() -> None:
     assert sorted(labels) == ["base", "majority class", "slow"]
     assert axes.get_xlabel() == "score on the test rows"
     assert "trial, t5-base, 2026-11-16" in figure.get_suptitle()
+    assert figure.get_suptitle().startswith(title), "of one seed there is no deviation"
 
 
 def test_sizes_name_tasks_plainly_and_say_what_they_are_of() -> None:

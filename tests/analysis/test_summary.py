@@ -278,6 +278,17 @@ def test_a_task_is_judged_by_its_test_rows_only_if_all_runs_have_them(tmp_path: 
     assert runs.split("superglue/rte") == "validation"
 
 
+def test_every_claim_is_on_the_page_with_its_verdict_and_what_was_measured(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "superglue/rte", 0, 60)
+    summary = summarize(read_runs(tmp_path))
+    part = {"verdict": "held", "sentence": "a better than b: +2.0 points: held"}
+    claim = {"claim": 7, "text": "A < B", "paper": "1 & 2", "verdict": "held"}
+    summary["claims"] = [{**claim, "expectations": [part, {**part, "sentence": "more"}]}]
+    text = page(summary, "x")
+    assert "<h3>7. A &lt; B</h3><p><span class='verdict held'>held</span> Paper: 1 &amp; 2" in text
+    assert "<ul><li>a better than b: +2.0 points: held</li><li>more</li></ul>" in text
+
+
 def test_a_large_cohorts_page_stays_short_and_losses_that_exploded_are_not_drawn(
     tmp_path: Path,
 ) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from softprompts.analysis.findings import HELD, NOT_HELD, NOT_RUN, TOO_WEAK
+from softprompts.analysis.findings import HELD, NOT_HELD, NOT_RUN, TOO_WEAK, select
 from softprompts.analysis.folder_report import folder_claims
 from softprompts.analysis.runs import RunRecord, Runs, read_runs
 from softprompts.analysis.verdicts import judge_claims, overall
 from softprompts.errors import UserError
-from softprompts.study.claims import check_claims, read_claims
+from softprompts.study.claims import Selector, check_claims, read_claims
 from softprompts.study.config import StudyConfig, check_study
 
 ROOT = Path(__file__).parents[2]
@@ -78,6 +78,17 @@ def test_a_difference_holds_fails_or_is_too_weak(
     assert part["pairs"] == 20
     assert part["interval"][0] < part["difference"] < part["interval"][1]
     assert part["difference"] == pytest.approx(gain, abs=noise)
+
+
+def test_a_wide_margin_needs_an_interval_above_it() -> None:
+    runs = runs_of(["new", "old"], noisy({"new": 4.0, "old": 0.0}))
+    judged = verdict(runs, {"better": "new", "than": "old", "by": 3})
+    assert judged["verdict"] == HELD
+    assert "new better than old by 3: +3." in judged["expectations"][0]["sentence"]
+    assert verdict(runs, {"better": "new", "than": "old", "least": 4})["verdict"] == HELD
+    assert verdict(runs, {"better": "new", "than": "old", "by": 6})["verdict"] == NOT_HELD
+    small = runs_of(["new", "old"], noisy({"new": 2.0, "old": 0.0}, 8.0))
+    assert verdict(small, {"better": "new", "than": "old", "by": 2})["verdict"] == TOO_WEAK
 
 
 def test_no_worse_needs_an_interval_above_the_margin() -> None:
@@ -152,10 +163,10 @@ def test_a_vote_of_seeds_is_compared_with_their_mean_and_the_best() -> None:
         rows = [0.0 if row in wrong else 100.0 for row in range(100)]
         return {"validation": {"predictions": answers, "row_scores": rows}}
 
-    runs = runs_of(["p"], lambda *_: 80.0, predictions=predictions)
+    runs = runs_of(["p"], lambda *_: 65.0, predictions=predictions)  # F1, say: not of the rows
     voted = {"variant": "p", "take": "vote"}
-    best = {"variant": "p", "take": "best-seed"}
-    judged = verdict(runs, {"better": voted, "than": "p"}, {"no_worse": voted, "than": best})
+    mean, best = ({"variant": "p", "take": f"{name}-seed"} for name in ("mean", "best"))
+    judged = verdict(runs, {"better": voted, "than": mean}, {"no_worse": voted, "than": best})
     assert [part["difference"] for part in judged["expectations"]] == [20.0, 20.0]
 
 
@@ -177,6 +188,8 @@ def test_curves_seconds_and_parameters_can_be_compared() -> None:
     arms = [{"variant": name, "take": "seconds"} for name in ("fast", "slow")]
     judged = verdict(runs, {"lower": arms[0], "than": arms[1], "relative": True, "least": 10})
     assert judged["expectations"][0]["difference"] == 50, "percent of the slower one"
+    judged = verdict(runs, {"better": arms[1], "than": arms[0], "relative": True, "least": 10})
+    assert judged["expectations"][0]["difference"] == 100, "percent of the faster one"
 
 
 def test_explanations_are_judged_in_percent_even_on_weak_tasks() -> None:
@@ -184,6 +197,7 @@ def test_explanations_are_judged_in_percent_even_on_weak_tasks() -> None:
         return {
             "nearest_cosine": 0.5 + seed / 100,
             "random_cosine": 0.2,
+            "neighbour_cosine": 0.4,
             "labels": {"yes": 1, "no": 0},
             "shared": {"good": 2},
             "tokens": [{"neighbours": [{"word": word}]} for word in ("▁Good", "▁bad")],
@@ -195,7 +209,10 @@ def test_explanations_are_judged_in_percent_even_on_weak_tasks() -> None:
     judged = verdict(runs, near)
     assert judged["verdict"] == HELD
     assert judged["expectations"][0]["difference"] == pytest.approx(32)
-    for take, expected in {"labels-near": 50, "words-shared": 50, "load-entropy": 50}.items():
+    older = {"better": {"variant": "p", "take": "random-neighbour-cosine"}, "than": 0}
+    assert verdict(runs, older)["verdict"] == NOT_RUN, "an explanation without it"
+    shares = {"labels-near": 50, "words-shared": 50, "load-entropy": 50, "neighbour-cosine": 40}
+    for take, expected in shares.items():
         part = verdict(runs, {"better": {"variant": "p", "take": take}, "than": 0})["expectations"]
         assert part[0]["difference"] == pytest.approx(expected)
 
@@ -231,6 +248,46 @@ def test_pairs_of_source_and_target_are_corrected_for_their_number(
     runs = transfers(gain, seeds)
     assert verdict(runs, {"pairs": "helps"})["verdict"] == helps
     assert verdict(runs, {"pairs": "hurts"})["verdict"] == hurts
+    assert verdict(runs, {"pairs": {"helps": 100}})["verdict"] == helps
+
+
+def test_many_pairs_are_more_than_one() -> None:
+    """One of four targets gains, which is a quarter of the pairs."""
+    runs = transfers(0.0, 8)
+    records = [
+        replace(run, scores={"validation": run.scores["validation"] + 5})
+        if run.stage == "transfer" and run.task == "a"
+        else run
+        for run in runs.records
+    ]
+    some = replace(runs, records=records)
+    assert verdict(some, {"pairs": {"helps": 25}})["verdict"] == HELD
+    assert verdict(some, {"pairs": {"helps": 50}})["verdict"] == TOO_WEAK
+
+
+def test_the_most_similar_source_is_that_of_the_averages() -> None:
+    """Source s of seed 1 is nearest for all seeds; its transfer is compared with the averages."""
+    runs = transfers(5.0, 2)
+    source = RunRecord("source/s/1", "s", 1, {"variant": "x", "stage": "source"}, stage="source")
+    averages = [
+        replace(
+            run,
+            name=f"average/{run.name}",
+            stage="average",
+            arm={"variant": "x", "stage": "average", "k": 3},
+            chosen=("source/s/1", "source/other/0"),
+        )
+        for run in runs.records
+        if run.stage == "baseline"
+    ]
+    known = replace(runs, records=[*runs.records, source, *averages])
+    nearest = select(Selector((("stage", ("nearest",)),)), known)
+    moved = {run.task: run.scores for run in known.records if run.stage == "transfer" and run.seed}
+    assert [run.seed for run in nearest] == [0, 1] * len(TASKS)
+    assert all(run.scores == moved[run.task] for run in nearest), "the transfer of seed 1"
+    judged = verdict(known, {"better": {"stage": "nearest"}, "than": {"stage": "average", "k": 3}})
+    assert judged["expectations"][0]["pairs"] == 2 * len(TASKS)
+    assert judged["expectations"][0]["difference"] == pytest.approx(5, abs=1)
 
 
 MATRIX = [[None, 0.9, 0.1, 0.2, 0.1, 0.2], [0.9, None, 0.2, 0.1, 0.2, 0.1],
@@ -246,6 +303,18 @@ def test_task_embeddings_are_alike_inside_groups() -> None:
     assert judged["expectations"][0]["difference"] > 0.6
     other = {"one": ["a", "c"], "two": ["b", "e"], "three": ["d", "f"]}
     assert verdict(runs, {"alike": other}, analysis=analysis)["verdict"] != HELD
+    closer = {"task": "a", "to": ["b", "c"], "than": ["d"]}
+    judged = verdict(runs, {"closer": closer}, analysis=analysis)
+    assert judged["verdict"] == HELD
+    assert (
+        "a closer to b, c than to d: cosine 0.500 against 0.200"
+        in (judged["expectations"][0]["sentence"])
+    )
+    farther = {"task": "a", "to": ["c"], "than": ["d"]}
+    assert verdict(runs, {"closer": farther}, analysis=analysis)["verdict"] == NOT_HELD
+    unknown = {"task": "a", "to": ["x"], "than": ["d"]}
+    assert verdict(runs, {"closer": unknown}, analysis=analysis)["verdict"] == TOO_WEAK
+    assert verdict(runs, {"closer": closer})["verdict"] == NOT_RUN
 
 
 def test_retrieval_must_beat_chance() -> None:
@@ -261,6 +330,24 @@ def test_retrieval_must_beat_chance() -> None:
     ):
         analysis = {"retrieval": [top | changed, chance], "targets": [1]}
         assert verdict(runs, {"retrieval": 3}, analysis=analysis)["verdict"] == expected
+
+
+@pytest.mark.parametrize(
+    ("oracle", "targets", "expected"),
+    [(5.0, 9, HELD), (6.0, 9, NOT_HELD), (5.0, 3, TOO_WEAK), (-1.0, 9, TOO_WEAK)],
+)
+def test_retrieval_reaches_a_share_of_the_best_sources_gain(
+    oracle: float, targets: int, expected: str
+) -> None:
+    runs = runs_of(["x"], lambda *_: 80.0)
+    rows: list[dict[str, Any]] = [
+        {"method": "best of top-k", "similarity": "s", "k": 3, "change": 4.0, "targets": targets},
+        {"method": "best of k at random", "similarity": None, "k": 3, "change": 2.0},
+        {"method": "oracle", "similarity": None, "k": None, "change": oracle},
+    ]
+    share = {"retrieval": {"k": 3, "oracle": 80}}
+    analysis = {"retrieval": rows, "targets": [1]}
+    assert verdict(runs, share, analysis=analysis)["verdict"] == expected
 
 
 def test_the_small_study_on_t5_tiny_is_judged_by_its_recipes_claims() -> None:
@@ -283,6 +370,10 @@ def test_the_small_study_on_t5_tiny_is_judged_by_its_recipes_claims() -> None:
         ({"expect": [{"better": {"take": "vot"}, "than": "b"}]}, "did you mean vote"),
         ({"expect": [{"better": {"varant": "a"}, "than": "b"}]}, "did you mean variant"),
         ({"expect": [{"contrast": ["a"]}]}, "contrast is a list of"),
+        ({"expect": [{"pairs": "help"}]}, "pairs is 'help'; as a mapping, it needs helps or hurts"),
+        ({"expect": [{"closer": {"task": "a"}}]}, "it needs task, than, to"),
+        ({"expect": [{"retrieval": {"k": 3}}]}, "it needs k, oracle"),
+        ({"expect": [{"better": "a", "than": "b", "by": 3, "least": 1}]}, "'least' is not part"),
         ({"expect": [{"better": "c", "than": "b"}]}, "names the variant 'c', which the study"),
     ],
 )

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from softprompts.backbone import Backbone, load_backbone
-from softprompts.backbone.load import SPREADS
 from softprompts.config import run_config
+from softprompts.config.run import SPREADS
 from softprompts.errors import UserError
 from softprompts.tasks import load_task
 from softprompts.tuning import Cohort, Run

@@ -59,6 +59,9 @@ def assert_same(one: Path, other: Path) -> None:
     first, second = (lines(folder / "metrics.jsonl") for folder in (one, other))
     for entry, expected in zip(first, second, strict=True):
         assert entry.pop("loss") == pytest.approx(expected.pop("loss"), abs=1e-3)
+        router = expected.pop("router", {})
+        for name, value in entry.pop("router", {}).items():
+            assert value == pytest.approx(router[name], abs=1e-3)
         assert entry == expected
     prompts = [read_tensors(folder / "prompt.safetensors")[0] for folder in (one, other)]
     torch.testing.assert_close(*prompts, rtol=1e-3, atol=1e-3)

@@ -87,6 +87,11 @@ def test_a_test_score_is_listed_where_there_is_one(library: Library, capsys: Cap
     path.write_text(json.dumps(far | {"test": {"accuracy": 58.25}}))
     assert main(["prompts", "list", "--task", "other/far"]) == 0
     assert "  other/far  test accuracy 58.2  toy " in capsys.readouterr().out
+    report = {"rows": 103, "intervals": {"accuracy": [48.6, 67.3]}}
+    path.write_text(json.dumps(far | {"test": {"accuracy": 58.25}, "scores": {"test": report}}))
+    for command in (["list", "--task", "other/far"], ["show", "far"]):
+        assert main(["prompts", *command]) == 0
+        assert "58.2 [48.6, 67.3], 103 rows" in capsys.readouterr().out
     (prompt,) = result_of(capsys, "list", "--task", "other/far")["prompts"]
     assert (prompt["test"], prompt["metrics"]) == ({"accuracy": 58.25}, far["metrics"])
 

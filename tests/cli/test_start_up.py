@@ -38,6 +38,44 @@ WRONG = [
         ["tune", "--model", "nobody/none", "--task", "helpdesk/intent"],
         "'nobody/none' cannot be loaded (HF_HUB_OFFLINE is set, and the model is not in the local",
     ),
+    (
+        ["tune", "--train", "nobody/none", "--text", "a", "--label", "b"],
+        "neither a file nor a dataset that can be loaded (HF_HUB_OFFLINE is set, and the dataset",
+    ),
+    (
+        ["tune", "--task", "superglue/rte", "--data-dir", "nowhere"],
+        "The data folder nowhere does not exist",
+    ),
+    *(
+        ([*command, "--model", "nobody/none"], "The model 'nobody/none' cannot be loaded")
+        for command in (
+            ["transfer", "--to", "helpdesk/intent", "--library", "."],
+            *(["cost"], ["bench", "training"]),
+        )
+    ),
+    (["tune", "--task", "helpdesk/intent", "--device", "foo"], "The device 'foo' is not available"),
+    (["evaluate", "x", "--device", "foo"], "The device 'foo' is not available; set --device to"),
+    (["tune", "--trackers", "foo"], "There is no tracker 'foo'; choose one of tensorboard, wandb"),
+    (["tune", "--output", __file__], "is not a folder; choose another --output."),
+    (
+        ["tune", "--task", "helpdesk/intent", "--model", "/no/model"],
+        "The model '/no/model' cannot be loaded (no such folder)",
+    ),
+    (
+        [
+            *("tune", "--task", "helpdesk/intent", "--prompt.start", "prompt"),
+            *("--prompt.start.sources", "nowhere"),
+        ],
+        "There is no prompt at nowhere; name a folder that `softprompts tune` wrote",
+    ),
+    (["transfer", "--to", "helpdesk/intent", "--library", "nowhere"], "no library at nowhere"),
+    (
+        ["transfer", "--to", "helpdesk/intent", "--library", ".", "--from", "nobody"],
+        "There is no prompt nobody in the library .; ",
+    ),
+    (["study", "report", "nowhere"], "nowhere is not the folder of a study; name one that"),
+    (["pretrain", "--output", "x", "--text", "no.txt"], "The file no.txt does not exist."),
+    (["cost", "--model", "t5-bas"], "Did you mean the shape t5-base? Known shapes are t5-small,"),
     (["tune", "--preset", "lora"], "There is no preset 'lora'"),
     (
         ["tune", "--preset", "residual-bert", "--task", "helpdesk/intent"],
@@ -116,6 +154,16 @@ def test_a_wrong_setting_is_refused_without_torch(
     assert process.returncode == 2
     error, imported = process.stderr.strip().splitlines()
     assert message in error
+    assert imported == "imported:"
+
+
+def test_a_study_on_a_model_that_is_nowhere_is_refused_without_torch(
+    tmp_path: Path, start: Start
+) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text("backbones: [t5-tiny, nobody/none]\ntargets: [helpdesk/intent]\n")
+    error, imported = start(["study", "run", str(file)]).stderr.splitlines()
+    assert "The model 'nobody/none' cannot be loaded" in error
     assert imported == "imported:"
 
 
@@ -267,6 +315,16 @@ def test_a_mistyped_prompt_is_refused_without_torch(
         (["predict", "moods", "--file", "empty.csv"], "empty.csv:2: the column 'review' is empty"),
         (["evaluate", "moods", "--file", "other.csv"], "the label 'so so' is not one of good, bad"),
         (["evaluate", "moods"], "was imported without rows of its own; give labelled rows"),
+        (["evaluate", "moods", "--file", "good.csv"], "The model 'some-t5' cannot be loaded"),
+        (["predict", "moods", "x"], "The model 'some-t5' cannot be loaded (HF_HUB_OFFLINE is set"),
+        (["predict", "moods", "x", "--model", "some/other"], "The model 'some/other' cannot be"),
+        (["explain", "moods", "--file", "good.csv"], "The model 'some-t5' cannot be loaded"),
+        (["ensemble", "moods", "again", "--file", "good.csv"], "'some-t5' cannot be loaded"),
+        (["serve", "--library", "."], "The model 'some-t5' cannot be loaded"),
+        (
+            ["prompts", "recycle", "moods", "--model", "some/other", "--output", "x"],
+            "The model 'some/other' cannot be loaded",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -285,6 +343,7 @@ def test_wrong_rows_for_a_prompt_are_refused_without_torch(
         made.write(tmp_path / name / "prompt.json")
     (tmp_path / "rows.csv").write_text("reveiw,mood\nlovely,good\n")
     (tmp_path / "empty.csv").write_text("review,mood\n,good\n")
+    (tmp_path / "good.csv").write_text("review,mood\nlovely,good\n")
     (tmp_path / "other.csv").write_text("review,mood\nlovely,so so\n")
     monkeypatch.chdir(tmp_path)
     process = start(argv)

@@ -2,6 +2,7 @@
 
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -51,6 +52,21 @@ def test_a_hub_dataset_without_a_network_fails_quickly(no_network: list[Any]) ->
     with pytest.raises(UserError, match=r"cannot be reached, and the dataset is not in the local"):
         read_rows("nobody/no-such-data")
     assert time.monotonic() - start < 3
+
+
+def test_a_dataset_in_the_local_cache_is_not_refused(
+    no_network: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "_reachable", lambda: False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+    assert hub.missing_reason("some/rows", "dataset") is not None
+    for folder in ("hub/datasets--some--rows", "datasets/some___rows"):
+        (tmp_path / folder).mkdir(parents=True)
+        assert hub.missing_reason("some/rows", "dataset") is None, folder
+        (tmp_path / folder).rmdir()
+    assert hub.missing_reason(str(tmp_path), "dataset") is None, "a path"
+    assert hub.missing_reason("./rows", "dataset") == "no such folder"
 
 
 def test_local_models_are_loaded_without_a_probe(no_network: list[Any]) -> None:

@@ -1,5 +1,6 @@
 """Recipes: one file per table or figure and scale; every trial runs, and every claim has a test."""
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from softprompts.analysis.study_report import write_study_report
 from softprompts.artifacts.study_folder import StudyFolder
 from softprompts.study.checks import check_data
 from softprompts.study.claims import EXPLAINED, read_claims
-from softprompts.study.config import check_study, read_study
+from softprompts.study.config import StudyConfig, check_study, read_study
+from softprompts.study.outline import outline
 from softprompts.study.plan import plan
 from softprompts.study.study import Study
 
@@ -36,15 +38,23 @@ def base(path: Path) -> str:
     return "spot" if name in ("spot", "spot-paper", "spot-figure3") else name
 
 
+@lru_cache
+def planned(name: str) -> tuple[StudyConfig, dict[str, Any]]:
+    """A recipe, and what it would run."""
+    study = read_study(ROOT / "recipes" / f"{name}.yaml")
+    return study, outline(plan(study), read_claims(study.claims))
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_states_its_claims_and_can_be_planned(path: Path) -> None:
-    study = read_study(path)
+    study, found = planned(path.stem)
     check_study(study)
     assert (study.name, bool(study.about)) == (path.stem, True)
     claims = read_claims(study.claims)
     assert bool(claims) != (base(path) in NO_CLAIM)
     assert {claim.claim for claim in claims} <= set(LISTED)
-    assert plan(study)
+    assert found["cells"] > 0
+    assert all(claim["rules"] for claim in found["claims"])
 
 
 def test_every_table_and_figure_has_three_scales() -> None:
@@ -73,9 +83,33 @@ def test_trials_and_small_recipes_test_the_same_claims() -> None:
 
 
 def test_small_recipes_choose_learning_rates_where_they_compare_methods() -> None:
-    unchosen = {base(path) for path in SMALL if not read_study(path).choose}
+    unchosen = {
+        base(path) for path in SMALL if not any(grid.choose for _, grid in read_study(path).grids())
+    }
     compared = {"residual-table1", "smop-table1", "smop-table3", "lester-table2", "residual-length"}
+    compared |= {"lester-figure1", "spot-figure1"}
     assert not compared & unchosen
+
+
+def test_the_page_lists_the_recipes_with_their_cells_and_minutes() -> None:
+    lines = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8").splitlines()
+    columns = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    rows = {cells[0].split("`")[1]: cells for cells in columns if cells[0].startswith("`")}
+    for path in SMALL:
+        name = path.stem.removesuffix("-small")
+        scales = [f"{name}-smoke", f"{name}-small", name]
+        if name == "spot-figure3":
+            name, scales = "spot-smoke", ["spot-smoke", "spot-figure3-small", "spot-paper"]
+        if name == "spot":
+            continue  # the same on t5-tiny
+        studies, found = zip(*map(planned, scales), strict=True)
+        assert rows[name][3] == ", ".join(str(part["cells"]) for part in found)
+        rate = 2300 if name == "decoder-methods" else 6900
+        minutes, models = max(1, round(found[1]["rows"] / rate / 60)), found[1]["whole_models"]
+        assert rows[name][4] == f"{minutes}" + (f" + {models} models" if models else "")
+        numbers = {claim["claim"] for claim in studies[1].claims}
+        listed = rows[name][2].replace("13 to 17", "13, 14, 15, 16, 17")
+        assert {int(number) for number in listed.split(", ") if number} == numbers
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the tasks' data is not here")

@@ -35,6 +35,7 @@ def test_runs_are_judged_by_test_rows_where_a_task_has_some() -> None:
     assert "Scores on the test rows of rte, and on the validation rows of cb" in text
     assert "| rte (test) | cb (validation) |" in text
     assert "| 67.5 | 75.0 | 60.0 |" in text
+    assert "\nRows: 8 of rte, 20 of cb. The 95 % interval of each run is in records.csv.\n" in text
     assert "transfer" not in text, "nothing was transferred"
     transferred = score_table([*both, *judge([result("cb", 70.0, source="mnli")])])
     assert "| (no transfer) | 67.5 | 75.0 | 60.0 |" in markdown(transferred)
@@ -101,6 +102,10 @@ def test_a_report_is_on_the_test_rows_also_of_older_results(
     assert targets["helpdesk/urgency"]["baseline"] == pytest.approx(sum(baselines) / 2)
     assert [(r["rows"], r["split"]) for r in targets.values()] == [(77, "test"), (12, "validation")]
     assert "measured on the test rows" in page
+    figures = {path.stem.partition("-")[0]: path.read_text() for path in report.glob("*.svg")}
+    assert set(figures) == {"targets", "transfer", "clusters", "correlation"}
+    for text in figures.values():
+        assert "trial, random-t5, 20" in text, "the study, the model and the date"
 
 
 def test_a_study_of_targets_alone_reports_with_figures(

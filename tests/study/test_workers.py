@@ -19,10 +19,11 @@ from softprompts.artifacts.study_folder import CellResult, StudyFolder, lease_ow
 from softprompts.cli.study import main
 from softprompts.errors import UserError
 from softprompts.files import atomic as files
+from softprompts.files import process_exists
 from softprompts.study import processes, workers
 from softprompts.study.cells import commit, open_cell
 from softprompts.study.config import read_study
-from softprompts.study.leases import Leases, process_exists
+from softprompts.study.leases import Leases
 from softprompts.study.plan import plan
 from softprompts.study.state import StudyState, StudyWatcher, next_cohort, study_status
 from softprompts.study.workers import LeaseLostError, run_cohort, work

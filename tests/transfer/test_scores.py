@@ -39,6 +39,9 @@ def test_the_gain_is_on_the_test_rows_of_a_task_that_has_some(
     text = describe_result(record, tmp_path / "out")
     assert "on 10 test rows (p = " in text
     assert f"(test {kept['test']:.1f})" in text
+    assert kept["rows"] == 10
+    low, high = kept["interval"]
+    assert f"(test {kept['test']:.1f})  [{low:.1f}, {high:.1f}]" in text
 
 
 def own(rows: Path, scoring: str) -> RunConfig:

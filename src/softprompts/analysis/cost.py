@@ -22,8 +22,8 @@ from ..backbone.load import inspect_config, load_error, quiet_transformers
 from ..backbone.quantized import GROUP, QUANTIZED
 from ..config import Choice, RunConfig, routes
 from ..config.cost import CostSettings
-from ..config.model_shapes import SHAPES
-from ..errors import UserError, closest, setting
+from ..config.model_shapes import SHAPES, listing_shapes
+from ..errors import UserError, setting
 from ..prompt import Prompt
 from ..prompt.prompt import empty_prompt
 from ..prompt.shape import TokenLinear
@@ -93,14 +93,8 @@ class Shape:
             family = family_for(config)
             assert family is not None
         else:
-            try:
+            with listing_shapes(name):
                 family, config = inspect_config(name, trust_remote_code)
-            except UserError as error:
-                similar = closest(name, SHAPES)
-                hint = f"Did you mean the shape {similar}? " if similar else ""
-                raise UserError(
-                    f"{error.message} {hint}Known shapes are {', '.join(SHAPES)}."
-                ) from None
         compute = torch.bfloat16 if dtype in QUANTIZED else DTYPES[dtype]
         try:
             with quiet_transformers(), torch.device("meta"):

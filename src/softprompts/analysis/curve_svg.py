@@ -12,6 +12,20 @@ DASHES = ("", "7 3", "2 3", "9 3 2 3")
 COLOURS = 6
 """Colours are variables of the page's style (`--line-0` and so on); then another dash begins."""
 MOST_ARMS = 12
+CURVE_STYLE = """
+:root { --rule: #8886; --line-0: #0060a8; --line-1: #b84a00; --line-2: #00704f; --line-3: #a3467f;
+  --line-4: #7a5d00; --line-5: #444; }
+@media (prefers-color-scheme: dark) { :root { --line-0: #6cb8ff; --line-1: #ff9a55;
+  --line-2: #4fd1a5; --line-3: #f0a0cf; --line-4: #e5c75c; --line-5: #ccc; } }
+figure { margin: 1.2rem 0; } svg, img { max-width: 100%; height: auto; }
+figure > svg { width: 44rem; }
+svg text { fill: currentColor; font-size: 12px; }
+.grid { stroke: var(--rule); stroke-width: .5; }
+.legend { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .2rem 1rem; }
+.key { width: 2rem; height: .65rem; margin-right: .4rem; }
+details { margin: .5rem 0; } summary { cursor: pointer; }
+"""
+"""What a page with curves needs in its style."""
 
 
 def curve_figure(curves: Curves, number: int) -> str:
@@ -71,6 +85,9 @@ def _svg(arms: dict[str, list[CurvePoint]], title: str, identity: str, note: str
             f"<polyline points='{line}' fill='none' stroke='{colour}' stroke-width='2' "
             f"stroke-dasharray='{DASHES[index // COLOURS % len(DASHES)]}'/>"
         )
+        if len(part) == 1:  # a line of one point cannot be seen
+            at, height = x(part[0]["step"]), y(part[0]["mean"])
+            parts.append(f"<circle cx='{at:.1f}' cy='{height:.1f}' r='4' fill='{colour}'/>")
     return (
         f"<svg role='img' aria-labelledby='{identity}-title {identity}-text' "
         f"viewBox='0 0 {WIDTH} {HEIGHT}'><title id='{identity}-title'>{html.escape(title)}</title>"
@@ -105,7 +122,8 @@ def _ticks(low: float, high: float) -> list[float]:
 
 def _description(arms: dict[str, list[CurvePoint]]) -> str:
     lasts = [f"{name} ends at {points[-1]['mean']:.1f}" for name, points in arms.items()]
-    return f"{'; '.join(lasts)}. Bands are one standard deviation over seeds."
+    banded = any(point["std"] for points in arms.values() for point in points)
+    return f"{'; '.join(lasts)}." + " Bands are one standard deviation over seeds." * banded
 
 
 def _legend(arms: dict[str, list[CurvePoint]]) -> str:

@@ -7,7 +7,7 @@ Shape letters: K prompts of a mixture, P prompt tokens, H hidden, V vocabulary, 
 import copy
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -62,6 +62,19 @@ class RoutingReport:
 
 
 @dataclass(frozen=True)
+class RouterStep:
+    """A mixture's router at one evaluation of the training, on the validation rows."""
+
+    step: int
+    confidence: float
+    """Its mean probability of the prompt it chooses."""
+    entropy: float
+    """The mean entropy of its probabilities, as a share of the largest possible."""
+    load: list[float]
+    """The share of rows that each prompt takes."""
+
+
+@dataclass(frozen=True)
 class Explanation:
     """All that is known about a prompt."""
 
@@ -84,6 +97,14 @@ class Explanation:
     """The router's mean probability of the prompt it chooses."""
     entropy: float | None = None
     """The mean entropy of the router's probabilities, as a share of the largest possible."""
+    neighbour_cosine: float | None = None
+    """The mean cosine among the neighbours of a token: how tight a cluster they form."""
+    random_neighbour_cosine: float | None = None
+    """The same for random vectors."""
+    random_words_shared: float | None = None
+    """Of as many random vectors, the share that have a neighbour in common with another."""
+    router_steps: list[RouterStep] = field(default_factory=list)
+    """The router over training; empty if the prompt has no record of it."""
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -95,9 +116,11 @@ def explain(
     start: Tensor | None = None,
     on_token: Callable[[int], object] = lambda count: None,
     worth: bool = True,
+    history: Sequence[Mapping[str, Any]] = (),
 ) -> Explanation:
     """Explain a tuned prompt. `examples` are labelled rows of its task, for what each token is
-    worth and for a mixture's routing; `start` [K, P, H] are the vectors that training began from.
+    worth and for a mixture's routing; `start` [K, P, H] are the vectors that training began from;
+    `history` are the run's evaluations, which say what a mixture's router did over training.
 
     `on_token` is called with the number of tokens done, which the rows make slow; without `worth`,
     no token is left out.
@@ -105,9 +128,9 @@ def explain(
     vectors = tuned.prompt.table.detach().float().cpu()
     if vectors.shape[1] == 0:
         raise UserError("A prompt of length 0 has no tokens to explain.")
-    neighbours = nearest_words(tuned.backbone, vectors.flatten(0, 1))
+    neighbours, tightness = _nearest(tuned.backbone, vectors.flatten(0, 1), NEIGHBOURS)
     chance = torch.randn(vectors.flatten(0, 1).shape, generator=torch.Generator().manual_seed(0))
-    random_neighbours = nearest_words(tuned.backbone, chance, 1)
+    random_neighbours, random_tightness = _nearest(tuned.backbone, chance, NEIGHBOURS)
     moved = _moved(vectors, start)
     count, length = vectors.shape[:2]
     measured = examples[: min(MAX_ROWS, 1 + MAX_PASSES // (count * length))] if worth else ()
@@ -117,25 +140,36 @@ def explain(
         for k in range(count)
         for p in range(length)
     ]
-    words = Counter(word for own in neighbours for word in {plain_word(n.word) for n in own})
+    common = _shared(random_neighbours)
     return Explanation(
         tokens,
         _duplicates(vectors),
         {label: _tokens_near(tuned.backbone, label, neighbours) for label in tuned.form.labels},
-        {word: times for word, times in words.most_common() if times > 1 and word},
+        _shared(neighbours),
         _mean([own[0].cosine for own in neighbours]),
         _mean([own[0].cosine for own in random_neighbours]),
         loss,
         len(measured),
         *_routing(tuned, examples),
+        tightness,
+        random_tightness,
+        _mean([any(plain_word(n.word) in common for n in own) for own in random_neighbours]),
+        [RouterStep(entry["step"], **entry["router"]) for entry in history if "router" in entry],
     )
 
 
-@torch.no_grad()
 def nearest_words(
     backbone: Backbone, vectors: Tensor, count: int = NEIGHBOURS
 ) -> list[list[Neighbour]]:
     """The vocabulary entries with the largest cosine to each vector: [N, H] -> N lists."""
+    return _nearest(backbone, vectors, count)[0]
+
+
+@torch.no_grad()
+def _nearest(
+    backbone: Backbone, vectors: Tensor, count: int
+) -> tuple[list[list[Neighbour]], float]:
+    """`nearest_words`, and the mean cosine among those of one vector."""
     special = set(backbone.tokenizer.all_special_ids)
     ids = torch.tensor(
         [index for index in range(min(backbone.vocab_size, len(backbone.tokenizer)))
@@ -147,14 +181,23 @@ def nearest_words(
     best = cosines.topk(min(count, len(ids)), dim=1)
     pieces = backbone.tokenizer.convert_ids_to_tokens(ids[best.indices.flatten()].tolist())
     words = iter(pieces)
-    return [
+    near = [
         [Neighbour(next(words), round(value, 4)) for value in row] for row in best.values.tolist()
     ]
+    size = best.indices.shape[1]
+    norms = directions[best.indices].sum(1).square().sum(1)  # all pairs, and each with itself
+    return near, round(float((norms - size).mean()) / max(1, size * (size - 1)), 4)
 
 
 def plain_word(piece: str) -> str:
     """A vocabulary entry without its tokenizer's marks for spaces."""
     return piece.strip("▁Ġ#").lower()
+
+
+def _shared(neighbours: Sequence[Sequence[Neighbour]]) -> dict[str, int]:
+    """The words that are neighbours of several tokens, and of how many."""
+    words = Counter(word for own in neighbours for word in {plain_word(n.word) for n in own})
+    return {word: times for word, times in words.most_common() if times > 1 and word}
 
 
 def _tokens_near(backbone: Backbone, label: str, neighbours: Sequence[Sequence[Neighbour]]) -> int:

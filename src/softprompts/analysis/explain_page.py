@@ -4,20 +4,26 @@ import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from .curve_svg import CURVE_STYLE, curve_figure
 from .explain import Explanation, TokenReport, plain_word
+from .summary import CurvePoint, Curves
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; width: 100%; margin: 1rem 0; }
+:root { color-scheme: light dark; background: Canvas; color: CanvasText; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+  overflow-wrap: anywhere; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; margin: 1rem 0; overflow-wrap: normal; }
 th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #8884; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
-.bar { display: inline-block; height: .7em; background: #4477aa; }
+.bar { display: inline-block; height: .7em; background: #4477aa;
+  width: calc(var(--share) * min(6rem, 12vw)); }
 .bar.down { background: #ee6677; }
-small { opacity: .7; }
+small { opacity: .8; }
+@media (max-width: 40rem) { th, td { padding: .3rem .25rem; } }
 """
 
 
@@ -32,6 +38,11 @@ def describe(explanation: Explanation) -> list[str]:
         classes = ", ".join(f"{name} {count}" for name, count in part.classes.items())
         lines.append(f"prompt {part.prompt} takes {part.rows} rows{': ' * bool(classes)}{classes}")
         lines += [f"    {text[:90]}" for text in part.examples]
+    if explanation.router_steps:
+        lines.append("router by training step: confidence, entropy, share of the rows per prompt")
+    for at in explanation.router_steps:
+        load = " ".join(f"{share:4.0%}" for share in at.load)
+        lines.append(f"{at.step:>8,}  {at.confidence:4.0%} {at.entropy:4.0%}  {load}")
     return lines
 
 
@@ -54,8 +65,18 @@ def findings(explanation: Explanation) -> list[str]:
         f"The cosine of a token and its nearest word is {explanation.nearest_cosine:.2f} on "
         f"average; for random vectors it is {explanation.random_cosine:.2f}."
     ]
+    if explanation.neighbour_cosine is not None:
+        sentences.append(
+            "The nearest words of one token have a mean cosine of "
+            f"{explanation.neighbour_cosine:.2f} among each other; those of a random vector, "
+            f"{explanation.random_neighbour_cosine:.2f}."
+        )
     if explanation.labels:
-        near = [f"{label} ({n} tokens)" for label, n in explanation.labels.items() if n]
+        near = [
+            f"{label} ({n} token{'s' if n > 1 else ''})"
+            for label, n in explanation.labels.items()
+            if n
+        ]
         absent = [label for label, count in explanation.labels.items() if not count]
         missing = f"; not {', '.join(absent)}" if near and absent else ""
         sentences.append(
@@ -82,7 +103,42 @@ def findings(explanation: Explanation) -> list[str]:
             f"The router gives the prompt it chooses {explanation.confidence:.0%} on average; its "
             f"entropy is {explanation.entropy:.0%} of the largest possible."
         )
+    if explanation.router_steps:
+        first, last = explanation.router_steps[0], explanation.router_steps[-1]
+        sentences.append(
+            f"Between steps {first.step:,} and {last.step:,} its confidence went from "
+            f"{first.confidence:.0%} to {last.confidence:.0%}, its entropy from "
+            f"{first.entropy:.0%} to {last.entropy:.0%}."
+        )
+    elif any(token.prompt for token in explanation.tokens):
+        sentences.append(
+            "How sure the router was over training is not known: the prompt came without its "
+            "evaluations, or from a version that did not record the router."
+        )
     return sentences
+
+
+def router_curves(explanation: Explanation) -> list[Curves]:
+    """The router over training, in percent: how sure it was, and what each prompt took."""
+
+    def points(values: Sequence[float]) -> list[CurvePoint]:
+        return [
+            {"step": at.step, "mean": 100 * value, "std": None, "runs": 1}
+            for at, value in zip(explanation.router_steps, values, strict=True)
+        ]
+
+    steps = explanation.router_steps
+    if not steps:
+        return []
+    sure = {
+        "confidence": points([at.confidence for at in steps]),
+        "entropy": points([at.entropy for at in steps]),
+    }
+    loads = {f"prompt {k}": points([at.load[k] for at in steps]) for k in range(len(steps[0].load))}
+    return [
+        {"task": "Router", "metric": "confidence and entropy (%)", "arms": sure},
+        {"task": "Router", "metric": "share of the rows that a prompt takes (%)", "arms": loads},
+    ]
 
 
 def page(explanation: Explanation, title: str) -> str:
@@ -90,25 +146,57 @@ def page(explanation: Explanation, title: str) -> str:
     largest = max((abs(token.loss_without or 0) for token in explanation.tokens), default=0) or 1
     rows = "".join(_row(token, explanation, largest) for token in explanation.tokens)
     sentences = "".join(f"<li>{html.escape(text)}</li>" for text in findings(explanation))
-    routing = "".join(
-        f"<h3>Prompt {part.prompt}: {part.rows} rows</h3>"
-        f"<p>{html.escape(_classes(part.classes))}</p>"
-        + "".join(f"<p><small>{html.escape(text)}</small></p>" for text in part.examples)
-        for part in explanation.routing
-    )
+    drawn = "".join(curve_figure(c, i) for i, c in enumerate(router_curves(explanation)))
+    training = f"<h2>The router over training</h2>{drawn}" if drawn else ""
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body>"
-        f"<h1>{html.escape(title)}</h1><ul>{sentences}</ul><table><thead><tr><th>token</th>"
+        f"<title>{html.escape(title)}</title><style>{CURVE_STYLE}{STYLE}</style></head><body>"
+        f"<h1>{html.escape(title)}</h1><ul>{sentences}</ul><h2>Tokens</h2>"
+        "<div class='scroll' tabindex='0'><table><thead><tr><th>token</th>"
         "<th>nearest words</th><th class='number'>moved</th><th class='number'>loss without it</th>"
-        f"<th></th></tr></thead><tbody>{rows}</tbody></table>{routing}</body></html>"
+        f"<th></th></tr></thead><tbody>{rows}</tbody></table></div>{_routing(explanation)}{training}"
+        "</body></html>"
     )
+
+
+def _routing(explanation: Explanation) -> str:
+    """Prompts by classes, shaded by the share of the class, and example inputs of each prompt."""
+    parts = explanation.routing
+    if not parts:
+        return ""
+    classes = list(dict.fromkeys(label for part in parts for label in part.classes))
+    totals = {label: sum(part.classes.get(label, 0) for part in parts) for label in classes}
+    names = "".join(f"<th class='number'>{html.escape(label)}</th>" for label in classes)
+    rows = "".join(
+        f"<tr><td>{part.prompt}</td><td class='number'>{part.rows}</td>"
+        + "".join(_share(part.classes.get(label, 0), totals[label]) for label in classes)
+        + "</tr>"
+        for part in parts
+    )
+    examples = "".join(
+        f"<h3>Inputs of prompt {part.prompt}</h3><ul>"
+        + "".join(f"<li><small>{html.escape(text)}</small></li>" for text in part.examples)
+        + "</ul>"
+        for part in parts
+        if part.examples
+    )
+    return (
+        "<h2>What each prompt takes</h2><div class='scroll' tabindex='0'><table><thead><tr>"
+        f"<th>prompt</th><th class='number'>rows</th>{names}</tr></thead><tbody>{rows}</tbody>"
+        f"</table></div>{examples}"
+    )
+
+
+def _share(count: int, total: int) -> str:
+    """A cell with the rows of a class, shaded by their share of it."""
+    shade = f" style='background: rgb(68 119 170 / {0.5 * count / total:.2f})'" if count else ""
+    return f"<td class='number'{shade}>{count or ''}</td>"
 
 
 def _row(token: TokenReport, explanation: Explanation, largest: float) -> str:
     words = " ".join(
-        f"<span style='opacity:{max(0.35, min(1.0, near.cosine + 0.2)):.2f}'>"
+        f"<span style='opacity:{max(0.7, min(1.0, near.cosine + 0.4)):.2f}'>"
         f"{html.escape(plain_word(near.word) or near.word)} <small>{near.cosine:.2f}</small></span>"
         for near in token.neighbours
     )
@@ -116,16 +204,12 @@ def _row(token: TokenReport, explanation: Explanation, largest: float) -> str:
     rise, bar = token.loss_without, ""
     if rise is not None:
         kind = "bar" if rise >= 0 else "bar down"
-        bar = f"<span class='{kind}' style='width:{6 * abs(rise) / largest:.2f}rem'></span>"
+        bar = f"<span class='{kind}' style='--share:{abs(rise) / largest:.2f}'></span>"
     shown = "" if rise is None else f"{rise:+.4f}"
     return (
         f"<tr><td>{name(token, explanation)}</td><td>{words}</td><td class='number'>{moved}</td>"
         f"<td class='number'>{shown}</td><td>{bar}</td></tr>"
     )
-
-
-def _classes(classes: dict[str, int]) -> str:
-    return ", ".join(f"{label} {count}" for label, count in classes.items())
 
 
 def figure(explanation: Explanation, title: str) -> "Figure":
@@ -139,7 +223,7 @@ def figure(explanation: Explanation, title: str) -> "Figure":
         ("cosine of the nearest word", [t.neighbours[0].cosine for t in explanation.tokens]),
     ]
     known = [(text, values) for text, values in panels if values[0] is not None]
-    count = len(known) + bool(explanation.routing)
+    count = len(known) + bool(explanation.routing) + 2 * bool(explanation.router_steps)
     width = min(14.0, max(6.0, 0.16 * len(labels) + 2))  # legible on a screen
     drawing = Figure(figsize=(width, 2.1 * count + 0.8), layout="constrained")
     axes = drawing.subplots(count, 1, squeeze=False)[:, 0]
@@ -148,6 +232,8 @@ def figure(explanation: Explanation, title: str) -> "Figure":
         axis.set_ylabel(text, fontsize=8)
         axis.axhline(0, color="grey", linewidth=0.6)
         _ticks(axis, labels)
+    if explanation.router_steps:
+        _training_panels(axes[len(known)], axes[len(known) + 1], explanation)
     if explanation.routing:
         _routing_panel(axes[-1], explanation)
     drawing.suptitle(title, fontsize=10)
@@ -155,8 +241,36 @@ def figure(explanation: Explanation, title: str) -> "Figure":
 
 
 def _ticks(axis: Any, labels: Sequence[str]) -> None:
+    """At most about 25: of a large mixture, where its prompts begin."""
+    starts = [i for i, label in enumerate(labels) if label.endswith(".0")]
     step = max(1, len(labels) // 25)
-    axis.set_xticks(range(0, len(labels), step), labels[::step], fontsize=7)
+    shown = starts if step > 1 and 1 < len(starts) <= 25 else range(0, len(labels), step)
+    axis.set_xticks(shown, [labels[i] for i in shown], fontsize=7)
+    axis.set_xlabel("token (prompt.position)" if starts else "token", fontsize=8)
+    axis.tick_params("y", labelsize=8)
+    axis.margins(x=0.01)
+
+
+def _training_panels(sure: Any, load: Any, explanation: Explanation) -> None:
+    """How sure the router was at each evaluation, and what each prompt took."""
+    at = explanation.router_steps
+    steps = [entry.step for entry in at]
+    sure.plot(steps, [entry.confidence for entry in at], marker="o", label="confidence")
+    sure.plot(steps, [entry.entropy for entry in at], marker="o", label="entropy")
+    sure.set_ylim(0, 1.03)
+    sure.set_ylabel("router", fontsize=8)
+    sure.legend(fontsize=7)
+    for k in range(len(at[0].load)):
+        below, above = ([sum(entry.load[:end]) for entry in at] for end in (k, k + 1))
+        label = f"prompt {k}" if max(entry.load[k] for entry in at) >= 0.05 else None
+        load.fill_between(steps, below, above, label=label)
+    load.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    for axis in (sure, load):
+        axis.margins(x=0.01)
+        axis.tick_params(labelsize=8)
+    load.set_ylim(0, 1)
+    load.set_ylabel("share of rows", fontsize=8)
+    load.set_xlabel("training step", fontsize=8)
 
 
 def _routing_panel(axis: Any, explanation: Explanation) -> None:
@@ -171,5 +285,6 @@ def _routing_panel(axis: Any, explanation: Explanation) -> None:
     axis.set_ylabel("rows", fontsize=8)
     axis.set_xlabel("prompt of the mixture", fontsize=8)
     axis.set_xticks(range(len(bottom)))
+    axis.tick_params(labelsize=8)
     if classes:
         axis.legend(fontsize=7)

@@ -68,5 +68,4 @@ def figures(runs: Runs) -> list[Path]:
         return [path for path in files if path.exists()]
     if runs.kind == "cohort":
         return []
-    folder = runs.folder / "report" if runs.kind == "study" else runs.folder
-    return sorted(folder.rglob("*.png"))
+    return sorted((runs.folder / "report" if runs.kind == "study" else runs.folder).rglob("*.png"))

@@ -78,7 +78,6 @@ def error_reductions(
     )
     axes = figure.add_subplot()
     labels = [f"{name}{WEAK if target in weak else ''}" for target, name in columns.items()]
-    faded = [column for column, name in enumerate(targets) if name in weak]
     _cells(
         axes,
         values,
@@ -87,7 +86,7 @@ def error_reductions(
         ("RdBu", -limit, limit),
         "{:z.0f}" if limit >= 10 else "{:z.1f}",
         "relative error reduction (%)",
-        faded,
+        [column for column, name in enumerate(targets) if name in weak],
     )
     axes.set_xlabel("target", fontsize=9)
     axes.set_ylabel("source", fontsize=9)
@@ -223,14 +222,13 @@ def _scatter(axes: "Axes", result: Correlation, weak: bool, names: Mapping[str, 
     named = dict.fromkeys((int(y.argmax()), int(x.argmax()), int(y.argmin())) if len(y) else ())
     axes.scatter(x[[*named]], y[[*named]], s=22, facecolors="none", edgecolors="0.25", linewidths=1)
     for index in named:
-        side = "right" if x[index] > (x.min() + x.max()) / 2 else "left"
         axes.annotate(
             names.get(source := result.points[index].source, source),
             (x[index], y[index]),
             (0, -11 if index == int(y.argmin()) else 5),
             textcoords="offset points",
             fontsize=7,
-            ha=side,
+            ha="right" if x[index] > (x.min() + x.max()) / 2 else "left",
             color="0.2",
             path_effects=[withStroke(linewidth=2, foreground="white")],
         )
@@ -279,7 +277,6 @@ def _cells(
     dark = mesh.to_rgba(numbers)[..., :3] @ (0.299, 0.587, 0.114) < 0.5
     for (row, column), value in np.ndenumerate(numbers):
         if not math.isnan(value):
-            colour = "0.25" if column in faded else "w" if dark[row, column] else "k"
             axes.text(
                 column + 0.5,
                 row + 0.5,
@@ -287,7 +284,7 @@ def _cells(
                 ha="center",
                 va="center",
                 fontsize=7.5,
-                color=colour,
+                color="0.25" if column in faded else "w" if dark[row, column] else "k",
             )
     for column in faded:
         # over the colours, under the numbers

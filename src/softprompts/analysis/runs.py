@@ -71,6 +71,8 @@ class RunRecord:
     failed: str | None = None
     explanation: Mapping[str, Any] = field(default_factory=dict)
     """What `study explain` found about the prompt."""
+    chosen: tuple[str, ...] = ()
+    """The cells whose prompts retrieval chose for it, the most similar first."""
 
     def row_scores(self, split: str) -> list[float]:
         return list(self.predictions.get(split, {}).get("row_scores", ()))
@@ -121,7 +123,8 @@ def read_runs(folder: Path) -> Runs:
         files = sorted((folder / CELLS).rglob(RESULT), key=_natural)
         begun = {path.parent for path in (folder / CELLS).rglob(PLAN)}
         unfinished = len(begun - {path.parent for path in files})
-        runs = Runs(folder, "study", [_of_cell(path) for path in files], unfinished, study)
+        records = [_with_files(_of_result(read_json(path)), path.parent) for path in files]
+        runs = Runs(folder, "study", records, unfinished, study)
     elif (folder / RECORDS).exists():
         plan = folder / PLAN_COPY
         study_text = plan.read_text(encoding="utf-8") if plan.exists() else None
@@ -139,10 +142,6 @@ def read_runs(folder: Path) -> Runs:
 
 
 # -- studies ---------------------------------------------------------------------------------------
-
-
-def _of_cell(path: Path) -> RunRecord:
-    return _with_files(_of_result(read_json(path)), path.parent)
 
 
 def _of_result(result: Mapping[str, Any]) -> RunRecord:
@@ -167,6 +166,7 @@ def _of_result(result: Mapping[str, Any]) -> RunRecord:
             machine=result.get("machine") or {},
             seconds=result.get("seconds"),
             failed=result.get("failed"),
+            chosen=tuple(str(source["cell"]) for source in result.get("chosen") or ()),
         )
     except (KeyError, TypeError, AttributeError):
         raise UserError(

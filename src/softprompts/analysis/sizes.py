@@ -21,6 +21,8 @@ COLOURS = (
     "#000000",
 )
 """Distinguishable with colour blindness."""
+SCORES = {True: "mean over seeds", False: "score"}
+"""The name of the only row, with several seeds and with one."""
 
 
 def by_size(
@@ -60,6 +62,7 @@ def score_by_target(
 
     splits = {target: split for row in rows for target, split in row["splits"].items()}
     several = len({row["backbone"] for row in rows}) > 1
+    seeds = any(s and s["std"] is not None for row in rows for s in row["targets"].values())
     height = 0.25 + 0.12 * len(rows)
     width = 4.5 + 0.08 * max(len(names[target]) for target in splits)
     figure = Figure(figsize=(max(6.0, width), 1.9 + height * len(splits)), layout="constrained")
@@ -77,7 +80,7 @@ def score_by_target(
             markersize=5,
             capsize=3,
             linestyle="none",
-            label=", ".join(filter(None, (row["variant"], backbone))) or "mean over seeds",
+            label=", ".join(filter(None, (row["variant"], backbone))) or SCORES[seeds],
         )
     known_majorities = {i: majorities[t] for i, t in enumerate(splits) if t in majorities}
     axes.scatter(
@@ -99,7 +102,8 @@ def score_by_target(
     axes.set_xlabel(f"score{rows_of}", fontsize=9)
     axes.tick_params(axis="x", labelsize=8)
     axes.set_axisbelow(True)
-    title = f"Scores{' without transfer' * transfers}, mean and standard deviation over seeds"
+    spread = ", mean and standard deviation over seeds" * seeds
+    title = f"Scores{' without transfer' * transfers}{spread}"
     figure.suptitle(f"{title}\n{subject}".rstrip(), fontsize=10, x=0.01, ha="left")
     figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     return figure

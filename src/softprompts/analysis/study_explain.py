@@ -49,5 +49,6 @@ def explain_study(
         layers = [{"task": {"data_dir": data_dir}}] if data_dir else []
         mixed = len(tuned.prompt.table) > 1
         examples = load_task(folder.config(*layers).task).validation if mixed else ()
-        write_json(folder.path / EXPLANATION, explain(tuned, examples, worth=False).plain())
+        explanation = explain(tuned, examples, worth=False, history=folder.history())
+        write_json(folder.path / EXPLANATION, explanation.plain())
         on_cell()

@@ -24,11 +24,11 @@ from ..study.tables import (
     score_table,
 )
 from ..tasks import BENCHMARKS
+from ..tasks.plain_names import plain_names
 from .heatmaps import check, save
 from .report import write_report
 from .retrieval import KS
 from .sizes import by_size, score_by_size, score_by_target, short_name
-from .task_names import plain_names
 from .transfer import StudyRecord
 from .variants import Difference, Record, differences_markdown, variant_differences
 

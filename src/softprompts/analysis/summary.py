@@ -245,10 +245,9 @@ def _mean_of(values: Sequence[float | None]) -> float | None:
 def _score(value: Spread | None, best: bool, tied: bool) -> Score | None:
     if value is None:
         return None
-    std = None if value.std is None else round(value.std, 4)
     return {
         "mean": round(value.mean, 4),
-        "std": std,
+        "std": None if value.std is None else round(value.std, 4),
         "runs": value.runs,
         "best": best,
         "tied": tied and not best,

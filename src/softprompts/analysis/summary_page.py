@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 from ..version import __version__
-from .curve_svg import curve_figure
+from .curve_svg import CURVE_STYLE, curve_figure
+from .findings import HELD
 from .spread import SIGNIFICANCE
 from .summary import MEAN, Arm, Choice, Difference, Score, Summary, Table
 
@@ -20,13 +21,11 @@ MOST_CONFIGS, MOST_OPEN = 60, 30
 """Configs on the page, and rows of a table that is not folded away."""
 TIED = "≈"
 WEAK = "†"
-STYLE = """
-:root { color-scheme: light dark; --text: #1b1b1b; --back: #fff; --soft: #f3f3f3; --rule: #8886;
-  --line-0: #0060a8; --line-1: #b84a00; --line-2: #00704f; --line-3: #a3467f; --line-4: #7a5d00;
-  --line-5: #444; }
-@media (prefers-color-scheme: dark) { :root { --text: #ececec; --back: #161616; --soft: #242424;
-  --line-0: #6cb8ff; --line-1: #ff9a55; --line-2: #4fd1a5; --line-3: #f0a0cf; --line-4: #e5c75c;
-  --line-5: #ccc; } }
+STYLE = (
+    CURVE_STYLE
+    + """
+:root { color-scheme: light dark; --text: #1b1b1b; --back: #fff; --soft: #f3f3f3; }
+@media (prefers-color-scheme: dark) { :root { --text: #ececec; --back: #161616; --soft: #242424; } }
 * { box-sizing: border-box; }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back);
   max-width: 62rem; margin: 0 auto; padding: 1rem; }
@@ -39,15 +38,15 @@ th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--rule); text-align:
 th[scope=row], th:first-child, .text { text-align: left; } th, td { vertical-align: top; }
 th[scope=row] { font-weight: normal; position: sticky; left: 0; background: var(--back);
   max-width: 16rem; white-space: normal; }
-figure { margin: 1.2rem 0; } svg, img { max-width: 100%; height: auto; }
-img { background: #fff; } svg text { fill: currentColor; font-size: 12px; }
-.grid { stroke: var(--rule); stroke-width: .5; }
-.legend { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .2rem 1rem; }
-.key { width: 2rem; height: .65rem; margin-right: .4rem; }
-details { margin: .5rem 0; } summary { cursor: pointer; }
+img { background: #fff; }
 pre { background: var(--soft); padding: .7rem; overflow-x: auto; font-size: .85rem; }
+details details { margin-left: 1.2rem; }
+.claim { border-left: 3px solid var(--rule); padding: 0 1rem; margin: 1rem 0; }
+.claim h3 { font-size: 1rem; margin: 0; } .claim p, .claim ul { margin: .3rem 0; }
+.verdict { background: var(--soft); border-radius: .3rem; padding: .1rem .5rem; }
 .held { font-weight: bold; }
 """
+)
 
 
 # -- text that both forms share --------------------------------------------------------------------
@@ -113,8 +112,7 @@ def _has_mean(table: Table) -> bool:
 def _columns(table: Table) -> list[tuple[str, str]]:
     """Each column's name and heading."""
     splits = {task["split"] for task in table["tasks"]}
-    mean = [(MEAN, MEAN)] if _has_mean(table) else []
-    return mean + [
+    return ([(MEAN, MEAN)] if _has_mean(table) else []) + [
         (
             task["name"],
             f"{task['name']}{WEAK if task['weak'] else ''}"
@@ -162,6 +160,8 @@ def _cost_rows(table: Table) -> list[list[str]]:
 COST_HEADINGS = ("arm", "trained parameters", "seconds per run")
 CHOICE_HEADINGS = ("arm", "task", "settings", "score on held-out rows", "")
 CLAIM_HEADINGS = ("claim", "paper", "ours", "verdict")
+TEXT_COLUMNS = ("against", "task", "settings", "")
+"""Columns of words, which begin at the left."""
 
 
 def _claim_cells(claim: Mapping[str, Any]) -> list[str]:
@@ -252,8 +252,7 @@ def page(summary: Summary, title: str, figures: Sequence[Path] = ()) -> str:
     sentences = "".join(f"<p>{html.escape(text)}</p>" for text in introduction(summary))
     parts = [f"<h1>{html.escape(title)}</h1>{sentences}"]
     if summary["claims"]:
-        rows = [_claim_cells(claim) for claim in summary["claims"]]
-        parts.append("<h2>Claims</h2>" + _html_table(CLAIM_HEADINGS, rows, text=True))
+        parts.append("<h2>Claims</h2>" + "".join(map(_claim_section, summary["claims"])))
     parts += map(_table_section, summary["tables"])
     if summary["curves"]:
         drawn = "".join(curve_figure(c, index) for index, c in enumerate(summary["curves"]))
@@ -270,6 +269,16 @@ def page(summary: Summary, title: str, figures: Sequence[Path] = ()) -> str:
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body><main>"
         f"{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def _claim_section(claim: Mapping[str, Any]) -> str:
+    parts = "".join(f"<li>{html.escape(part['sentence'])}</li>" for part in claim["expectations"])
+    kind = " held" if claim["verdict"] == HELD else ""
+    return (
+        f"<section class='claim'><h3>{claim['claim']}. {html.escape(claim['text'])}</h3>"
+        f"<p><span class='verdict{kind}'>{html.escape(claim['verdict'])}</span> "
+        f"Paper: {html.escape(claim['paper'])}</p><ul>{parts}</ul></section>"
     )
 
 
@@ -311,12 +320,18 @@ def _arm_row(arm: Arm, columns: Sequence[str]) -> str:
     return f"<tr><th scope='row'>{html.escape(arm['name'])}</th>{''.join(cells)}</tr>"
 
 
-def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], text: bool = False) -> str:
-    kind = " class='text' style='white-space:normal'" if text else ""
-    head = "".join(f"<th scope='col'{kind}>{html.escape(name)}</th>" for name in columns)
+def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    kinds = [" class='text'" if name in TEXT_COLUMNS else "" for name in columns]
+    head = "".join(
+        f"<th scope='col'{kind}>{html.escape(name)}</th>"
+        for name, kind in zip(columns, kinds, strict=True)
+    )
     body = "".join(
         f"<tr><th scope='row'>{html.escape(row[0])}</th>"
-        + "".join(f"<td{kind}>{html.escape(cell)}</td>" for cell in row[1:])
+        + "".join(
+            f"<td{kind}>{html.escape(cell)}</td>"
+            for cell, kind in zip(row[1:], kinds[1:], strict=True)
+        )
         + "</tr>"
         for row in rows
     )
@@ -347,17 +362,18 @@ def _settings_section(summary: Summary) -> str:
             for name, settings in summary["settings"].items()
             if settings
         },
-        **(
-            {f"config.yaml of {n}": _yaml(c) for n, c in summary["configs"].items()}
-            if len(summary["configs"]) <= MOST_CONFIGS
-            else {}
-        ),
     }
-    if len(summary["configs"]) > MOST_CONFIGS:
+    parts += [_folded(name, text) for name, text in blocks.items() if text]
+    configs = {f"config.yaml of {n}": _yaml(c) for n, c in summary["configs"].items()}
+    if len(configs) > MOST_CONFIGS:
         parts.append("<p>The whole configs of all runs are in summary.json.</p>")
-    parts += [
-        f"<details><summary>{html.escape(name)}</summary><pre>{html.escape(text)}</pre></details>"
-        for name, text in blocks.items()
-        if text
-    ]
+    elif configs:
+        listed = "".join(_folded(name, text) for name, text in configs.items())
+        parts.append(f"<details><summary>The config of each run</summary>{listed}</details>")
     return "".join(parts)
+
+
+def _folded(name: str, text: str) -> str:
+    return (
+        f"<details><summary>{html.escape(name)}</summary><pre>{html.escape(text)}</pre></details>"
+    )

@@ -21,8 +21,11 @@ FEWEST_TARGETS = 5
 
 
 def _pairs(part: Expectation, runs: Runs, analysis: Mapping[str, Any]) -> Finding:
-    """At least one source `helps` (or `hurts`) a target, corrected for all pairs."""
-    helps = part.value == "helps"
+    """At least one source `helps` (or `hurts`) a target, corrected for all pairs; with a
+    percentage, as many do before the correction."""
+    value = part.value if isinstance(part.value, Mapping) else {part.value: 0}
+    ((effect, share),) = value.items()
+    helps = effect == "helps"
     baseline = select(Selector(), runs)
     transfers = [run for run in runs.records if run.stage == "transfer" and run.scores]
     sources = dict.fromkeys(str(run.arm.get("source")) for run in transfers)
@@ -45,14 +48,16 @@ def _pairs(part: Expectation, runs: Runs, analysis: Mapping[str, Any]) -> Findin
         untested = "no pair above the majority class has enough seeds for a test"
         reason = untested if transfers else "not run"
         verdict = TOO_WEAK if transfers else NOT_RUN
-        effect = "help" if helps else "hurt"
-        return Finding(verdict, f"source-target pairs that {effect}: {reason}")
+        name = "help" if helps else "hurt"
+        return Finding(verdict, f"source-target pairs that {name}: {reason}")
     corrected = holm([p for _, p in tests])
     clear = sum(
         p < SIGNIFICANCE and (d > 0) == helps for (d, _), p in zip(tests, corrected, strict=True)
     )
     raw = sum(p < SIGNIFICANCE and (d > 0) == helps for d, p in tests)
-    verdict = HELD if clear else TOO_WEAK if raw > SIGNIFICANCE / 2 * len(tests) else NOT_HELD
+    verdict = TOO_WEAK if raw > SIGNIFICANCE / 2 * len(tests) else NOT_HELD
+    if clear and 100 * raw >= share * len(tests):
+        verdict = HELD
     sentence = (
         f"{clear} of {len(tests)} source-target pairs are significantly "
         f"{'better' if helps else 'worse'} than no transfer ({raw} before correction): {verdict}"
@@ -73,8 +78,7 @@ def _alike(part: Expectation, runs: Runs, analysis: Mapping[str, Any]) -> Findin
     def gap(labels: Sequence[str]) -> float | None:
         inside, across = list[float](), list[float]()
         for (a, one), (b, other) in combinations(zip(tasks, labels, strict=True), 2):
-            value = values["matrix"][index[a]][index[b]]
-            (inside if one == other else across).append(value)
+            (inside if one == other else across).append(values["matrix"][index[a]][index[b]])
         return fmean(inside) - fmean(across) if inside and across else None
 
     labels = list(groups.values())
@@ -92,6 +96,28 @@ def _alike(part: Expectation, runs: Runs, analysis: Mapping[str, Any]) -> Findin
         f"{len(tasks)} tasks (permutation test, {shown}): {verdict}"
     )
     return Finding(verdict, sentence, observed, p=p, pairs=len(tasks))
+
+
+def _closer(part: Expectation, runs: Runs, analysis: Mapping[str, Any]) -> Finding:
+    """A task's embedding is more similar to those of some tasks than to those of others."""
+    similarities = analysis.get("similarities") or {}
+    task, to, than = (part.value[name] for name in ("task", "to", "than"))
+    name = f"{task} closer to {', '.join(to)} than to {', '.join(than)}"
+    if not similarities:
+        return Finding(NOT_RUN, f"{name}: no report with task embeddings")
+    measure, values = next(iter(similarities.items()))
+    index = {known: i for i, known in enumerate(values["tasks"])}
+    sides = [
+        [values["matrix"][index[task]][index[other]] for other in others if other in index]
+        for others in (to, than)
+        if task in index
+    ]
+    if len(sides) < 2 or not all(sides):
+        return Finding(TOO_WEAK, f"{name}: it was not embedded with them")
+    near, far = map(fmean, sides)
+    verdict = HELD if near > far else NOT_HELD
+    sentence = f"{name}: {measure.replace('_', ' ')} {near:.3f} against {far:.3f}: {verdict}"
+    return Finding(verdict, sentence, near - far)
 
 
 def _correlates(part: Expectation, runs: Runs, analysis: Mapping[str, Any]) -> Finding:
@@ -118,10 +144,12 @@ def _correlates(part: Expectation, runs: Runs, analysis: Mapping[str, Any]) -> F
 
 
 def _retrieval(part: Expectation, runs: Runs, analysis: Mapping[str, Any]) -> Finding:
-    """The best of the k most similar sources beats no transfer, and the best of k at random."""
+    """The best of the k most similar sources beats no transfer, and the best of k at random; or,
+    with `oracle`, it reaches that percentage of the gain of the best of all."""
     rows = analysis.get("retrieval") or []
     known = {(row["method"], row["similarity"], row["k"]): row for row in rows}
-    k = int(part.value)
+    share = part.value["oracle"] if isinstance(part.value, Mapping) else None
+    k = int(part.value if share is None else part.value["k"])
     random_k = known.get(("best of k at random", None, k))
     top = [
         row for (method, _, rank), row in known.items() if method == "best of top-k" and rank == k
@@ -132,6 +160,8 @@ def _retrieval(part: Expectation, runs: Runs, analysis: Mapping[str, Any]) -> Fi
         verdict = TOO_WEAK if analysis.get("targets") else NOT_RUN
         return Finding(verdict, f"best of the {k} most similar sources: {reason}")
     row = max(top, key=lambda row: row["change"])
+    if share is not None:
+        return _share_of_oracle(row, known.get(("oracle", None, None)), share)
     p = row.get("p_paired")  # which older reports lack
     verdict = TOO_WEAK
     if row["targets"] >= FEWEST_TARGETS and row["change"] <= random_k["change"]:
@@ -145,9 +175,27 @@ def _retrieval(part: Expectation, runs: Runs, analysis: Mapping[str, Any]) -> Fi
     return Finding(verdict, sentence, row["change"], p=p, pairs=row["targets"])
 
 
+def _share_of_oracle(
+    row: Mapping[str, Any], oracle: Mapping[str, Any] | None, share: float
+) -> Finding:
+    """Whether a row of the retrieval table reaches a percentage of the oracle's gain."""
+    best = None if oracle is None else oracle["change"]
+    name = f"best of the {row['k']} most similar sources {row['change']:+.1f} points"
+    if best is None or best <= 0:
+        return Finding(TOO_WEAK, f"{name}: the best of all sources gains nothing")
+    reached, enough = 100 * row["change"] / best, row["targets"] >= FEWEST_TARGETS
+    verdict = TOO_WEAK if not enough else HELD if reached >= share else NOT_HELD
+    sentence = (
+        f"{name}, {reached:.0f} % of the gain of the best of all ({best:+.1f}), over "
+        f"{row['targets']} targets: {verdict}"
+    )
+    return Finding(verdict, sentence, row["change"], pairs=row["targets"])
+
+
 TRANSFER_FINDINGS = {
     "pairs": _pairs,
     "alike": _alike,
+    "closer": _closer,
     "correlates": _correlates,
     "retrieval": _retrieval,
 }

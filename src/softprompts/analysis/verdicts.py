@@ -84,7 +84,7 @@ def _decide(part: Expectation, found: Finding, p: float | None) -> Finding:
 
 def _measure(part: Expectation, runs: Runs) -> Finding:
     """The paired differences of an expectation, before it is decided."""
-    name = _name(part)
+    name = part.name
     selected = {selector: select(selector, runs) for _, selector in part.terms}
     if any(s.constant is None and not found for s, found in selected.items()):
         return Finding(NOT_RUN, f"{name} (no such runs)")
@@ -98,16 +98,10 @@ def _measure(part: Expectation, runs: Runs) -> Finding:
     p = paired_test(differences, [0.0] * len(differences)) if len(differences) > 1 else None
     unit = "%" if part.relative else "points"
     doubt = "" if interval is None else f" ({interval[0]:.1f} to {interval[1]:.1f})"
-    where = f", {len(differences)} pairs on {len(tasks)} task{'s' if len(tasks) > 1 else ''}"
+    pairs = f"{len(differences)} pair{'s' if len(differences) > 1 else ''}"
+    where = f", {pairs} on {len(tasks)} task{'s' if len(tasks) > 1 else ''}"
     sentence = f"{name} {fmean(differences):+.1f} {unit}{doubt}{where}"
     return Finding("", sentence, fmean(differences), interval, p, len(differences))
-
-
-def _name(part: Expectation) -> str:
-    if part.kind == "contrast":
-        return " ".join(f"{'+' if w > 0 else '-'} {s}" for w, s in part.terms).removeprefix("+ ")
-    (_, first), (_, second) = part.terms
-    return f"{first} {part.kind.replace('_', ' ')} than {second}:"
 
 
 def _tasks(
@@ -139,8 +133,7 @@ def _differences(
     sums = []
     for key in keys:
         terms = [(w, s.constant if s.constant is not None else _at(v, key)) for w, s, v in arms]
-        total = math.fsum(weight * value for weight, value in terms)
-        base = math.fsum(weight * value for weight, value in terms if weight > 0)
+        total, base = math.fsum(weight * value for weight, value in terms), terms[-1][1]
         sums.append(100 * total / base if part.relative and base else total)
     return sums
 
@@ -191,15 +184,16 @@ def explained(take: str, explanation: Mapping[str, Any]) -> float | None:
     """A number of an explanation, in percent."""
     if not explanation:
         return None
-    if take in ("nearest-cosine", "random-cosine"):
-        return 100 * float(explanation[take.replace("-", "_")])
+    if take.endswith("-cosine") or take == "random-words-shared":
+        value = explanation.get(take.replace("-", "_"))  # which older explanations may lack
+        return None if value is None else 100 * float(value)
     if take == "labels-near":
         labels = explanation["labels"]
         return 100 * fmean(count > 0 for count in labels.values()) if labels else None
     if take == "words-shared":
         tokens = [
             any(
-                n["word"].strip("▁Ġ ").lower() in explanation["shared"] for n in token["neighbours"]
+                n["word"].strip("▁Ġ#").lower() in explanation["shared"] for n in token["neighbours"]
             )
             for token in explanation["tokens"]
         ]
@@ -219,8 +213,8 @@ def _over_seeds(take: str, members: Sequence[RunRecord], runs: Runs, task: str) 
     rows = [run.row_scores(runs.split(task)) for run in members]
     if not all(rows) or len({len(part) for part in rows}) != 1:
         return max(scores) if take == "best-seed" and scores else None
-    if take == "best-seed":
-        return max(fmean(part) for part in rows)
+    if take in ("best-seed", "mean-seed"):
+        return (max if take == "best-seed" else fmean)([fmean(part) for part in rows])
     return fmean(vote(members, runs.split(task)))
 
 

@@ -293,6 +293,10 @@ class Card(Part):
 
     def answering(self) -> Answering:
         """How new texts are answered; an error if the card does not say so."""
+        return self._answering
+
+    @functools.cached_property
+    def _answering(self) -> Answering:
         form, scoring, max_length = self.task.form, self.scoring, self.max_length
         if form is None or scoring is None or max_length is None:
             parts = {"task.form": form, "scoring": scoring, "config.tuning.max_length": max_length}

@@ -122,7 +122,7 @@ class RunFolder:
     def embedding(self) -> Tensor | None:
         """The task embedding [K, P, H]; None if there is none."""
         path = self.path / EMBEDDING
-        return check_vectors(_vectors(path), path) if os.path.exists(path) else None
+        return _vectors(path) if os.path.exists(path) else None
 
     def task_vectors(self) -> Tensor:
         """What represents the task when tasks are compared [K, P, H].
@@ -130,9 +130,7 @@ class RunFolder:
         The task embedding if there is one, and otherwise the prompt.
         """
         embedding = self.embedding()
-        if embedding is not None:
-            return embedding
-        return check_vectors(_vectors(self.path / PROMPT), self.path / PROMPT)
+        return _vectors(self.path / PROMPT) if embedding is None else embedding
 
     def copy_prompt(self, target: Path) -> None:
         """Copy the prompt, without its training state; the card comes last."""
@@ -147,10 +145,10 @@ class RunFolder:
 
     def stamp(self) -> str:
         """A text that changes when the prompt does: time, size and inode of its files."""
-        stats = []
+        stats, folder = [], os.fspath(self.path)
         for name in (CARD, EMBEDDING, PROMPT):
-            try:  # quicker than `suppress`; a library reads thousands of them
-                file = os.stat(self.path / name)
+            try:  # quicker than `suppress` and paths; every request of a server looks here
+                file = os.stat(os.path.join(folder, name))
             except OSError:
                 continue
             stats.append(f"{name} {file.st_mtime_ns} {file.st_size} {file.st_ino}")
@@ -184,6 +182,15 @@ class RunFolder:
 
     def write_metrics(self, history: Sequence[Mapping[str, Any]]) -> None:
         write_text(self.path / METRICS, "".join(json.dumps(entry) + "\n" for entry in history))
+
+    def history(self) -> list[dict[str, Any]]:
+        """One entry per evaluation; none if the prompt did not come with them."""
+        path = self.path / METRICS
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError:
+            raise UserError(f"{path} is corrupted; copy it again.") from None
 
     @property
     def curve(self) -> Path:
@@ -314,8 +321,8 @@ def write_cohort_table(folder: Path, text: str) -> None:
     write_text(folder / COHORT_TABLE, text)
 
 
-def _vectors(path: Path) -> Tensor | None:
-    return read_tensors(path)[0].get("vectors")
+def _vectors(path: Path) -> Tensor:
+    return check_vectors(read_tensors(path)[0].get("vectors"), path)
 
 
 def _is_ours(config: Path) -> bool:

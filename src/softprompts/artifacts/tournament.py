@@ -3,8 +3,8 @@ winner's run, and while it lasts, tournament/NAME/ with the state of each candid
 
 from typing import Any, TypedDict
 
-from ..errors import UserError, setting
-from ..files import read_json, write_json
+from ..errors import setting
+from ..files import read_object, write_json
 from .run_folder import RunFolder
 
 
@@ -54,17 +54,8 @@ PLANNED = {"request", "candidates", "left_out", "metric", "steps", "batch_rows",
 
 def read_tournament(folder: RunFolder) -> TournamentRecord | None:
     """The record in a folder; None if there is none."""
-    if not folder.tournament.exists():
-        return None
-    try:
-        record: TournamentRecord = read_json(folder.tournament)
-    except UserError:
-        record = {}
-    if not isinstance(record, dict) or not record.keys() >= PLANNED:
-        raise UserError(
-            f"{folder.tournament} is corrupted, or not written by softprompts; choose another "
-            f"{setting('output')}, or start again with {setting('overwrite')}."
-        )
+    remedy = f"choose another {setting('output')}, or start again with {setting('overwrite')}"
+    record: TournamentRecord | None = read_object(folder.tournament, PLANNED, remedy)
     return record
 
 

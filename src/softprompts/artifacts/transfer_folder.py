@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
-from ..errors import UserError, setting
-from ..files import read_json, write_json
+from ..errors import setting
+from ..files import read_object, write_json
 
 CHOICE, RUNS = "choice.json", "runs"
 RANKED = ("name", "task", "similarity", "step", "seed", "length")
@@ -35,18 +35,8 @@ class TransferRecord(TypedDict, total=False):
 
 def read_record(folder: Path) -> TransferRecord | None:
     """The record in a folder; None if there is none."""
-    path = folder / CHOICE
-    if not path.exists():
-        return None
-    try:
-        record: TransferRecord = read_json(path)
-    except UserError:
-        record = {}
-    if not isinstance(record, dict) or "request" not in record:
-        raise UserError(
-            f"{path} is corrupted, or not written by softprompts; "
-            f"choose another {setting('output')}."
-        )
+    remedy = f"choose another {setting('output')}"
+    record: TransferRecord | None = read_object(folder / CHOICE, ["request"], remedy)
     return record
 
 

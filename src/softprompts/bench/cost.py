@@ -1,6 +1,6 @@
 """The cost of methods on backbones: counted, and on request timed on this machine."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from ..backbone import Backbone
 from ..backbone.hardware import environment
 from ..config import RunConfig, merge, schema_of, sections
 from ..config.cost import CostSettings, method_configs
-from .learners import OurRuns, make_run, set_compile
+from .learners import our_run, set_compile
 from .measure import spread
 from .models import load_model
 from .training import Subject, measure_all
@@ -85,7 +85,7 @@ def time_step(
     settings = merge(config.plain(), {"tuning": steps})
     batches = _batches(backbone, config, rows)
     set_compile(backbone, False)
-    make = partial(_learners, backbone, batches, settings, config.seed)
+    make = partial(our_run, backbone, batches, settings, config.seed, compiles=False)
     subject = Subject(config.method, config.method, make)
     *_, (measured, _) = measure_all([subject], backbone, WARMUP, STEPS, say)
     found = measured[subject.name]
@@ -94,12 +94,6 @@ def time_step(
         "peak_gib": found.peak_gib,
         **environment(backbone.device, backbone.dtype),
     }
-
-
-def _learners(
-    backbone: Backbone, batches: RunBatches, settings: Mapping[str, Any], seed: int
-) -> list[OurRuns]:
-    return [OurRuns([make_run(backbone, batches, settings, seed)], False)]
 
 
 def _batches(backbone: Backbone, config: RunConfig, rows: CostSettings) -> RunBatches:

@@ -48,8 +48,7 @@ def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng(settings.seed)
     ids = torch.tensor(rng.integers(100, backbone.vocab_size, settings.prompt))
     prompt = backbone.input_embeddings(ids)
-    modes = peft_modes(settings.peers, backbone)
-    peers = {mode: _peer(backbone, prompt, mode) for mode in modes}
+    peers = {mode: _peer(backbone, prompt, mode) for mode in peft_modes(settings.peers, backbone)}
     batches = []
     # PEFT warns at every token; without pads it does not matter
     warnings.filterwarnings("ignore", "Position ids are not supported")

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,28 +43,12 @@ def peft_modes(
     names: str, backbone: Backbone, known: Collection[str] = PEFT_NAMES.keys()
 ) -> list[str]:
     """The modes of PEFT, separated by commas; auto: eager, and on a GPU also regions."""
-    on_gpu = backbone.device.type == "cuda"
-    automatic = ["eager", "regions"] if on_gpu else ["eager"]
+    automatic = ["eager", "regions"] if backbone.device.type == "cuda" else ["eager"]
     modes = automatic if names == "auto" else names.split(",")
     unknown = [mode for mode in modes if mode not in known]
     if unknown:
         raise UserError(f"There is no PEFT mode {unknown[0]!r}; choose from {', '.join(known)}.")
     return modes
-
-
-class Learner(Protocol):
-    """One run, or many that step together."""
-
-    runs: int
-
-    def prepare(self) -> None:
-        """Untimed work before a step."""
-
-    def step(self, number: int) -> None:
-        """One optimiser step of each run."""
-
-    def losses(self) -> list[list[float]]:
-        """[runs, steps]: the losses so far."""
 
 
 class FixedBatches(Batches):
@@ -126,12 +110,14 @@ class OurRuns:
         set_compile(runs[0].backbone, compiles)
 
     def prepare(self) -> None:
-        pass
+        """Untimed work before a step."""
 
     def step(self, number: int) -> None:
+        """One optimiser step of each run."""
         self.cohort.step()
 
     def losses(self) -> list[list[float]]:
+        """[runs, steps]: the losses so far."""
         check_losses(self.members)
         for run in self.members:
             if run.stopped:
@@ -228,8 +214,7 @@ class PeftModel:
             width += -(width + self.length) % BUCKET
         if self.mode == "padded":
             width = max(width, MAX_TEXT)
-        in_text = causal or not self.backbone.generates
-        label_width = width if in_text else max(map(len, labels))
+        label_width = width if causal or not self.backbone.generates else max(map(len, labels))
         batch = {
             "input_ids": _padded(texts, width, self.backbone.pad_id),
             "attention_mask": _padded([[1] * len(text) for text in texts], width, 0),
@@ -280,3 +265,14 @@ class PeftRun:
 
     def losses(self) -> list[list[float]]:
         return [torch.stack(self.step_losses).tolist()]
+
+
+Learner = OurRuns | PeftRun
+"""One run, or many that step together."""
+
+
+def our_run(
+    backbone: Backbone, batches: RunBatches, settings: Mapping[str, Any], seed: int, compiles: bool
+) -> list[Learner]:
+    """A single run of ours."""
+    return [OurRuns([make_run(backbone, batches, settings, seed)], compiles)]

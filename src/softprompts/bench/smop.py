@@ -4,7 +4,7 @@ The paper reports savings for T5-large of 14.6 % of training time, 22.9 % of tra
 27.2 % of inference FLOPs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from ..analysis.flops import Architecture
 from ..backbone import Backbone
 from ..errors import UserError
 from .flops import FORMULA, t5_flops
-from .learners import Learner, OurRuns, make_run, set_compile
+from .learners import our_run, set_compile
 from .measure import Say, environment, ratio
 from .models import load_model
 from .settings import SmopSettings as Settings
@@ -48,7 +48,7 @@ def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
         settings.workload, backbone, 1, total, settings.batch, settings.seed, settings.data_dir
     )
     subjects = [
-        Subject(name, about, partial(_learners, backbone, batches, config, settings.seed, compiles))
+        Subject(name, about, partial(our_run, backbone, batches, config, settings.seed, compiles))
         for name, (about, _, config) in METHODS.items()
     ]
     *_, (measured, _) = measure_all(subjects, backbone, settings.warmup, settings.steps, say)
@@ -67,12 +67,6 @@ def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
         "paper": PAPER,
         "flops": FORMULA,
     }
-
-
-def _learners(
-    backbone: Backbone, batches: RunBatches, settings: Mapping[str, Any], seed: int, compiles: bool
-) -> list[Learner]:
-    return [OurRuns([make_run(backbone, batches, settings, seed)], compiles)]
 
 
 def _flops(

@@ -194,8 +194,7 @@ def _ours(
     settings: Settings, backbone: Backbone, batches: Sequence[RunBatches], alone: int
 ) -> list[Subject]:
     compiles = set_compile(backbone, settings.compile_ours)
-    on_gpu = backbone.device.type == "cuda"
-    mode = "compiled" if compiles else "recorded" if on_gpu else "eager"
+    mode = "compiled" if compiles else "recorded" if backbone.device.type == "cuda" else "eager"
 
     def runs(count: int) -> list[Any]:
         return [
@@ -298,8 +297,7 @@ def _measure_group(
             fmean(times[step] / learner.runs for learner, times in zip(group, seconds, strict=True))
             for step in range(steps)
         ]
-        typical = sum(map(median, seconds))
-        compile_s = round(max(0.0, warmup_seconds[name] - warmup * typical), 2)
+        compile_s = round(max(0.0, warmup_seconds[name] - warmup * sum(map(median, seconds))), 2)
         losses = [run for learner in group for run in learner.losses()]
         results[name] = Measurement(per_run, compile_s, peak_gib(device), losses, model_gib)
         say(

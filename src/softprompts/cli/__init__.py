@@ -73,8 +73,7 @@ def _run(argv: Sequence[str]) -> int:
     elif argv[0] in ("-V", "--version"):
         print(f"softprompts {__version__}", flush=True)
     else:
-        words = [word for word in argv[1:] if word != "--debug"]
-        return run_command(argv[0], _take_plugins(words))
+        return run_command(argv[0], _take_plugins([word for word in argv[1:] if word != "--debug"]))
     return 0
 
 

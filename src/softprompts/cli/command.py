@@ -1,6 +1,7 @@
 """What commands are made of: a parser whose errors are sentences, actions, common arguments."""
 
 import argparse
+import functools
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,12 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..config import coerce
+from ..config.model_shapes import SHAPES, listing_shapes
+from ..config.run import DEFAULT_MODEL, check_device, model_error
 from ..errors import UserError, choices, closest
-from ..files import checked_path, safe_name
+from ..files import checked_path, find_path, safe_name
 from ..library import NAME_LIMIT, check_exists, check_present, default_folder
 from . import ALIASES
 
 if TYPE_CHECKING:
+    from ..artifacts.card import Card
     from ..tuning.tuned import Tuned
 
 Action = Callable[[Sequence[str]], int]
@@ -79,25 +83,60 @@ class Parser(argparse.ArgumentParser):
             cls._caught = None
 
 
-def make_parser(name: str, examples: str, about: str | None) -> Parser:
-    """The parser of `softprompts NAME`, with the flags that every command has."""
+Argument = Callable[[Any], object]
+"""Adds an argument, or several that belong together, to a parser or a group of its arguments."""
+
+
+def argument(*names: str, **options: Any) -> Argument:
+    """One argument, as argparse's `add_argument` takes it."""
+    return lambda parser: parser.add_argument(*names, **options)
+
+
+def make_parser(
+    name: str, examples: str, about: str | None, *arguments: Argument, usage: str | None = None
+) -> Parser:
+    """The parser of `softprompts NAME`, with the flags that every command has; `usage` replaces the
+    names of its positional arguments in the first line of its help."""
     parser = Parser(
         prog=f"softprompts {name}",
+        usage=usage and f"softprompts {name} {usage} [options]",
         description=about,
         epilog=f"examples:\n  {examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.add_argument(
+    for add in (*COMMON, *arguments):
+        add(parser)
+    return parser
+
+
+COMMON = (
+    argument("--json", action="store_true", help="print the result as JSON"),
+    argument("--quiet", action="store_true", help="show no progress"),
+    argument("--debug", action="store_true", help="show the traceback of an error"),
+    argument(
         "--plugin",
         metavar="FILE",
         help="load a Python file or module that registers tasks, metrics, prompt parts or model "
         "families; may be repeated",
-    )
-    return parser
+    ),
+)
+
+
+def action(
+    name: str, examples: str, *arguments: Argument, usage: str | None = None
+) -> Callable[[Callable[[argparse.Namespace], int]], Action]:
+    """Parse the words of `softprompts NAME` for a function of its options, whose docstring is what
+    its help says about it."""
+
+    def decorate(run: Callable[[argparse.Namespace], int]) -> Action:
+        def parse_and_run(argv: Sequence[str]) -> int:
+            parser = make_parser(name, examples, run.__doc__, *arguments, usage=usage)
+            return run(parser.parse_args(argv))
+
+        return functools.wraps(run)(parse_and_run)
+
+    return decorate
 
 
 def run_action(
@@ -125,7 +164,35 @@ def whole_number(name: str) -> Callable[[str], int]:
 def output_folder(text: str, noun: str = "output folder", flag: str = "--output") -> Path:
     if not text.strip():
         raise UserError(f"The {noun} has no name; give one with {flag}.")
-    return checked_path(text)
+    path = checked_path(text)
+    if path.is_file():
+        what = noun.removesuffix(" folder")
+        raise UserError(f"The {what} {path} is not a folder; choose another {flag}.")
+    return path
+
+
+def check_model(name: str) -> None:
+    """Refuse a Hub model that is neither cached nor reachable, before torch is imported."""
+    if name != DEFAULT_MODEL:
+        from ..files.hub import missing_reason
+
+        if (why := missing_reason(name)) is not None:
+            raise model_error(name, why)
+
+
+def check_model_or_shape(name: str) -> None:
+    """The same where the name may be that of an architecture without weights."""
+    if name not in SHAPES:
+        with listing_shapes(name):
+            check_model(name)
+
+
+def check_card_model(card: "Card", model: str | None) -> None:
+    """The same for the backbone on a prompt's card, or for `model` in its place."""
+    if model is not None:
+        check_model(model)
+    elif card.model is None and card.path is not None:
+        check_model(find_path(card.backbone.name, card.path.parent))
 
 
 def add_model(parser: argparse.ArgumentParser, model: str, required: bool = False) -> None:
@@ -141,6 +208,7 @@ def add_model(parser: argparse.ArgumentParser, model: str, required: bool = Fals
     )
     parser.add_argument(
         "--device",
+        type=check_device,
         default="auto",
         help="cpu, cuda, mps or auto (default); balanced: layers on all GPUs",
     )
@@ -159,12 +227,9 @@ def add_library(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_library_prompt(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "prompt",
-        metavar="PROMPT",
-        help="a folder that tune or import wrote, or a name in the library",
-    )
+LIBRARY_PROMPT = argument(
+    "prompt", metavar="PROMPT", help="a folder that tune or import wrote, or a name in the library"
+)
 
 
 def check_library_prompt(prompt: str, library: Path) -> None:
@@ -177,6 +242,12 @@ def check_library_prompt(prompt: str, library: Path) -> None:
         check_exists(library)
         if not any(name[0] == "." and prompt in name for name in os.listdir(library)):
             check_present(prompt, library)  # otherwise it may be restored first
+
+
+def folder_names(paths: Sequence[Path]) -> list[str]:
+    """The folders' names, or their paths where names are the same."""
+    names = [path.name for path in paths]
+    return names if len(set(names)) == len(names) else list(map(str, paths))
 
 
 def check_prompt_folder(path: Path, library: Path) -> None:
@@ -195,20 +266,16 @@ def check_prompt_folder(path: Path, library: Path) -> None:
     raise UserError(f"There is no prompt at {path}; {hint}")
 
 
-def add_tuned_prompt(parser: argparse.ArgumentParser) -> None:
-    """The flags of a command that answers with a tuned prompt."""
-    parser.add_argument("prompt", metavar="PROMPT", type=Path, help="the folder that tune wrote")
-    add_answering(parser)
-
-
-def add_answering(parser: argparse.ArgumentParser) -> None:
-    """The same flags without the prompt."""
-    parser.add_argument(
-        "--scoring",
-        choices=["generate", "labels"],
-        help="greedy generation or label scoring (default: as tuned)",
-    )
-    add_model(parser, "the backbone, if it is not where the prompt's card says")
+PROMPT = argument("prompt", metavar="PROMPT", type=Path, help="the folder that tune wrote")
+BACKBONE = functools.partial(
+    add_model, model="the backbone, if it is not where the prompt's card says"
+)
+SCORING = argument(
+    "--scoring",
+    choices=["generate", "labels"],
+    help="greedy generation or label scoring (default: as tuned)",
+)
+ENCODING = argument("--encoding", default="utf-8", help="encoding of --file (default utf-8)")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 from ..config import TABLES
 from ..errors import UserError, as_flag
 from . import COMMANDS, load_command, run_command
-from .command import Parser, make_parser
+from .command import Parser, argument, make_parser
 
 EXAMPLES = """eval "$(softprompts completion bash)"       # in ~/.bashrc
   eval "$(softprompts completion zsh)"        # in ~/.zshrc, after compinit
@@ -39,8 +39,12 @@ def main(argv: Sequence[str]) -> int:
     if argv and argv[0] == "next":
         print("\n".join(complete(argv[1:] or [""])))
         return 0
-    parser = make_parser("completion", EXAMPLES, main.__doc__)
-    parser.add_argument("shell", metavar="SHELL", choices=list(SCRIPTS), help="bash, zsh or fish")
+    parser = make_parser(
+        "completion",
+        EXAMPLES,
+        main.__doc__,
+        argument("shell", metavar="SHELL", choices=list(SCRIPTS), help="bash, zsh or fish"),
+    )
     print(SCRIPTS[parser.parse_args(argv).shell])
     return 0
 
@@ -63,8 +67,7 @@ def complete(words: Sequence[str]) -> list[str]:
         start, comma, part = last.rpartition(",")
         return [f"{start}{comma}{value}" for value in _matching(part, _values(previous))]
     if len(before) == 1 and not last.startswith("-"):
-        positional = next(iter(parser._get_positional_actions()), None)
-        return _matching(last, _values(positional))
+        return _matching(last, _values(next(iter(parser._get_positional_actions()), None)))
     return _matching(last, [*parser._option_string_actions, *_options_of_kinds(before, parser)])
 
 

@@ -14,7 +14,7 @@ from ..config.model_shapes import SHAPES
 from ..config.run import SECTIONS
 from ..errors import UserError
 from . import flags
-from .command import make_parser
+from .command import argument, check_model_or_shape, make_parser
 from .output import aligned, print_result
 from .table_file import check_table_file, write_table_file
 
@@ -39,16 +39,16 @@ def main(argv: Sequence[str]) -> int:
     )
     if options.output is not None:
         check_table_file(options.output)
-    file = layers[0]
-    models = options.model or [str(file.get("model", "t5-base"))]
+    models = options.model or [str(layers[0].get("model", "t5-base"))]
     configs = list(method_configs(*layers))
+    for name in models:
+        check_model_or_shape(name)
 
     from ..analysis.flops import FORMULA
     from ..bench.cost import costs
 
     say = partial(print, file=io.StringIO() if options.quiet else sys.stderr, flush=True)
-    device = options.device if options.measure else None
-    results = list(costs(models, configs, rows, device, say))
+    results = list(costs(models, configs, rows, options.device if options.measure else None, say))
     table = [result.plain() for result in results]
     if options.output is not None:
         write_table_file(options.output, table, list(table[0]))
@@ -99,30 +99,43 @@ def _models(text: str) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("cost", EXAMPLES, main.__doc__)
-    parser.add_argument("--model", metavar="NAMES", type=_models, help=" ".join(MODELS.split()))
-    parser.add_argument(
-        "--measure",
-        action="store_true",
-        help="also time a training step on this machine; a shape gets random weights",
+    tuning = schema_of(TuningConfig)["properties"].keys() - {"batch_size", "optimizer", "trains"}
+    return make_parser(
+        "cost",
+        EXAMPLES,
+        main.__doc__,
+        argument("--model", metavar="NAMES", type=_models, help=" ".join(MODELS.split())),
+        argument(
+            "--measure",
+            action="store_true",
+            help="also time a training step on this machine; a shape gets random weights",
+        ),
+        argument(
+            "--device", default="auto", help="where to measure: cpu, cuda, mps or auto (default)"
+        ),
+        argument(
+            "--output",
+            metavar="FILE",
+            type=Path,
+            help="write the table as CSV, TSV, JSONL or Parquet",
+        ),
+        argument(
+            "--config", metavar="FILE", type=Path, help="a YAML file of settings; flags override it"
+        ),
+        partial(flags.add_settings, kind=CostSettings, title="rows"),
+        partial(
+            flags.add_settings,
+            kind=RunConfig,
+            title="method",
+            about=ABOUT,
+            skip=(*SECTIONS, "model", "device", "dtype"),
+        ),
+        partial(flags.add_settings, kind=TuningConfig, title="tuning", skip=tuning),
+        partial(
+            flags.add_settings,
+            kind=PromptConfig,
+            title="prompt",
+            about=ABOUT,
+            skip=("unit", "start"),
+        ),
     )
-    parser.add_argument(
-        "--device", default="auto", help="where to measure: cpu, cuda, mps or auto (default)"
-    )
-    parser.add_argument(
-        "--output",
-        metavar="FILE",
-        type=Path,
-        help="write the table as CSV, TSV, JSONL or Parquet",
-    )
-    parser.add_argument(
-        "--config", metavar="FILE", type=Path, help="a YAML file of settings; flags override it"
-    )
-    flags.add_settings(parser, CostSettings, "rows")
-    own = (*SECTIONS, "model", "device", "dtype")
-    flags.add_settings(parser, RunConfig, "method", about=ABOUT, skip=own)
-    tuning = schema_of(TuningConfig)["properties"]
-    skipped = [name for name in tuning if name not in ("batch_size", "optimizer", "trains")]
-    flags.add_settings(parser, TuningConfig, "tuning", skip=skipped)
-    flags.add_settings(parser, PromptConfig, "prompt", about=ABOUT, skip=["unit", "start"])
-    return parser

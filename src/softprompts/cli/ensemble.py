@@ -7,16 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from ..artifacts.card import Card
 from ..errors import UserError
-from ..files import check_writable
 from ..library import default_folder
 from ..tasks.task_definition import PREDICT
-from .command import add_answering, check_prompt_folder, make_parser
-from .evaluate import EvaluationSet, add_rows, evaluation_set, file_rows
+from .command import (
+    BACKBONE,
+    SCORING,
+    action,
+    argument,
+    check_card_model,
+    check_prompt_folder,
+    folder_names,
+)
+from .evaluate import ROWS, EvaluationSet, evaluation_set, file_rows
 from .output import aligned, format_interval, format_p, invalid_answers, print_result
 from .table_file import check_table_file, write_table_file
 
 if TYPE_CHECKING:
-    from ..serving.engine import Engine
     from ..serving.ensemble import Answers
 
 EXAMPLES = """softprompts ensemble runs/seeds/seed=0 runs/seeds/seed=1 runs/seeds/seed=2
@@ -26,11 +32,38 @@ NAMES = {"vote": "majority vote", "probability": "mean probability"}
 BEST = "The best prompt is chosen by these very rows, which flatters it."
 
 
-def main(argv: Sequence[str]) -> int:
+@action(
+    "ensemble",
+    EXAMPLES,
+    argument(
+        "prompts",
+        metavar="PROMPT",
+        nargs="+",
+        type=Path,
+        help="the folders of prompts of one task and one backbone; the first decides ties",
+    ),
+    SCORING,
+    BACKBONE,
+    *ROWS,
+    argument(
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="write every prompt's and the ensembles' answers as CSV, TSV, JSONL or Parquet",
+    ),
+    argument(
+        "--by",
+        choices=list(NAMES),
+        default="vote",
+        help="which answers to print for rows without labels (default vote)",
+    ),
+    usage="PROMPT PROMPT ...",
+)
+def main(options: argparse.Namespace) -> int:
     """Answer with several prompts of one task together, and compare with the mean and the best."""
-    options = _parser().parse_args(argv)
     _check(options)
     data, labelled = _data(options)
+    check_card_model(Card.of_folder(options.prompts[0]), options.model)
 
     from ..serving.engine import make_engine
     from ..serving.ensemble import answer_together, check_one_task, ensemble_report
@@ -45,12 +78,13 @@ def main(argv: Sequence[str]) -> int:
         scoring=options.scoring,
     )
     check_one_task(engine)
-    names = _names(options.prompts)
+    names = folder_names(options.prompts)
     texts = [example.input for example in data.examples]
     with RowProgress("answering", len(texts) * len(names), options.quiet) as progress:
         answers = answer_together(engine, names, texts, progress.advance_rows)
     answers = answers.translated(data.translation)
-    result: dict[str, Any] = {"task": options.task or _task_name(engine), "rows": len(texts)}
+    task = options.task or next(iter(engine.tuned.values())).card.task.name
+    result: dict[str, Any] = {"task": task, "rows": len(texts)}
     lines = answers.ensembles[options.by]
     table = list(_predictions(data, answers, labelled))
     if labelled:
@@ -76,20 +110,7 @@ def _check(options: argparse.Namespace) -> None:
         check_prompt_folder(path, default_folder())
     options.prompt = options.prompts[0]  # whose task is evaluated
     if options.output is not None:
-        check_table_file(options.output)
-        check_writable(options.output)
-        if options.file and options.output.resolve() == Path(options.file).resolve():
-            raise UserError("--output is the file of --file; name another.")
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    """The folders' names, or their paths where names are the same."""
-    names = [path.name for path in paths]
-    return names if len(set(names)) == len(names) else list(map(str, paths))
-
-
-def _task_name(engine: "Engine") -> str:
-    return next(iter(engine.tuned.values())).card.task.name
+        check_table_file(options.output, options.file)
 
 
 def _data(options: argparse.Namespace) -> tuple[EvaluationSet, bool]:
@@ -149,30 +170,3 @@ def _cells(scores: Mapping[str, Any], spread: Sequence[str] = ()) -> list[str]:
         f"{value:.1f}{deviation}{format_interval(intervals.get(name))}"
         for (name, value), deviation in zip(values, spreads, strict=True)
     ]
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("ensemble", EXAMPLES, main.__doc__)
-    parser.usage = f"{parser.prog} PROMPT PROMPT ... [options]"
-    parser.add_argument(
-        "prompts",
-        metavar="PROMPT",
-        nargs="+",
-        type=Path,
-        help="the folders of prompts of one task and one backbone; the first decides ties",
-    )
-    add_answering(parser)
-    add_rows(parser)
-    parser.add_argument(
-        "--output",
-        metavar="FILE",
-        type=Path,
-        help="write every prompt's and the ensembles' answers as CSV, TSV, JSONL or Parquet",
-    )
-    parser.add_argument(
-        "--by",
-        choices=list(NAMES),
-        default="vote",
-        help="which answers to print for rows without labels (default vote)",
-    )
-    return parser

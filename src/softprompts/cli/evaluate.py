@@ -30,7 +30,17 @@ from ..tasks import (
     own_split,
     read_rows,
 )
-from .command import add_tuned_prompt, check_prompt_folder, load_tuned_prompt, make_parser
+from .command import (
+    BACKBONE,
+    ENCODING,
+    PROMPT,
+    SCORING,
+    action,
+    argument,
+    check_card_model,
+    check_prompt_folder,
+    load_tuned_prompt,
+)
 from .output import describe_classes, describe_report, invalid_answers, print_result
 from .table_file import unused_names, write_table_file
 
@@ -55,9 +65,55 @@ MAX_CALIBRATED = 1000
 """The most rows whose label probabilities are computed only for the calibration error."""
 
 
-def main(argv: Sequence[str]) -> int:
+ROWS = (
+    argument(
+        "--file",
+        metavar="FILE",
+        help="labelled rows with the task's columns (default: the task's own rows)",
+    ),
+    argument(
+        "--task",
+        metavar="NAME",
+        help="another named task to evaluate on; its labels are matched with the prompt's in order",
+    ),
+    argument(
+        "--split",
+        default="validation",
+        help="train, validation, or another split of the task or dataset (default validation)",
+    ),
+    argument(
+        "--data-dir",
+        metavar="DIR",
+        help="a folder with named tasks' rows (default: as tuned)",
+    ),
+    ENCODING,
+    argument("--skip-bad-rows", action="store_true", help="skip rows with an empty text or label"),
+)
+"""The flags that say which rows are evaluated."""
+
+
+@action(
+    "evaluate",
+    EXAMPLES,
+    PROMPT,
+    SCORING,
+    BACKBONE,
+    *ROWS,
+    argument(
+        "--errors",
+        metavar="FILE",
+        type=Path,
+        help="write the rows it got wrong, with probabilities, to a .csv or .jsonl file",
+    ),
+    argument(
+        "--no-baselines",
+        dest="baselines",
+        action="store_false",
+        help="do not compare with a bag-of-words classifier on the training rows",
+    ),
+)
+def main(options: argparse.Namespace) -> int:
     """Score a tuned prompt on labelled rows."""
-    options = _parser().parse_args(argv)
     card, rows, data = _check(options)
 
     from ..tasks.score_report import score_report
@@ -121,7 +177,9 @@ def _check(options: argparse.Namespace) -> tuple[Card, list[Row], EvaluationSet]
     check_prompt_folder(options.prompt, default_folder())
     rows = file_rows(options)
     card = Card.of_folder(options.prompt)
-    return card, rows, evaluation_set(card, options, rows)
+    data = evaluation_set(card, options, rows)
+    check_card_model(card, options.model)
+    return card, rows, data
 
 
 def file_rows(options: argparse.Namespace) -> list[Row]:
@@ -194,53 +252,6 @@ def _write_errors(
     write_table_file(path, wrong, [*kept, *names])
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("evaluate", EXAMPLES, main.__doc__)
-    add_tuned_prompt(parser)
-    add_rows(parser)
-    parser.add_argument(
-        "--errors",
-        metavar="FILE",
-        type=Path,
-        help="write the rows it got wrong, with probabilities, to a .csv or .jsonl file",
-    )
-    parser.add_argument(
-        "--no-baselines",
-        dest="baselines",
-        action="store_false",
-        help="do not compare with a bag-of-words classifier on the training rows",
-    )
-    return parser
-
-
-def add_rows(parser: argparse.ArgumentParser) -> None:
-    """The flags that say which rows are evaluated."""
-    parser.add_argument(
-        "--file",
-        metavar="FILE",
-        help="labelled rows with the task's columns (default: the task's own rows)",
-    )
-    parser.add_argument(
-        "--task",
-        metavar="NAME",
-        help="another named task to evaluate on; its labels are matched with the prompt's in order",
-    )
-    parser.add_argument(
-        "--split",
-        default="validation",
-        help="train, validation, or another split of the task or dataset (default validation)",
-    )
-    parser.add_argument(
-        "--data-dir",
-        metavar="DIR",
-        help="a folder with named tasks' rows (default: as tuned)",
-    )
-    parser.add_argument("--encoding", default="utf-8", help="encoding of --file (default utf-8)")
-    parser.add_argument(
-        "--skip-bad-rows", action="store_true", help="skip rows with an empty text or label"
-    )
-
-
 def evaluation_set(card: Card, options: argparse.Namespace, rows: Sequence[Row]) -> EvaluationSet:
     form = card.answering().form
     metrics = card.task.metrics or form.metrics
@@ -289,12 +300,17 @@ def _own_rows(
 
 def _training_task(card: Card) -> Task | None:
     """The task that the prompt was tuned on, if its rows are on this machine and unchanged."""
+    settings = card.task_settings
+    named = settings.get("train") is None and settings.get("task") not in STARTERS
+    task = None if named else own_task(card)
+    same = task is not None and card.task.digests.get("train") == task.digests["train"]
+    return task if same else None
+
+
+def own_task(card: Card) -> Task | None:
+    """The task that a prompt was tuned on; None if its rows are not on this machine."""
     with suppress(UserError):
-        config = TaskConfig.of(card.task_settings)
-        if config.train is not None or config.task in STARTERS:
-            task = load_task(config)
-            digests = card.task.digests
-            return task if digests.get("train") == task.digests["train"] else None
+        return load_task(TaskConfig.of(card.task_settings))
     return None
 
 

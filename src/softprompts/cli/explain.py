@@ -1,18 +1,29 @@
 """The command `softprompts explain`."""
 
 import argparse
+import datetime
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..artifacts.card import Card
-from ..config import TaskConfig
 from ..errors import UserError
-from ..files import write_atomically, write_json
+from ..files import write_atomically, write_json, write_text
 from ..library import default_folder
-from ..tasks import Example, Row, Task, load_task, read_rows
-from .command import add_model, check_prompt_folder, load_tuned_prompt, make_parser, output_folder
+from ..tasks import Example, Row, Task, read_rows
+from .command import (
+    BACKBONE,
+    ENCODING,
+    PROMPT,
+    action,
+    argument,
+    check_card_model,
+    check_prompt_folder,
+    load_tuned_prompt,
+    output_folder,
+)
+from .evaluate import own_task
 from .output import print_result
 
 if TYPE_CHECKING:
@@ -25,58 +36,55 @@ EXAMPLES = """softprompts explain runs/stars
   softprompts explain runs/stars --file test.csv --output explained    # JSON, HTML, PNG"""
 
 
-def main(argv: Sequence[str]) -> int:
+@action(
+    "explain",
+    EXAMPLES,
+    PROMPT,
+    argument(
+        "--file",
+        metavar="FILE",
+        help="labelled rows with the task's columns (default: the task's validation rows)",
+    ),
+    ENCODING,
+    argument(
+        "--output", metavar="FOLDER", type=output_folder, help="also write JSON, HTML and a PNG"
+    ),
+    BACKBONE,
+)
+def main(options: argparse.Namespace) -> int:
     """Show what a tuned prompt has learned: the words near its tokens, what each token is worth,
     and which inputs a mixture sends where."""
-    options = _parser().parse_args(argv)
     check_prompt_folder(options.prompt, default_folder())
     rows = read_rows(options.file, encoding=options.encoding) if options.file else []
     card = Card.of_folder(options.prompt)
-    task = None if rows else _own_task(card)
+    task = None if rows else own_task(card)
     examples = _examples(card, rows, task)
+    check_card_model(card, options.model)
 
     from ..analysis.explain import explain
     from ..analysis.explain_page import describe
+    from ..artifacts.run_folder import RunFolder
     from .row_progress import RowProgress
 
     tuned = load_tuned_prompt(options)
     count = tuned.prompt.table.shape[0] * tuned.prompt.table.shape[1] if examples else 0
     with RowProgress("leaving out tokens", count, options.quiet) as progress:
         explanation = explain(
-            tuned, examples, _start(tuned, task), lambda done: progress.advance_rows(1)
+            tuned,
+            examples,
+            _start(tuned, task),
+            lambda done: progress.advance_rows(1),
+            history=RunFolder(options.prompt).history(),
         )
     lines = describe(explanation)
     if not examples:
         lines.append("give labelled rows with --file to see what each token is worth")
     if options.output:
-        _write(options.output, explanation, f"{options.prompt}: {tuned.card.task.name}")
+        model = Path(card.backbone.name).name
+        subject = f"{options.prompt.resolve().name}: {card.task.name} on {model}"
+        _write(options.output, explanation, f"{subject}, {datetime.date.today()}")
         lines.append(f"the explanation is in {options.output} as JSON, HTML and PNG")
     return print_result(options, explanation.plain(), "\n".join(lines))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("explain", EXAMPLES, main.__doc__)
-    parser.add_argument("prompt", metavar="PROMPT", type=Path, help="the folder that tune wrote")
-    parser.add_argument(
-        "--file",
-        metavar="FILE",
-        help="labelled rows with the task's columns (default: the task's validation rows)",
-    )
-    parser.add_argument("--encoding", default="utf-8", help="encoding of --file (default utf-8)")
-    parser.add_argument(
-        "--output", metavar="FOLDER", type=output_folder, help="also write JSON, HTML and a PNG"
-    )
-    add_model(parser, "the backbone, if it is not where the prompt's card says")
-    return parser
-
-
-def _own_task(card: Card) -> Task | None:
-    """The task that the prompt was tuned on, if its rows are on this machine."""
-    with suppress(UserError):
-        config = TaskConfig.of(card.task_settings)
-        if config.task is not None or config.train is not None:
-            return load_task(config)
-    return None
 
 
 def _examples(card: Card, rows: Sequence[Row], task: Task | None) -> list[Example]:
@@ -106,8 +114,7 @@ def _write(folder: Path, explanation: "Explanation", title: str) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "explanation.json", explanation.plain())
-    text = page(explanation, title)
-    write_atomically(folder / "explanation.html", lambda path: path.write_text(text, "utf-8"))
+    write_text(folder / "explanation.html", page(explanation, title))
     with suppress(ImportError):  # without matplotlib
         drawing = figure(explanation, title)
         write_atomically(

@@ -1,52 +1,54 @@
 """The command `softprompts prompts export`."""
 
+import argparse
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..artifacts.file_names import CARD
-from ..config import TaskConfig
 from ..errors import UserError, listing
 from ..files import check_overwrite
-from ..tasks import Task, load_task
 from .command import (
+    LIBRARY_PROMPT,
+    action,
     add_library,
-    add_library_prompt,
+    argument,
     check_library_prompt,
-    make_parser,
     output_folder,
 )
-from .output import print_result
-
-if TYPE_CHECKING:
-    from ..artifacts.card import Card
-    from ..artifacts.run_folder import RunFolder
+from .evaluate import own_task
+from .output import format_p, print_result
 
 EXAMPLES = """softprompts prompts export runs/stars --output adapter
   softprompts prompts export stars --as folder --output copies/stars
   softprompts prompts export stars --as vllm --output vllm/stars"""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Export a prompt as a PEFT adapter or for vLLM, or copy its folder."""
-    parser = make_parser("prompts export", EXAMPLES, main.__doc__)
-    add_library_prompt(parser)
-    add_library(parser)
-    parser.add_argument(
+@action(
+    "prompts export",
+    EXAMPLES,
+    LIBRARY_PROMPT,
+    add_library,
+    argument(
         "--format",
         "--as",
         dest="form",
         choices=["peft", "vllm", "folder"],
         default="peft",
-        help="a PEFT adapter (default), what vLLM takes as prompt_embeds with a client that sends "
-        "it, or a copy of the prompt's folder",
-    )
-    parser.add_argument(
-        "--output", metavar="FOLDER", type=output_folder, required=True, help="the folder to write"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace what is in the folder")
-    options = parser.parse_args(argv)
+        help="a PEFT adapter (default), what vLLM takes as prompt_embeds with a client that "
+        "sends it, or a copy of the prompt's folder",
+    ),
+    argument(
+        "--output",
+        metavar="FOLDER",
+        type=output_folder,
+        required=True,
+        help="the folder to write",
+    ),
+    argument("--overwrite", action="store_true", help="replace what is in the folder"),
+)
+def main(options: argparse.Namespace) -> int:
+    """Export a prompt as a PEFT adapter or for vLLM, or copy its folder."""
     check_library_prompt(options.prompt, options.library)
     if options.form == "folder" and not options.overwrite:
         _check_empty(options.output)
@@ -56,6 +58,8 @@ def main(argv: Sequence[str]) -> int:
     from ..library.library import named_prompt
     from ..serving.vllm import CLIENT, check_family, write_vllm
     from ..serving.vllm import FILES as VLLM_FILES
+    from ..tasks.score_report import task_report
+    from ..tasks.statistics import paired_test
     from ..tuning.tuned import load
 
     entry = named_prompt(options.prompt, options.library)
@@ -66,12 +70,12 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(f"{output} is where the prompt is; choose another --output.")
     result: dict[str, Any] = {"prompt": str(options.prompt)}
     if options.form == "folder":
-        _copy(folder, output, options.overwrite)
+        RunFolder(output).check_overwrite(options.overwrite)
+        folder.copy_prompt(output)
         result["folder"] = str(output)
         return print_result(options, result, f"a copy of {options.prompt} is in {output}")
     for_vllm = options.form == "vllm"
-    files = VLLM_FILES if for_vllm else (ADAPTER, WEIGHTS)
-    check_overwrite(output, files, options.overwrite)
+    check_overwrite(output, VLLM_FILES if for_vllm else (ADAPTER, WEIGHTS), options.overwrite)
     backbone = card.backbone
     if backbone.family is None:
         raise UserError(
@@ -79,10 +83,15 @@ def main(argv: Sequence[str]) -> int:
         )
     if for_vllm:
         check_family(card)
-    if prompt.config.count > 1 and (task := _own_task(card)) is not None:
+    if prompt.config.count > 1 and (task := own_task(card)) is not None:
         inputs = [example.input for example in task.validation]
         single = load(entry.folder).averaged(inputs)
-        prompt, result["metrics"] = single.prompt, task.score(single.predictor()(inputs))
+        answers = single.predictor()(inputs)
+        report = task_report(task, "validation", answers, baselines=False)
+        prompt, result["metrics"], result["rows"] = single.prompt, report.metrics, report.rows
+        routed = folder.row_scores("validation")
+        if len(routed) == len(report.row_scores):
+            result["p"] = paired_test(report.row_scores, routed)
     if for_vllm:
         write_vllm(output, prompt, card)
         result["folder"] = str(output)
@@ -100,16 +109,11 @@ def main(argv: Sequence[str]) -> int:
         before = f", where the mixture has {card.metrics[name]:.1f}" if name in card.metrics else ""
         lines.append(
             f"{'vLLM' if for_vllm else 'PEFT'} cannot route, so the mean of the mixture's prompts "
-            f"over the validation texts was exported: {name} {score:.1f}{before}; "
+            f"over the validation texts was exported: {name} {score:.1f} on {result['rows']:,} "
+            f"rows{before}{format_p(result.get('p'))}; "
             "for an exact export, tune with --preset prompt-tuning"
         )
     return print_result(options, result, "\n".join(lines))
-
-
-def _copy(folder: "RunFolder", output: Path, overwrite: bool) -> None:
-    """Copy a prompt into a folder that is empty, unless files may be replaced."""
-    type(folder)(output).check_overwrite(overwrite)
-    folder.copy_prompt(output)
 
 
 def _check_empty(output: Path) -> None:
@@ -120,11 +124,3 @@ def _check_empty(output: Path) -> None:
             f"{output} holds other files ({listing(names)}); choose another --output, "
             "or write the prompt beside them with --overwrite."
         )
-
-
-def _own_task(card: "Card") -> Task | None:
-    """The task that a prompt was tuned on; None if its rows are gone."""
-    try:
-        return load_task(TaskConfig.of(card.task_settings))
-    except UserError:
-        return None

@@ -3,7 +3,7 @@
 import argparse
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ def add_settings(
     title: str,
     defaults: Settings | None = None,
     about: str | None = None,
-    skip: Sequence[str] = (),
+    skip: Collection[str] = (),
     names: Mapping[str, str] | None = None,
 ) -> None:
     """A flag for each field. A flag that is not given sets nothing, so that files and presets below

@@ -3,14 +3,15 @@
 import argparse
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import Schema, coerce
 from ..errors import UserError, listing
 from ..files import checked_path, safe_name
-from .command import add_library, add_model, make_parser, output_folder
+from .command import action, add_library, add_model, argument, output_folder
 from .output import print_result
 
 if TYPE_CHECKING:
@@ -28,10 +29,62 @@ WARNINGS = 10
 """The most runs without vectors that are reported one by one."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Import a run, all runs below a folder, or a PEFT prompt-tuning or P-tuning adapter."""
-    options = _parser().parse_args(argv)
+def _add_adapter_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that only PEFT adapters need."""
+    group = parser.add_argument_group("PEFT adapters")
+    for add in (
+        argument(
+            "--output",
+            metavar="FOLDER",
+            type=output_folder,
+            help="write the prompt here instead of into the library",
+        ),
+        argument(
+            "--text",
+            metavar="COLUMN",
+            default="text",
+            help="the column that holds the text (default text)",
+        ),
+        argument("--template", help="several columns as one text, instead of --text"),
+        argument(
+            "--label",
+            metavar="COLUMN",
+            default="label",
+            help="the column that holds the label (default label)",
+        ),
+        argument(
+            "--labels",
+            metavar="WORDS",
+            help="the words it answers with, such as negative,positive (default: any text)",
+        ),
+    ):
+        add(group)
 
+
+@action(
+    "prompts import",
+    EXAMPLES,
+    argument(
+        "source",
+        metavar="FOLDER",
+        type=checked_path,
+        help="what tune, a study, or PEFT's save_pretrained wrote",
+    ),
+    add_library,
+    argument(
+        "--name",
+        help="its name in the library (default: its folder's); for several prompts, a prefix",
+    ),
+    argument(
+        "--overwrite",
+        action="store_true",
+        help="replace a prompt of the same name, or in the --output folder",
+    ),
+    partial(add_model, model="the base model (default: the one that the adapter names)"),
+    _add_adapter_flags,
+)
+def main(options: argparse.Namespace) -> int:
+    """Import a run, all runs below a folder, or a PEFT prompt-tuning or P-tuning adapter."""
     from ..artifacts.peft import ADAPTER
     from ..artifacts.run_folder import RunFolder
 
@@ -44,53 +97,6 @@ def main(argv: Sequence[str]) -> int:
             " or copy it with export."
         )
     return _import_runs(options)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("prompts import", EXAMPLES, main.__doc__)
-    parser.add_argument(
-        "source",
-        metavar="FOLDER",
-        type=checked_path,
-        help="what tune, a study, or PEFT's save_pretrained wrote",
-    )
-    add_library(parser)
-    parser.add_argument(
-        "--name",
-        help="its name in the library (default: its folder's); for several prompts, a prefix",
-    )
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="replace a prompt of the same name, or in the --output folder",
-    )
-    adapter = parser.add_argument_group("PEFT adapters")
-    adapter.add_argument(
-        "--output",
-        metavar="FOLDER",
-        type=output_folder,
-        help="write the prompt here instead of into the library",
-    )
-    adapter.add_argument(
-        "--text",
-        metavar="COLUMN",
-        default="text",
-        help="the column that holds the text (default text)",
-    )
-    adapter.add_argument("--template", help="several columns as one text, instead of --text")
-    adapter.add_argument(
-        "--label",
-        metavar="COLUMN",
-        default="label",
-        help="the column that holds the label (default label)",
-    )
-    adapter.add_argument(
-        "--labels",
-        metavar="WORDS",
-        help="the words it answers with, such as negative,positive (default: any text)",
-    )
-    add_model(parser, "the base model (default: the one that the adapter names)")
-    return parser
 
 
 def _import_adapter(options: argparse.Namespace) -> int:
@@ -108,8 +114,7 @@ def _import_adapter(options: argparse.Namespace) -> int:
         library.check_free(name, options.overwrite)
         tuned = _load_adapter(options)
         with tempfile.TemporaryDirectory() as temporary:
-            saved = tuned.save(Path(temporary) / name)
-            folder = library.add(saved, name, options.overwrite).folder
+            folder = library.add(tuned.save(Path(temporary) / name), name, options.overwrite).folder
     text = f"{tuned.prompt.config.length} prompt vectors for {tuned.backbone.name} are in {folder}"
     return print_result(options, tuned.card.plain() | {"folder": str(folder)}, text)
 
@@ -160,10 +165,9 @@ def _import_runs(options: argparse.Namespace) -> int:
         ],
         "left_out": [str(path) for path in (*unfinished, *without_vectors)],
     }
-    where = f"is in the library {options.library}"
-    if len(runs) > 1:
-        where = f"are in the library {options.library} ({len(runs)} prompts)"
-    return print_result(options, result, f"{listing(list(runs), 10)} {where}")
+    are, count = ("are", f" ({len(runs)} prompts)") if len(runs) > 1 else ("is", "")
+    text = f"{listing(list(runs), 10)} {are} in the library {options.library}{count}"
+    return print_result(options, result, text)
 
 
 def _named_runs(options: argparse.Namespace, library: Path) -> tuple[dict[str, Path], list[Path]]:

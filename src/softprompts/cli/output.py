@@ -91,7 +91,7 @@ def describe_report(report: Mapping[str, Any], split: str | None = None) -> list
     return lines
 
 
-def format_interval(limits: tuple[float, float] | None) -> str:
+def format_interval(limits: Sequence[float] | None) -> str:
     return "" if limits is None else f" [{limits[0]:.1f}, {limits[1]:.1f}]"
 
 

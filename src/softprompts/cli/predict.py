@@ -7,15 +7,24 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..artifacts.card import Card
 from ..errors import UserError
-from ..files import check_writable
 from ..library import default_folder
 from ..serving.client import VARIABLE, Client
 from ..tasks import Row, TextFormat, read_rows
-from .command import add_tuned_prompt, check_prompt_folder, make_parser
+from .command import (
+    BACKBONE,
+    ENCODING,
+    PROMPT,
+    SCORING,
+    argument,
+    check_card_model,
+    check_prompt_folder,
+    folder_names,
+    make_parser,
+)
 from .output import print_result
 from .table_file import check_table_file, unused_names, write_table_file
 
@@ -46,10 +55,7 @@ def main(argv: Sequence[str]) -> int:
     folders = [] if options.server else _folders(options.prompt)
     texts, rows = _read(options)
     if options.output is not None:
-        check_table_file(options.output)
-        check_writable(options.output)
-        if options.file and options.output.resolve() == Path(options.file).resolve():
-            raise UserError("--output is the same file as --file; name another.")
+        check_table_file(options.output, options.file)
     prompts = _server_prompts(options) if options.server else _local_prompts(options, folders)
     names = prompts.names
     if texts:
@@ -75,16 +81,6 @@ def main(argv: Sequence[str]) -> int:
 # -- prompts ---------------------------------------------------------------------------------------
 
 
-class Prompts(Protocol):
-    """The prompts that answer, here or on a server."""
-
-    names: list[str]
-    forms: list[TextFormat]
-
-    def answer(self, questions: Sequence[Question], shares: bool) -> None:
-        """Fill in the answers of all prompts, and the probabilities of labels if `shares`."""
-
-
 @dataclass
 class LocalPrompts:
     """Prompts that share batches on a model that is loaded here, once the questions are checked."""
@@ -95,10 +91,13 @@ class LocalPrompts:
     options: argparse.Namespace
 
     def answer(self, questions: Sequence[Question], shares: bool) -> None:
+        options, numbers = self.options, range(len(self.names))
+        for folder in self.folders:
+            check_card_model(Card.of_folder(folder), options.model)
+
         from ..serving.engine import make_engine
         from .row_progress import RowProgress
 
-        options, numbers = self.options, range(len(self.names))
         engine = make_engine(
             self.folders,
             model=options.model,
@@ -123,9 +122,7 @@ class LocalPrompts:
 
 def _local_prompts(options: argparse.Namespace, folders: Sequence[Path]) -> LocalPrompts:
     forms = [Card.of_folder(folder).answering().form for folder in folders]
-    names = [path.name for path in folders]
-    names = names if len(set(names)) == len(names) else [str(path) for path in folders]
-    return LocalPrompts(names, forms, folders, options)
+    return LocalPrompts(folder_names(folders), forms, folders, options)
 
 
 @dataclass
@@ -159,9 +156,8 @@ class ServerPrompts:
         chosen: list[tuple[str, dict[str, float]]] = []
         if by_label or (shares and self.forms[number].labels):
             chosen = self.client.classify(name, rows, on_rows if by_label else None)
-        answers = [label for label, _ in chosen]
-        if not by_label:
-            answers = self.client.complete(name, rows, on_rows)
+        labels = [label for label, _ in chosen]
+        answers = labels if by_label else self.client.complete(name, rows, on_rows)
         for index, question in enumerate(questions):
             question.answers.append(answers[index])
             question.probabilities.append(chosen[index][1] if shares and chosen else {})
@@ -280,7 +276,7 @@ def _questions(forms: Sequence[TextFormat], rows: Sequence[Row], skip_bad: bool)
 # -- answers ---------------------------------------------------------------------------------------
 
 
-def _print_notes(prompts: Prompts, questions: Sequence[Question]) -> None:
+def _print_notes(prompts: LocalPrompts | ServerPrompts, questions: Sequence[Question]) -> None:
     """On standard error: how many generated answers match no label."""
     for number, (form, name) in enumerate(zip(prompts.forms, prompts.names, strict=True)):
         labels = form.labels
@@ -336,37 +332,43 @@ def _table(questions: Sequence[Question], names: Sequence[str]) -> list[dict[str
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("predict", EXAMPLES, main.__doc__)
-    parser.usage = f"{parser.prog} PROMPT [TEXT ...] [options]"
-    add_tuned_prompt(parser)
-    parser.add_argument(
-        "texts",
-        nargs="*",
-        metavar="TEXT",
-        help="texts to answer; - reads one per line from standard input",
+    return make_parser(
+        "predict",
+        EXAMPLES,
+        main.__doc__,
+        PROMPT,
+        SCORING,
+        BACKBONE,
+        argument(
+            "texts",
+            nargs="*",
+            metavar="TEXT",
+            help="texts to answer; - reads one per line from standard input",
+        ),
+        argument(
+            "--file",
+            metavar="FILE",
+            help="rows with the task's columns: a CSV, TSV, JSONL or Parquet file, a dataset, or - "
+            "for CSV or JSON lines from standard input",
+        ),
+        argument(
+            "--output",
+            metavar="FILE",
+            type=Path,
+            help="write the rows with all their columns and the answers as CSV, TSV, JSONL or "
+            "Parquet",
+        ),
+        ENCODING,
+        argument(
+            "--server",
+            metavar="URL",
+            help="answer with the prompt of that name on a server (softprompts serve); "
+            "SOFTPROMPTS_API_KEY holds the key",
+        ),
+        argument(
+            "--skip-bad-rows",
+            action="store_true",
+            help="leave rows with an empty text unanswered, instead of stopping",
+        ),
+        usage="PROMPT [TEXT ...]",
     )
-    parser.add_argument(
-        "--file",
-        metavar="FILE",
-        help="rows with the task's columns: a CSV, TSV, JSONL or Parquet file, a dataset, or - for "
-        "CSV or JSON lines from standard input",
-    )
-    parser.add_argument(
-        "--output",
-        metavar="FILE",
-        type=Path,
-        help="write the rows with all their columns and the answers as CSV, TSV, JSONL or Parquet",
-    )
-    parser.add_argument("--encoding", default="utf-8", help="encoding of --file (default utf-8)")
-    parser.add_argument(
-        "--server",
-        metavar="URL",
-        help="answer with the prompt of that name on a server (softprompts serve); "
-        "SOFTPROMPTS_API_KEY holds the key",
-    )
-    parser.add_argument(
-        "--skip-bad-rows",
-        action="store_true",
-        help="leave rows with an empty text unanswered, instead of stopping",
-    )
-    return parser

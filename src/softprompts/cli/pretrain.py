@@ -2,13 +2,14 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, as_flag
+from ..files import similar_path
 from ..pretraining.config import NEW_MODEL_SETTINGS, PretrainConfig
-from .command import make_parser
+from .command import action, argument
 from .flags import add_settings, given
 from .output import print_result
 
@@ -19,18 +20,32 @@ EXAMPLES = """softprompts pretrain --text wiki.txt.bz2,books.xz --tokens 1e9 --o
       --steps 2000 --output models/mine-lm"""
 
 
-def main(argv: Sequence[str]) -> int:
+@action(
+    "pretrain",
+    EXAMPLES,
+    argument(
+        "--output",
+        metavar="FOLDER",
+        type=Path,
+        required=True,
+        help="the model folder; resumes an unfinished run found there",
+    ),
+    argument("--overwrite", action="store_true", help="start over even if the folder holds a run"),
+    partial(add_settings, kind=PretrainConfig, title="settings", names={"from_model": "--from"}),
+)
+def main(options: argparse.Namespace) -> int:
     """Pretrain a T5 from raw text on one GPU (or slowly on a CPU), or train one further."""
-    options, settings = _parse(argv)
-    config = PretrainConfig.of(settings)
+    config = PretrainConfig.of(_settings(options))
+    for name in (*config.text, *config.tasks):
+        if not Path(name).exists():
+            raise UserError(f"The file {name} does not exist.{similar_path(Path(name))}")
 
     from ..pretraining.run import DivergedError
     from ..pretraining.train import pretrain
     from .pretrain_progress import PretrainProgress
 
     try:
-        progress = PretrainProgress(options.quiet)
-        card = pretrain(config, options.output, options.overwrite, progress)
+        card = pretrain(config, options.output, options.overwrite, PretrainProgress(options.quiet))
     except DivergedError as error:
         print(f"softprompts: {error}", file=sys.stderr)
         return 1
@@ -42,26 +57,13 @@ def _describe(card: dict[str, Any], folder: Path) -> str:
     parts = [f"{tokens} in {card['steps']} steps and {card['seconds']:.0f} s"]
     for name, losses in card["losses"].items():
         parts.append(f"{name.replace('_', ' ')} loss {next(iter(losses.values())):.3f}")
-    end = f"the model is in {folder}"
-    if not card.get("finished"):
-        end = f"paused; the same command resumes from {folder}"
-    return f"{', '.join(parts)}\n{end}"
+    finished = (
+        "the model is in" if card.get("finished") else "paused; the same command resumes from"
+    )
+    return f"{', '.join(parts)}\n{finished} {folder}"
 
 
-def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
-    parser = make_parser("pretrain", EXAMPLES, main.__doc__)
-    parser.add_argument(
-        "--output",
-        metavar="FOLDER",
-        type=Path,
-        required=True,
-        help="the model folder; resumes an unfinished run found there",
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="start over even if the folder holds a run"
-    )
-    add_settings(parser, PretrainConfig, "settings", names={"from_model": "--from"})
-    options = parser.parse_args(argv)
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
     settings = given(options)
     unused = [name for name in NEW_MODEL_SETTINGS if name in settings and "from_model" in settings]
     if unused:
@@ -69,4 +71,4 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
             f"{as_flag(unused[0])} is for a new model, and the model of --from has its own; "
             "leave it out."
         )
-    return options, settings
+    return settings

@@ -7,14 +7,13 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
-    TaskID,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
-from ..pretraining.watch import Stage, Watcher
+from ..pretraining.watch import OnStage, Watcher
 
 COLUMNS = (
     TextColumn("{task.description}"),
@@ -27,15 +26,6 @@ COLUMNS = (
 )
 
 
-class StageBar(Stage):
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self.progress, self.task = progress, task
-
-    def update(self, completed: int, note: str = "") -> None:
-        fields = {"note": note} if note else {}
-        self.progress.update(self.task, completed=completed, **fields)  # type: ignore[arg-type]
-
-
 class PretrainProgress(Watcher):
     """Bars on a terminal; nothing without one."""
 
@@ -44,8 +34,12 @@ class PretrainProgress(Watcher):
         self.shown = self.console.is_terminal and not quiet
 
     @contextmanager
-    def stage(self, name: str, total: float | None, completed: int = 0) -> Iterator[Stage]:
+    def stage(self, name: str, total: float | None, completed: int = 0) -> Iterator[OnStage]:
         with Progress(*COLUMNS, console=self.console, disable=not self.shown) as progress:
-            yield StageBar(
-                progress, progress.add_task(name, total=total, completed=completed, note="")
-            )
+            task = progress.add_task(name, total=total, completed=completed, note="")
+
+            def update(completed: int, note: str) -> None:
+                fields = {"note": note} if note else {}
+                progress.update(task, completed=completed, **fields)  # type: ignore[arg-type]
+
+            yield update

@@ -83,12 +83,49 @@ class Pace:
         return max(0.0, seconds - (time.monotonic() - self.last))
 
 
-class RunProgress(Watcher):
+def rate_columns() -> tuple[ProgressColumn, ...]:
+    """How much is done of how much, how fast, and the time left."""
+    return (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        RateColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeLeftColumn(),
+    )
+
+
+class Bars(Watcher):
+    """Bars on a terminal (`shown`); without one, the lines of `log`."""
+
+    progress: Progress
+
+    def __init__(self, quiet: bool, log: Watcher) -> None:
+        self.console = Console(stderr=True)
+        self.shown = self.console.is_terminal and not quiet
+        self.log = Watcher() if quiet or self.shown else log
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.log.__exit__(*error)
+        self.progress.stop()
+
+    def on_message(self, message: str) -> None:
+        self.log.on_message(message)
+        if self.shown:
+            self.console.print(message, style="dim", highlight=False, markup=False)
+
+
+class RunProgress(Bars):
     """A bar per run: steps, loss, metric, rate and time left; a second one while it evaluates."""
 
     def __init__(self, quiet: bool = False) -> None:
-        console = Console(stderr=True)
-        self.narrow = console.width < NARROW
+        super().__init__(quiet, Lines())
+        self.narrow = self.console.width < NARROW
         columns = (
             TextColumn("{task.description}"),
             BarColumn(8 if self.narrow else 40),
@@ -99,21 +136,11 @@ class RunProgress(Watcher):
             TextColumn("left"),
             TimeLeftColumn(),
         )
-        self.shown = console.is_terminal and not quiet
-        self.log = Watcher() if quiet or self.shown else Lines()
         self.pace = Pace()
-        self.progress = Progress(*columns, console=console, disable=not self.shown)
+        self.progress = Progress(*columns, console=self.console, disable=not self.shown)
         self.bars: dict[int, tuple[TaskID, TaskID]] = {}
         """The bars of training and of evaluation, by the run's id."""
         self.updated_at = 0.0
-
-    def __enter__(self) -> Self:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.log.__exit__(*error)
-        self.progress.stop()
 
     def on_step(self, run: Run) -> None:
         self.pace.record("step")
@@ -125,11 +152,6 @@ class RunProgress(Watcher):
     def on_rows_answered(self, run: Run, rows: int) -> None:
         if self.shown:
             self.progress.update(self._bars(run)[1], advance=rows, visible=True)
-
-    def on_message(self, message: str) -> None:
-        self.log.on_message(message)
-        if self.shown:
-            self.progress.console.print(message, style="dim", highlight=False, markup=False)
 
     def on_evaluation(self, run: Run) -> None:
         self.log.on_evaluation(run)
@@ -183,7 +205,7 @@ def _loss(run: Run) -> str:
     return f"{history[-1]['loss']:.3f}" if history else ""
 
 
-class CohortProgress(Watcher):
+class CohortProgress(Bars):
     """Many runs on one screen: a row for each, unfinished ones first, and a bar over all steps.
 
     A thread draws it twice a second from the runs themselves, so that a step costs nothing.
@@ -191,36 +213,23 @@ class CohortProgress(Watcher):
 
     def __init__(self, settings: Sequence[Mapping[str, Any]], quiet: bool = False) -> None:
         """`settings` are those in which the runs differ, one mapping per run."""
-        self.console = Console(stderr=True)
-        self.shown = self.console.is_terminal and not quiet
-        self.log = Watcher() if quiet or self.shown else Lines(settings)
+        super().__init__(quiet, Lines(settings))
         self.settings = list(settings)
         self.runs: list[Run] = []
         self.finished = False
         self.answered: dict[int, int] = {}
         """Rows answered in the current evaluation of a run, by the run's id."""
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            RateColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeLeftColumn(),
-        )
-        self.progress = Progress(*columns, console=self.console, auto_refresh=False)
+        self.progress = Progress(*rate_columns(), console=self.console, auto_refresh=False)
         self.pace = Pace()
         self.live = Live(console=self.console, get_renderable=self._screen, refresh_per_second=2)
+
+    def __enter__(self) -> Self:
+        return self  # `live` shows the bar, once the runs are known
 
     def __exit__(self, *error: Any) -> None:
         self.finished = error[1] is None
         self.log.__exit__(*error)
         self.live.stop()
-
-    def on_message(self, message: str) -> None:
-        self.log.on_message(message)
-        if self.shown:
-            self.console.print(message, style="dim", highlight=False, markup=False)
 
     def on_start(self, runs: Sequence[Run]) -> None:
         self.log.on_start(runs)
@@ -262,8 +271,7 @@ class CohortProgress(Watcher):
         for column in table.columns:
             column.no_wrap = True
         for index in order[:height]:
-            settings = map(spell, self.settings[index].values())
-            table.add_row(*settings, *self._row(self.runs[index]))
+            table.add_row(*map(spell, self.settings[index].values()), *self._row(self.runs[index]))
         hidden = len(order) - height
         return [table, Text(f"... and {hidden} more")] if hidden > 0 else [table]
 

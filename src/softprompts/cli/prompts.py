@@ -1,5 +1,6 @@
 """The command `softprompts prompts`: list, show and search a library; import and export prompts."""
 
+import argparse
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, get_args
@@ -7,14 +8,15 @@ from typing import TYPE_CHECKING, Any, get_args
 from ..library import Similarity, check_exists
 from . import export_prompt, import_prompts, recycle
 from .command import (
+    LIBRARY_PROMPT,
+    action,
     add_library,
-    add_library_prompt,
+    argument,
     check_library_prompt,
-    make_parser,
     run_action,
     whole_number,
 )
-from .output import aligned, print_result
+from .output import aligned, format_interval, print_result
 
 if TYPE_CHECKING:
     from ..artifacts.card import Card
@@ -27,33 +29,33 @@ def main(argv: Sequence[str]) -> int:
     return run_action("prompts", ACTIONS, argv)
 
 
-def list_prompts(argv: Sequence[str]) -> int:
-    """List the prompts of a library, or those of a task or backbone."""
-    examples = """softprompts prompts list
-  softprompts prompts list --task 'helpdesk/*' --backbone t5-tiny --json"""
-    parser = make_parser("prompts list", examples, list_prompts.__doc__)
-    add_library(parser)
-    parser.add_argument(
+@action(
+    "prompts list",
+    """softprompts prompts list
+  softprompts prompts list --task 'helpdesk/*' --backbone t5-tiny --json""",
+    add_library,
+    argument(
         "--task",
         metavar="NAME",
         default="*",
         help="only prompts of this task; * matches anything",
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--backbone",
         metavar="NAME",
         default="*",
         help="only prompts of this backbone, by name or fingerprint",
-    )
-    options = parser.parse_args(argv)
+    ),
+)
+def list_prompts(options: argparse.Namespace) -> int:
+    """List the prompts of a library, or those of a task or backbone."""
     check_exists(options.library)
 
     from ..library.library import Library
 
-    library = Library(options.library).existing()
     entries = [
         entry
-        for entry in library.entries()
+        for entry in Library(options.library).existing().entries()
         if fnmatchcase(entry.card.task.name, options.task)
         and any(
             fnmatchcase(name, options.backbone)
@@ -72,14 +74,15 @@ def list_prompts(argv: Sequence[str]) -> int:
     return print_result(options, result, text)
 
 
-def show_prompt(argv: Sequence[str]) -> int:
+@action(
+    "prompts show",
+    """softprompts prompts show intent
+  softprompts prompts show runs/intent --json""",
+    add_library,
+    LIBRARY_PROMPT,
+)
+def show_prompt(options: argparse.Namespace) -> int:
     """Show a prompt's card: task, backbone, scores, how it was tuned, what it started from."""
-    examples = """softprompts prompts show intent
-  softprompts prompts show runs/intent --json"""
-    parser = make_parser("prompts show", examples, show_prompt.__doc__)
-    add_library(parser)
-    add_library_prompt(parser)
-    options = parser.parse_args(argv)
     check_library_prompt(options.prompt, options.library)
 
     from ..library.library import named_prompt
@@ -111,8 +114,14 @@ def _describe(entry: "Entry") -> str:
     if card.steps is not None:
         rows.append(("steps", f"{card.steps}, best at {card.best_step}"))
     majority = {name: f" (majority class {value:.1f})" for name, value in card.majority.items()}
-    rows += [(name, f"{value:.1f}{majority.get(name, '')}") for name, value in card.metrics.items()]
-    rows += [(f"test {name}", f"{value:.1f}") for name, value in (card.test or {}).items()]
+    rows += [
+        (name, f"{value:.1f}{_doubt(card, 'validation', name)}{majority.get(name, '')}")
+        for name, value in card.metrics.items()
+    ]
+    rows += [
+        (f"test {name}", f"{value:.1f}{_doubt(card, 'test', name)}")
+        for name, value in (card.test or {}).items()
+    ]
     rows += [("stopped", card.stopped)] if card.stopped else []
     return _table(rows)
 
@@ -128,36 +137,36 @@ def _origin(card: "Card") -> str:
     return card.start.kind if card.start and card.steps is not None else "unknown"
 
 
-def search_prompts(argv: Sequence[str]) -> int:
-    """Find the prompts most similar to one, among those of its backbone."""
-    examples = """softprompts prompts search intent
-  softprompts prompts search runs/new-task --by cosine_of_average_tokens --top 3 --json"""
-    parser = make_parser("prompts search", examples, search_prompts.__doc__)
-    add_library(parser)
-    add_library_prompt(parser)
-    parser.add_argument(
+@action(
+    "prompts search",
+    """softprompts prompts search intent
+  softprompts prompts search runs/new-task --by cosine_of_average_tokens --top 3 --json""",
+    add_library,
+    LIBRARY_PROMPT,
+    argument(
         "--by",
         metavar="SIMILARITY",
         choices=get_args(Similarity),
         default="per_token_average_cosine",
         help="per_token_average_cosine (default) or cosine_of_average_tokens",
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--top",
         metavar="K",
         type=whole_number("top"),
         default=10,
         help="how many to show, the most similar first (default 10)",
-    )
-    options = parser.parse_args(argv)
+    ),
+)
+def search_prompts(options: argparse.Namespace) -> int:
+    """Find the prompts most similar to one, among those of its backbone."""
     check_library_prompt(options.prompt, options.library)
 
     from ..library.library import Library, named_prompt
 
     library = Library(options.library).existing()
     query = named_prompt(options.prompt, options.library)
-    in_library = query.folder.resolve().parent == library.folder.resolve()
-    without = [query.name] if in_library else []
+    without = [query.name] if query.folder.resolve().parent == library.folder.resolve() else []
     matches = library.search(query.vectors(), query.fingerprint, options.by, options.top, without)
     result = {
         "prompt": query.name,
@@ -181,14 +190,15 @@ def search_prompts(argv: Sequence[str]) -> int:
     return print_result(options, result, "\n".join(lines) if matches else _no_match(query, library))
 
 
-def remove_prompts(argv: Sequence[str]) -> int:
+@action(
+    "prompts remove",
+    """softprompts prompts remove intent
+  softprompts prompts remove old-1 old-2 --library team/library""",
+    add_library,
+    argument("names", nargs="+", metavar="NAME", help="a prompt in the library"),
+)
+def remove_prompts(options: argparse.Namespace) -> int:
     """Delete prompts from a library. Their run folders stay."""
-    examples = """softprompts prompts remove intent
-  softprompts prompts remove old-1 old-2 --library team/library"""
-    parser = make_parser("prompts remove", examples, remove_prompts.__doc__)
-    add_library(parser)
-    parser.add_argument("names", nargs="+", metavar="NAME", help="a prompt in the library")
-    options = parser.parse_args(argv)
     for name in options.names:
         check_library_prompt(name, options.library)
 
@@ -205,14 +215,15 @@ def remove_prompts(argv: Sequence[str]) -> int:
     )
 
 
-def rename_prompt(argv: Sequence[str]) -> int:
+@action(
+    "prompts rename",
+    "softprompts prompts rename intent intent-2024",
+    add_library,
+    argument("name", metavar="NAME", help="a prompt in the library"),
+    argument("new", metavar="NEW", help="its new name"),
+)
+def rename_prompt(options: argparse.Namespace) -> int:
     """Give a prompt of a library another name."""
-    examples = "softprompts prompts rename intent intent-2024"
-    parser = make_parser("prompts rename", examples, rename_prompt.__doc__)
-    add_library(parser)
-    parser.add_argument("name", metavar="NAME", help="a prompt in the library")
-    parser.add_argument("new", metavar="NEW", help="its new name")
-    options = parser.parse_args(argv)
     check_library_prompt(options.name, options.library)
 
     from ..library.library import Library
@@ -250,9 +261,8 @@ def _no_match(query: "Entry", library: "Library") -> str:
     text = f"{library.folder} holds no other prompt of {backbone} to compare with"
     if not others:
         return f"{text}."
-    count = f"{len(others)} were tuned on other versions"
-    if len(others) == 1:
-        count = f"{others[0].name} was tuned on another version"
+    one = f"{others[0].name} was tuned on another version"
+    count = one if len(others) == 1 else f"{len(others)} were tuned on other versions"
     return (
         f"{text}: {count} of it; map prompts with "
         "`softprompts prompts recycle PROMPT --from-model OLD`, or tune again."
@@ -281,8 +291,16 @@ def _record(entry: "Entry") -> dict[str, Any]:
 def _score(entry: "Entry") -> str:
     """The score that a prompt is judged by, and of which rows if of the test rows."""
     test, card = "test " if entry.card.test else "", entry.card
-    scores = (card.test or card.metrics).items()
-    return next((f"{test}{name} {value:.1f}" for name, value in scores), "-")
+    split, scores = "test" if test else "validation", (card.test or card.metrics).items()
+    shown = (f"{test}{name} {value:.1f}{_doubt(card, split, name)}" for name, value in scores)
+    return next(shown, "-")
+
+
+def _doubt(card: "Card", split: str, metric: str) -> str:
+    """The 95 % interval of a score and its number of rows; empty for cards of older versions."""
+    report = card.scores.get(split, {})
+    interval = format_interval(report.get("intervals", {}).get(metric))
+    return f"{interval}, {report['rows']:,} rows" if report else ""
 
 
 def _size(entry: "Entry") -> str:

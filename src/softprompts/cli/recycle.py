@@ -1,16 +1,18 @@
 """The command `softprompts prompts recycle`."""
 
 import argparse
-from collections.abc import Sequence
+from functools import partial
 
 from ..errors import UserError
 from ..transfer.settings import Recycling
 from .command import (
+    LIBRARY_PROMPT,
+    action,
     add_library,
-    add_library_prompt,
     add_model,
+    argument,
     check_library_prompt,
-    make_parser,
+    check_model,
     output_folder,
 )
 from .flags import add_settings, given
@@ -22,11 +24,33 @@ EXAMPLES = """softprompts prompts recycle runs/stars --model models/new --output
       --prompt.start prompt --prompt.start.sources runs/stars-new"""
 
 
-def main(argv: Sequence[str]) -> int:
+@action(
+    "prompts recycle",
+    EXAMPLES,
+    LIBRARY_PROMPT,
+    add_library,
+    argument(
+        "--from-model",
+        metavar="MODEL",
+        help="the model it was tuned on, if that is not where the card says",
+    ),
+    argument(
+        "--output",
+        metavar="FOLDER",
+        type=output_folder,
+        required=True,
+        help="the folder for the new prompt",
+    ),
+    argument("--overwrite", action="store_true", help="replace a prompt in the folder"),
+    partial(add_model, model="the model to map the prompt to", required=True),
+    partial(add_settings, kind=Recycling, title="mapping"),
+)
+def main(options: argparse.Namespace) -> int:
     """Map a prompt of one model to another, without training."""
-    options = _parser().parse_args(argv)
     how = Recycling.of(given(options))
     check_library_prompt(options.prompt, options.library)
+    for name in filter(None, (options.from_model, options.model)):
+        check_model(name)
 
     from ..artifacts.run_folder import RunFolder
     from ..backbone import load_backbone
@@ -65,25 +89,3 @@ def main(argv: Sequence[str]) -> int:
         f"over {words:,} shared tokens; they are in {options.output}"
     )
     return print_result(options, result, text)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("prompts recycle", EXAMPLES, main.__doc__)
-    add_library_prompt(parser)
-    add_library(parser)
-    parser.add_argument(
-        "--from-model",
-        metavar="MODEL",
-        help="the model it was tuned on, if that is not where the card says",
-    )
-    parser.add_argument(
-        "--output",
-        metavar="FOLDER",
-        type=output_folder,
-        required=True,
-        help="the folder for the new prompt",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace a prompt in the folder")
-    add_model(parser, "the model to map the prompt to", required=True)
-    add_settings(parser, Recycling, "mapping")
-    return parser

@@ -3,13 +3,20 @@
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..study.config import check_study, read_study, study_errors
-from .command import make_parser, output_folder, run_action, whole_number
+from ..study.config import check_study, read_study, study_errors, study_folder
+from .command import (
+    action,
+    argument,
+    check_model,
+    output_folder,
+    run_action,
+    whole_number,
+)
 from .output import duration, print_result
 
 if TYPE_CHECKING:
@@ -22,11 +29,25 @@ EXAMPLES = {
       --model google/flan-t5-small=models/flan-t5-small
   softprompts study run runs/spot      # resumes a study that was interrupted
   softprompts study run recipes/spot-paper.yaml --ray      # on this machine's Ray cluster""",
+    "plan": """softprompts study plan recipes/residual-table1-small.yaml
+  softprompts study plan recipes/residual-table1-small.yaml --rows-per-second 6900""",
     "status": "softprompts study status runs/spot\n  softprompts study status runs/spot --json",
     "report": "softprompts study report runs/spot --output results/spot",
     "explain": "softprompts study explain runs/words --data-dir DATA",
     "rerun": f"softprompts study rerun runs/spot {CELL} \\\n      --output runs/again",
 }
+
+STUDY = argument("study", metavar="STUDY", type=Path, help="the folder of a study")
+DATA_DIR = argument(
+    "--data-dir", metavar="DIR", help="a folder with named tasks' rows (default: as the file says)"
+)
+MODEL = argument(
+    "--model",
+    metavar="NAME=FOLDER",
+    action="append",
+    default=[],
+    help="load a backbone that the file names from this folder; may be repeated",
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,13 +55,57 @@ def main(argv: Sequence[str]) -> int:
     return run_action("study", ACTIONS, argv)
 
 
-def run(argv: Sequence[str]) -> int:
+@action(
+    "study run",
+    EXAMPLES["run"],
+    argument("study", metavar="STUDY", type=Path, help="a study file, or the folder of a study"),
+    argument(
+        "--output",
+        metavar="FOLDER",
+        type=output_folder,
+        help="the study's folder (default runs/NAME); resumes an unfinished study found there",
+    ),
+    argument(
+        "--cohort",
+        metavar="N",
+        type=whole_number("cohort"),
+        help="how many runs share one forward pass, at most (default: as the file says)",
+    ),
+    argument(
+        "--workers",
+        metavar="N",
+        type=whole_number("workers"),
+        default=1,
+        help="worker processes on this machine (default 1); three or four make better use of a GPU",
+    ),
+    argument(
+        "--only",
+        metavar="STAGES",
+        type=lambda text: [stage.strip() for stage in text.split(",")],
+        help="stages to run now, such as source,baseline",
+    ),
+    argument("--device", help="cpu, cuda or auto"),
+    DATA_DIR,
+    MODEL,
+    argument(
+        "--ray",
+        metavar="ADDRESS",
+        nargs="?",
+        const="auto",
+        help="run on the Ray cluster at ADDRESS (auto: that of this machine), "
+        "whose machines share the folder",
+    ),
+)
+def run(options: argparse.Namespace) -> int:
     """Run the missing cells of a study; several processes may share a folder."""
-    options = _run_parser().parse_args(argv)
+    models = _models(options.model)
     if not options.study.is_dir():
         with study_errors():
             config = read_study(options.study)
             check_study(config)  # refuses a wrong file before torch is imported
+            for name in {name: None for _, grid in config.grids() for name in grid.backbones}:
+                if name not in models:
+                    check_model(name)
         if config.skips_own_settings and not options.quiet:
             print(
                 f"softprompts: only the variants in {options.study} are run; to run the settings "
@@ -59,7 +124,7 @@ def run(argv: Sequence[str]) -> int:
         only=options.only,
         device=options.device,
         data_dir=options.data_dir,
-        models=_models(options.model),
+        models=models,
         ray=options.ray,
         watch=lambda cells: StudyBars(cells, options.quiet),
     )
@@ -70,65 +135,6 @@ def run(argv: Sequence[str]) -> int:
     )
     print_result(options, {**result, "seconds": round(time.monotonic() - started_at, 1)}, text)
     return 1 if result["failed"] or result["blocked"] else 0
-
-
-def _run_parser() -> argparse.ArgumentParser:
-    parser = _parser("run", run.__doc__)
-    parser.add_argument(
-        "--output",
-        metavar="FOLDER",
-        type=output_folder,
-        help="the study's folder (default runs/NAME); resumes an unfinished study found there",
-    )
-    parser.add_argument(
-        "--cohort",
-        metavar="N",
-        type=whole_number("cohort"),
-        help="how many runs share one forward pass, at most (default: as the file says)",
-    )
-    parser.add_argument(
-        "--workers",
-        metavar="N",
-        type=whole_number("workers"),
-        default=1,
-        help="worker processes on this machine (default 1); three or four make better use of a GPU",
-    )
-    parser.add_argument(
-        "--only",
-        metavar="STAGES",
-        type=lambda text: [stage.strip() for stage in text.split(",")],
-        help="stages to run now, such as source,baseline",
-    )
-    parser.add_argument("--device", help="cpu, cuda or auto")
-    _add_data_dir(parser)
-    _add_model(parser)
-    parser.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        nargs="?",
-        const="auto",
-        help="run on the Ray cluster at ADDRESS (auto: that of this machine), "
-        "whose machines share the folder",
-    )
-    return parser
-
-
-def _add_data_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--data-dir",
-        metavar="DIR",
-        help="a folder with named tasks' rows (default: as the file says)",
-    )
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model",
-        metavar="NAME=FOLDER",
-        action="append",
-        default=[],
-        help="load a backbone that the file names from this folder; may be repeated",
-    )
 
 
 def _models(pairs: Sequence[str]) -> dict[str, str]:
@@ -145,9 +151,59 @@ def _models(pairs: Sequence[str]) -> dict[str, str]:
     return models
 
 
-def status(argv: Sequence[str]) -> int:
+@action(
+    "study plan",
+    EXAMPLES["plan"],
+    argument("study", metavar="STUDY", type=Path, help="a study file, or the folder of a study"),
+    argument(
+        "--rows-per-second",
+        metavar="N",
+        type=whole_number("rows-per-second"),
+        help="rows that training reads in a second, to estimate the time",
+    ),
+)
+def plan(options: argparse.Namespace) -> int:
+    """Show what a study would run, and the rules of its claims; nothing is run."""
+    if not options.study.is_dir():
+        with study_errors():
+            check_study(read_study(options.study))
+
+    from ..study.claims import read_claims
+    from ..study.outline import outline
+    from ..study.study import Study
+
+    study = Study.load(options.study)
+    found = outline(study.cells(), read_claims(study.config.claims))
+    rate, rows = options.rows_per_second, found["rows"]
+    found["seconds"] = None if rate is None or rows is None else round(rows / rate)
+    return print_result(options, found, describe_plan(found))
+
+
+def describe_plan(plan: Mapping[str, Any]) -> str:
+    """What a study would run, as text."""
+    lines = [
+        f"{name:<15} {counts['cells']:>6,} cells {_steps(counts)}"
+        for name, counts in {**plan["stages"], "all": plan}.items()
+    ]
+    if plan["seconds"] is not None:
+        lines.append(f"about {duration(plan['seconds'])} of training")
+    for claim in plan["claims"]:
+        lines += [f"claim {claim['claim']}: {claim['text']}"]
+        lines += [f"    {rule}" for rule in claim["rules"]]
+    return "\n".join(lines)
+
+
+def _steps(counts: Mapping[str, int | None]) -> str:
+    if counts["steps"] is None:
+        return "  (steps depend on the data)"
+    models = f", {counts['whole_models']:,} whole models" if counts["whole_models"] else ""
+    return f"{counts['steps']:>11,} steps {counts['rows']:>13,} rows{models}"
+
+
+@action("study status", EXAMPLES["status"], STUDY)
+def status(options: argparse.Namespace) -> int:
     """Show what is done, running and missing."""
-    options = _parser("status", status.__doc__).parse_args(argv)
+    study_folder(options.study)  # refused before torch is imported
 
     from ..study.study import Study
 
@@ -155,16 +211,20 @@ def status(argv: Sequence[str]) -> int:
     return print_result(options, result, describe(result))
 
 
-def report(argv: Sequence[str]) -> int:
-    """Write records, tables and figures of all finished cells."""
-    parser = _parser("report", report.__doc__)
-    parser.add_argument(
+@action(
+    "study report",
+    EXAMPLES["report"],
+    STUDY,
+    argument(
         "--output",
         metavar="FOLDER",
         type=output_folder,
         help="the folder for the report (default: report in the study's folder)",
-    )
-    options = parser.parse_args(argv)
+    ),
+)
+def report(options: argparse.Namespace) -> int:
+    """Write records, tables and figures of all finished cells."""
+    study_folder(options.study)  # refused before torch is imported
 
     from ..analysis.study_report import write_study_report
     from ..analysis.variants import differences_markdown
@@ -182,13 +242,17 @@ def report(argv: Sequence[str]) -> int:
     return print_result(options, result, "\n".join([*tables, text]))
 
 
-def explain(argv: Sequence[str]) -> int:
+@action(
+    "study explain",
+    EXAMPLES["explain"],
+    STUDY,
+    argument("--device", default="auto", help="cpu, cuda or auto"),
+    DATA_DIR,
+    MODEL,
+)
+def explain(options: argparse.Namespace) -> int:
     """Explain the prompts of all finished cells: nearest words, routing. Resumes."""
-    parser = _parser("explain", explain.__doc__)
-    parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
-    _add_data_dir(parser)
-    _add_model(parser)
-    options = parser.parse_args(argv)
+    study_folder(options.study)  # refused before torch is imported
 
     from ..analysis.study_explain import explain_study, unexplained
     from ..study.study import Study
@@ -209,21 +273,29 @@ def explain(argv: Sequence[str]) -> int:
     return print_result(options, {"explained": [cell.name for cell in cells]}, text)
 
 
-def rerun(argv: Sequence[str]) -> int:
-    """Run a cell's cohort again, and compare the scores with the recorded ones."""
-    parser = _parser("rerun", rerun.__doc__)
-    parser.add_argument(
+@action(
+    "study rerun",
+    EXAMPLES["rerun"],
+    STUDY,
+    argument(
         "cell", metavar="CELL", help="the name of a finished cell, as status --json prints it"
-    )
-    parser.add_argument(
-        "--output", metavar="FOLDER", type=output_folder, required=True, help="the new runs' folder"
-    )
-    parser.add_argument(
+    ),
+    argument(
+        "--output",
+        metavar="FOLDER",
+        type=output_folder,
+        required=True,
+        help="the new runs' folder",
+    ),
+    argument(
         "--data-dir",
         metavar="DIR",
         help="a folder with named tasks' rows (default: where they were)",
-    )
-    options = parser.parse_args(argv)
+    ),
+)
+def rerun(options: argparse.Namespace) -> int:
+    """Run a cell's cohort again, and compare the scores with the recorded ones."""
+    study_folder(options.study)  # refused before torch is imported
 
     from ..study.study import Study
 
@@ -257,23 +329,16 @@ def describe(status: "StudyStatus") -> str:
         lines.append(f"{counts[0]} cells are running, on {counts[1]} workers")
     lines += [f"{name} failed: {error}" for name, error in status["failed"].items()]
     if status["blocked"]:
-        reason = "there are fewer source prompts than they need"
-        if status["failed"]:
-            reason = "a cell they start from failed"
+        fewer = "there are fewer source prompts than they need"
+        reason = "a cell they start from failed" if status["failed"] else fewer
         count, first = len(status["blocked"]), status["blocked"][0]
         lines.append(f"{count} cells cannot run, because {reason}; the first is {first}")
     return "\n".join(lines)
 
 
-def _parser(action: str, about: str | None) -> argparse.ArgumentParser:
-    parser = make_parser(f"study {action}", EXAMPLES[action], about)
-    file = "a study file, or the folder of a study" if action == "run" else "the folder of a study"
-    parser.add_argument("study", metavar="STUDY", type=Path, help=file)
-    return parser
-
-
 ACTIONS = {
     "run": run,
+    "plan": plan,
     "status": status,
     "report": report,
     "explain": explain,

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import write_atomically, write_text
+from ..files import check_writable, write_atomically, write_text
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 
-def check_table_file(path: Path) -> None:
-    """Refuse a file that cannot be written, before long work."""
+def check_table_file(path: Path, source: str | None = None) -> None:
+    """Refuse a file that cannot be written, before long work; `source` is read meanwhile."""
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise UserError(
@@ -23,6 +23,9 @@ def check_table_file(path: Path) -> None:
         )
     if suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UserError("Writing Parquet needs pyarrow: pip install 'softprompts[data]'.")
+    check_writable(path)
+    if source and path.resolve() == Path(source).resolve():
+        raise UserError("--output is the same file as --file; name another.")
 
 
 def unused_names(names: Sequence[str], columns: Collection[str]) -> Iterator[str]:
@@ -44,8 +47,7 @@ def write_table_file(path: Path, rows: Sequence[Mapping[str, Any]], columns: Seq
         write_atomically(path, lambda temporary: _write_parquet(temporary, rows))
     else:
         text = io.StringIO()
-        delimiter = "\t" if suffix == ".tsv" else ","
-        writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
+        writer = csv.writer(text, delimiter="\t" if suffix == ".tsv" else ",", lineterminator="\n")
         writer.writerows([columns, *([_cell(row[name]) for name in columns] for row in rows)])
         write_text(path, text.getvalue())
 

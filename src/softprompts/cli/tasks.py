@@ -25,7 +25,7 @@ from ..tasks import (
     read_predictions,
     score,
 )
-from .command import make_parser, run_action
+from .command import Argument, action, argument, run_action
 from .output import print_result
 
 
@@ -34,10 +34,29 @@ def main(argv: Sequence[str]) -> int:
     return run_action("tasks", ACTIONS, argv)
 
 
-def list_tasks(argv: Sequence[str]) -> int:
+def _task_flags(split: str = "train") -> tuple[Argument, ...]:
+    return (
+        argument(
+            "task", metavar="TASK", help="a named task, such as helpdesk/intent or superglue/boolq"
+        ),
+        argument("--split", default=split, help=f"train, validation or test (default {split})"),
+        argument(
+            "--data-dir",
+            metavar="DIR",
+            help="a folder with its rows (default: SOFTPROMPTS_DATA, or the Hugging Face Hub)",
+        ),
+        argument(
+            "--task-word",
+            action=argparse.BooleanOptionalAction,
+            default=True,
+            help="put the task's name in front of its texts",
+        ),
+    )
+
+
+@action("tasks list", "softprompts tasks list --json")
+def list_tasks(options: argparse.Namespace) -> int:
     """List all named tasks and benchmarks."""
-    parser = make_parser("tasks list", "softprompts tasks list --json", list_tasks.__doc__)
-    options = parser.parse_args(argv)
     tasks = definitions()
     result = {
         "tasks": [*STARTERS, *tasks, PREFIX_LM],
@@ -55,13 +74,14 @@ def list_tasks(argv: Sequence[str]) -> int:
     return print_result(options, result, "\n".join(lines))
 
 
-def show_task(argv: Sequence[str]) -> int:
+@action(
+    "tasks show",
+    """softprompts tasks show helpdesk/intent
+  softprompts tasks show superglue/rte --data-dir DATA""",
+    *_task_flags(),
+)
+def show_task(options: argparse.Namespace) -> int:
     """Show a task's columns, label words and metrics, and its first examples if available."""
-    commands = """softprompts tasks show helpdesk/intent
-  softprompts tasks show superglue/rte --data-dir DATA"""
-    parser = make_parser("tasks show", commands, show_task.__doc__)
-    _add_task(parser)
-    options = parser.parse_args(argv)
     task = definition(options.task)
     result: dict[str, Any] = {
         "task": task.name,
@@ -87,15 +107,19 @@ def show_task(argv: Sequence[str]) -> int:
     return print_result(options, result, "\n".join(lines))
 
 
-def export_split(argv: Sequence[str]) -> int:
+@action(
+    "tasks export",
+    "softprompts tasks export superglue/boolq --split train --data-dir DATA",
+    *_task_flags(),
+    argument(
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="the file to write (default: standard output)",
+    ),
+)
+def export_split(options: argparse.Namespace) -> int:
     """Write a split as JSON lines {"input": ..., "target": ...} in the official order."""
-    command = "softprompts tasks export superglue/boolq --split train --data-dir DATA"
-    parser = make_parser("tasks export", command, export_split.__doc__)
-    _add_task(parser)
-    parser.add_argument(
-        "--output", metavar="FILE", type=Path, help="the file to write (default: standard output)"
-    )
-    options = parser.parse_args(argv)
     examples = _read_split(definition(options.task), options)
     objects = [{"input": example.input, "target": example.target} for example in examples]
     lines = "".join(f"{json.dumps(entry, ensure_ascii=False)}\n" for entry in objects)
@@ -107,19 +131,20 @@ def export_split(argv: Sequence[str]) -> int:
     return print_result(options, result, f"{len(objects)} examples are in {options.output}")
 
 
-def score_predictions(argv: Sequence[str]) -> int:
-    """Score predictions for a split, in its order, and print the metrics as JSON."""
-    command = "softprompts tasks score superglue/rte --predictions answers.jsonl --data-dir DATA"
-    parser = make_parser("tasks score", command, score_predictions.__doc__)
-    _add_task(parser, "validation")
-    parser.add_argument(
+@action(
+    "tasks score",
+    "softprompts tasks score superglue/rte --predictions answers.jsonl --data-dir DATA",
+    *_task_flags("validation"),
+    argument(
         "--predictions",
         metavar="FILE",
         required=True,
         type=Path,
         help='one per line: JSON lines with "prediction" (.jsonl), or plain text',
-    )
-    options = parser.parse_args(argv)
+    ),
+)
+def score_predictions(options: argparse.Namespace) -> int:
+    """Score predictions for a split, in its order, and print the metrics as JSON."""
     task = definition(options.task)
     predictions = read_predictions(options.predictions)
     examples = _read_split(task, options)
@@ -133,26 +158,6 @@ def score_predictions(argv: Sequence[str]) -> int:
     shown = {name: None if math.isnan(value) else value for name, value in metrics.items()}
     print(json.dumps(shown))
     return 0
-
-
-def _add_task(parser: argparse.ArgumentParser, split: str = "train") -> None:
-    parser.add_argument(
-        "task", metavar="TASK", help="a named task, such as helpdesk/intent or superglue/boolq"
-    )
-    parser.add_argument(
-        "--split", default=split, help=f"train, validation or test (default {split})"
-    )
-    parser.add_argument(
-        "--data-dir",
-        metavar="DIR",
-        help="a folder with its rows (default: SOFTPROMPTS_DATA, or the Hugging Face Hub)",
-    )
-    parser.add_argument(
-        "--task-word",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="put the task's name in front of its texts",
-    )
 
 
 def _read_split(task: Definition, options: argparse.Namespace) -> list[Example]:

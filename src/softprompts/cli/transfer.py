@@ -8,11 +8,19 @@ from typing import get_args
 
 from ..errors import UserError
 from ..files import safe_name
-from ..library import Similarity
+from ..library import Similarity, check_exists
 from ..tasks import check_task
 from ..transfer.settings import Request, Strategy, single_run
 from . import flags
-from .command import add_library, make_parser, output_folder, whole_number
+from .command import (
+    add_library,
+    argument,
+    check_library_prompt,
+    check_model,
+    make_parser,
+    output_folder,
+    whole_number,
+)
 from .output import print_result
 
 EXAMPLES = """softprompts transfer --to helpdesk/urgency --library prompts
@@ -25,6 +33,11 @@ def main(argv: Sequence[str]) -> int:
     """Tune a prompt for a new task, starting from prompts of similar tasks."""
     options, request = _parse(argv)
     check_task(request.target.task)
+    if options.source is None:
+        check_exists(options.library)
+    else:
+        check_library_prompt(options.source, options.library)
+    check_model(request.target.model)
 
     from ..transfer.transfer import run_transfer
     from ..tuning import RunFailedError
@@ -81,36 +94,74 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
 
 def _parser() -> argparse.ArgumentParser:
     about = f"{main.__doc__}\nAll settings of tune apply to the target's run."
-    parser = make_parser("transfer", EXAMPLES, about)
-    parser.add_argument(
-        "--to",
-        metavar="TASK",
-        help="the target task by name, the same as --task; or use your own data with --train",
+    return make_parser(
+        "transfer",
+        EXAMPLES,
+        about,
+        argument(
+            "--to",
+            metavar="TASK",
+            help="the target task by name, the same as --task; or use your own data with --train",
+        ),
+        add_library,
+        _add_strategy,
+        argument(
+            "--k",
+            metavar="N",
+            type=whole_number("k"),
+            default=3,
+            help="how many sources a strategy uses (default 3)",
+        ),
+        argument(
+            "--similarity",
+            metavar="NAME",
+            choices=get_args(Similarity),
+            default="per_token_average_cosine",
+            help="per_token_average_cosine (default) or cosine_of_average_tokens",
+        ),
+        argument(
+            "--probe-steps",
+            metavar="N",
+            type=whole_number("probe_steps"),
+            help="steps of the probe (default: the step at which most sources were embedded, "
+            "but at most --steps)",
+        ),
+        argument(
+            "--mixture-steps",
+            metavar="N",
+            type=whole_number("mixture_steps"),
+            help="steps on the mixture (default: as many as on the target)",
+        ),
+        argument(
+            "--keep-same-task",
+            action="store_true",
+            help="also use prompts that were tuned on the target's own task",
+        ),
+        argument(
+            "--baseline",
+            action="store_true",
+            help="also tune from the usual start, and show what the sources gained",
+        ),
+        argument(
+            "--output",
+            metavar="FOLDER",
+            type=output_folder,
+            help="the folder for the choice, the runs and the prompt (default "
+            "runs/transfer-TASK-STRATEGY-seedN); resumes an unfinished transfer found there",
+        ),
+        argument(
+            "--overwrite",
+            action="store_true",
+            help="start over even if the folder holds a transfer",
+        ),
+        flags.add_run,
     )
-    add_library(parser)
-    _add_strategy(parser)
-    parser.add_argument(
-        "--baseline",
-        action="store_true",
-        help="also tune from the usual start, and show what the sources gained",
-    )
-    parser.add_argument(
-        "--output",
-        metavar="FOLDER",
-        type=output_folder,
-        help="the folder for the choice, the runs and the prompt "
-        "(default runs/transfer-TASK-STRATEGY-seedN); resumes an unfinished transfer found there",
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="start over even if the folder holds a transfer"
-    )
-    flags.add_run(parser)
-    return parser
 
 
 def _add_strategy(parser: argparse.ArgumentParser) -> None:
-    strategy = parser.add_mutually_exclusive_group()
-    strategy.add_argument(
+    """One of three flags that say which sources to tune from."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
         "--strategy",
         choices=["best", "average", "mixture"],
         default="best",
@@ -118,48 +169,16 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
         "the best (best, the default); tune from their mean weighted by similarity (average); "
         "or first tune one prompt on their tasks and the target's together (mixture)",
     )
-    strategy.add_argument(
+    group.add_argument(
         "--from",
         dest="source",
         metavar="NAME",
         help="tune from this prompt of the library (or folder), without a probe",
     )
-    strategy.add_argument(
+    group.add_argument(
         "--all",
         action="store_true",
         help="tune from every prompt of the library and keep the best (the oracle)",
-    )
-    parser.add_argument(
-        "--k",
-        metavar="N",
-        type=whole_number("k"),
-        default=3,
-        help="how many sources a strategy uses (default 3)",
-    )
-    parser.add_argument(
-        "--similarity",
-        metavar="NAME",
-        choices=get_args(Similarity),
-        default="per_token_average_cosine",
-        help="per_token_average_cosine (default) or cosine_of_average_tokens",
-    )
-    parser.add_argument(
-        "--probe-steps",
-        metavar="N",
-        type=whole_number("probe_steps"),
-        help="steps of the probe (default: the step at which most sources were embedded, "
-        "but at most --steps)",
-    )
-    parser.add_argument(
-        "--mixture-steps",
-        metavar="N",
-        type=whole_number("mixture_steps"),
-        help="steps on the mixture (default: as many as on the target)",
-    )
-    parser.add_argument(
-        "--keep-same-task",
-        action="store_true",
-        help="also use prompts that were tuned on the target's own task",
     )
 
 

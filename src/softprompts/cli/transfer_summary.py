@@ -7,7 +7,7 @@ from typing import Any
 from ..artifacts.transfer_folder import TransferRecord
 from ..errors import listing
 from ..transfer.sources import SAME_TASK
-from .output import aligned, format_p
+from .output import aligned, format_interval, format_p
 
 RANKED = 10
 """Rows of the ranking to print, unless more sources were chosen."""
@@ -53,12 +53,11 @@ def _ranking(record: TransferRecord) -> list[str]:
     shown = ranked[: max(RANKED, len(chosen))]
     for rank, source in enumerate(shown, 1):
         name, similarity = source["name"], source["similarity"]
-        weight = f"{weights[name]:.3f}" if name in weights else "-"
         rows.append(
             [
                 *(str(rank), name, source["task"]),
                 "-" if similarity is None else f"{similarity:.4f}",
-                *([weight] if weights else []),
+                *([f"{weights[name]:.3f}" if name in weights else "-"] if weights else []),
                 "yes" if name in chosen else "",
             ]
         )
@@ -110,7 +109,7 @@ def describe_result(record: TransferRecord, output: Path) -> str:
     """The runs' scores, which prompt was kept, and how it compares with the baseline."""
     baseline, gain = record["baseline"], record["gain"]
     results = [*record["results"], *([baseline] if baseline else [])]
-    rows = [["run", "score", "majority class", "best step"]]
+    rows = [["run", "score", "95 % interval", "rows", "majority class", "best step"]]
     for result in results:
         name = "baseline (the usual start)" if result is baseline else result["name"]
         rows.append([name, *_scores(result)])
@@ -118,9 +117,9 @@ def describe_result(record: TransferRecord, output: Path) -> str:
     lines = ["", *aligned(rows), f"kept: {kept['name']}, {kept['metric']} {kept['score']:.1f}"]
     if gain is not None and baseline is not None:
         reduction = gain["error_reduction"]
-        relative = ""
-        if reduction is not None:
-            relative = f"; relative error reduction {100 * reduction:+.1f} %"
+        relative = (
+            "" if reduction is None else f"; relative error reduction {100 * reduction:+.1f} %"
+        )
         lines.append(f"compared with the baseline: {gain['points']:+.1f} points{relative}")
         if "p" in gain:
             split = gain.get("split", "validation")
@@ -135,8 +134,10 @@ def describe_result(record: TransferRecord, output: Path) -> str:
 
 def _scores(result: Mapping[str, Any]) -> list[str]:
     if result["score"] is None:
-        return ["failed", "-", "-"]
+        return ["failed", *["-"] * 4]
     score = f"{result['metric']} {result['score']:.1f}"
     if "test" in result:
         score += f" (test {result['test']:.1f})"
-    return [score, f"{result['majority']:.1f}", str(result["best_step"])]
+    known = result.get("interval"), result.get("rows")  # not in records of older versions
+    doubt = format_interval(known[0]).strip() or "-", str(known[1] or "-")
+    return [score, *doubt, f"{result['majority']:.1f}", str(result["best_step"])]

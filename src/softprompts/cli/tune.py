@@ -8,11 +8,19 @@ from pathlib import Path
 
 from ..config import Member, RunConfig, expand_lists
 from ..config.candidates import check_minutes, make_candidates
-from ..config.run import DEFAULT_MODEL, check_head, model_error
+from ..config.run import DEFAULT_MODEL, check_head, check_tracker_names
 from ..files import safe_name
+from ..library import default_folder
 from ..tasks import check_task
 from . import flags
-from .command import importing, make_parser, output_folder
+from .command import (
+    argument,
+    check_model,
+    check_prompt_folder,
+    importing,
+    make_parser,
+    output_folder,
+)
 from .output import is_main_process, print_result
 
 EXAMPLES = """softprompts tune --task helpdesk/intent
@@ -63,15 +71,16 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check_model(configs: Sequence[RunConfig]) -> None:
-    """Refuse a model that does not fit, or that is nowhere to be found."""
+    """Refuse a model that does not fit, and what is nowhere to be found: the model, or a prompt to
+    start from."""
+    for config in configs:
+        if config.prompt.start.kind == "prompt":
+            for source in config.prompt.start.options.get("sources", ()):
+                check_prompt_folder(Path(source), default_folder())
     if configs[0].model == DEFAULT_MODEL:
         for config in configs:
             check_head(config, DEFAULT_MODEL)
-    else:
-        from ..files.hub import missing_reason
-
-        if (why := missing_reason(configs[0].model)) is not None:
-            raise model_error(configs[0].model, why)
+    check_model(configs[0].model)
 
 
 def _tune_one(
@@ -125,39 +134,47 @@ def _tune_cohort(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("tune", EXAMPLES, main.__doc__)
-    parser.add_argument(
-        "--output",
-        metavar="FOLDER",
-        type=output_folder,
-        help="the run folder (default runs/TASK-PRESET-seedN); resumes an unfinished run found "
-        "there; with lists, each run gets a subfolder",
+    parser = make_parser(
+        "tune",
+        EXAMPLES,
+        main.__doc__,
+        argument(
+            "--output",
+            metavar="FOLDER",
+            type=output_folder,
+            help="the run folder (default runs/TASK-PRESET-seedN); resumes an unfinished run found "
+            "there; with lists, each run gets a subfolder",
+        ),
+        argument(
+            "--overwrite", action="store_true", help="start over even if the folder holds a run"
+        ),
+        argument(
+            "--trackers",
+            metavar="NAMES",
+            default=[],
+            type=_trackers,
+            help="log to tensorboard, wandb, mlflow or trackio; several separated by commas",
+        ),
+        argument(
+            "--auto",
+            action="store_true",
+            help="let methods, learning rates, lengths and starts compete on rows held out of the "
+            "training data, and tune the winner for --steps; lists of settings replace the "
+            "built-in candidates (docs/auto.md)",
+        ),
+        argument(
+            "--minutes",
+            metavar="VALUE",
+            help="with --auto, about how long all of it may take, instead of --steps",
+        ),
+        flags.add_run,
     )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="start over even if the folder holds a run"
-    )
-    parser.add_argument(
-        "--trackers",
-        metavar="NAMES",
-        default=[],
-        type=lambda text: [name.strip() for name in text.split(",") if name.strip()],
-        help="log to tensorboard, wandb, mlflow or trackio; several separated by commas",
-    )
-    parser.add_argument(
-        "--auto",
-        action="store_true",
-        help="let methods, learning rates, lengths and starts compete on rows held out of the "
-        "training data, and tune the winner for --steps; lists of settings replace the built-in "
-        "candidates (docs/auto.md)",
-    )
-    parser.add_argument(
-        "--minutes",
-        metavar="VALUE",
-        help="with --auto, about how long all of it may take, instead of --steps",
-    )
-    flags.add_run(parser)
     parser.add_argument_group("lists", LISTS)
     return parser
+
+
+def _trackers(text: str) -> Sequence[str]:
+    return check_tracker_names([name.strip() for name in text.split(",") if name.strip()])
 
 
 def _default_folder(member: Member, auto: bool = False) -> Path:

@@ -3,21 +3,18 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from ..artifacts.file_names import TOURNAMENT, TOURNAMENT_PLOT
-from ..artifacts.tournament import Standing, TournamentRecord
+from ..artifacts.tournament import TournamentRecord
 from ..config import Member, spell
-from ..tuning import Run, Watcher
+from ..tuning import Run
 from ..tuning.phases import Phases
 from ..tuning.progress import RowCount, RowLines, scores
 from ..tuning.tune import tune_auto
 from .output import aligned, format_interval, is_main_process, print_result
-from .progress import TimeLeftColumn
-from .row_progress import RateColumn
+from .progress import Bars, rate_columns
 from .tune_summary import describe
 
 FEW_ROWS = 50
@@ -51,38 +48,14 @@ def tune_and_print(
     return tuned.card.failed
 
 
-class TournamentProgress(Watcher):
+class TournamentProgress(Bars):
     """A bar over all row passes, those of the winner included; lines where there is no terminal."""
 
     def __init__(self, quiet: bool = False) -> None:
-        console = Console(stderr=True)
-        self.shown = console.is_terminal and not quiet
-        self.log = Watcher() if quiet or self.shown else RowLines()
+        super().__init__(quiet, RowLines())
         self.count = RowCount()
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            RateColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeLeftColumn(),
-        )
-        self.progress = Progress(*columns, console=console, disable=not self.shown)
+        self.progress = Progress(*rate_columns(), console=self.console, disable=not self.shown)
         self.bar = self.progress.add_task("tournament", total=None, visible=False, unit="rows")
-
-    def __enter__(self) -> Self:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.log.__exit__(*error)
-        self.progress.stop()
-
-    def on_message(self, message: str) -> None:
-        self.log.on_message(message)
-        if self.shown:
-            self.progress.console.print(message, style="dim", highlight=False, markup=False)
 
     def on_row_plan(self, rows: int, done: int) -> None:
         self.log.on_row_plan(rows, done)
@@ -145,17 +118,13 @@ def _table(record: TournamentRecord) -> list[list[str]]:
                 [
                     *(str(number), str(rung["step"]), *settings),
                     "failed" if place["score"] is None else f"{place['score']:.1f}",
-                    format_interval(_limits(place)).strip() or "-",
+                    format_interval(place["interval"]).strip() or "-",
                     str(rung["rows"]),
                     "-" if place["loss"] is None else f"{place['loss']:.3f}",
                     "left" if place["left"] else "won" if last else "stays",
                 ]
             )
     return rows
-
-
-def _limits(place: Standing) -> tuple[float, float] | None:
-    return None if place["interval"] is None else (place["interval"][0], place["interval"][1])
 
 
 def _accounting(record: TournamentRecord) -> str:

@@ -3,7 +3,11 @@
 No torch here, so that their names can be listed and checked at once.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from ..errors import UserError, closest
 
 _T5 = {
     "model_type": "t5",
@@ -89,3 +93,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 """T5 v1.1, which Lester 2021 and Vu 2022 tune (LM-adapted) and FLAN-T5 shares; T5 v1.0, which Choi
 2023 tunes; SmolLM2-135M, Llama 3.2 1B and Llama 3.1 8B; BERT and ModernBERT, whose other sizes are
 the defaults of transformers."""
+
+
+@contextmanager
+def listing_shapes(name: str) -> Iterator[None]:
+    """Inside, an error about the model `name` lists the known shapes, too."""
+    try:
+        yield
+    except UserError as error:
+        similar = closest(name, SHAPES)
+        hint = f"Did you mean the shape {similar}? " if similar else ""
+        raise UserError(f"{error.message} {hint}Known shapes are {', '.join(SHAPES)}.") from None

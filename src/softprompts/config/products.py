@@ -77,10 +77,9 @@ def expand_lists(*layers: Mapping[str, Any]) -> list[Member]:
             f"These lists make {count:,} runs, and a command takes at most {MAX_RUNS:,}; "
             "shorten the lists."
         )
-    combinations = list(itertools.product(*lists.values()))
     configs = [
         run_config(functools.reduce(_put, zip(lists, values, strict=True), settings))
-        for values in combinations
+        for values in itertools.product(*lists.values())
     ]
     if count > 1 and any(config.tuning.trains == "model" for config in configs):
         raise UserError(

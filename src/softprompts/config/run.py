@@ -1,14 +1,14 @@
 """RunConfig: one typed description of a run, which Python, a YAML file or flags can fill."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ..errors import UserError, setting
+from ..errors import UserError, choices, setting
 from ..files import write_text
 from .kinds import TABLES
 from .presets import PRESETS, preset_settings
@@ -23,6 +23,11 @@ DEFAULT_MODEL = "t5-tiny"
 SECTIONS = ("task", "prompt", "tuning")
 MAX_LENGTH = 512
 """The most tokens of a text and its prompt, unless `max_length` is set."""
+SPREADS = ("balanced", "balanced_low_0", "sequential")
+"""Ways to spread a model's layers over all GPUs: names of transformers' `device_map`."""
+DEVICES = ("auto", "cpu", "cuda", "mps", *SPREADS, "xpu", "hpu", "npu", "xla", "meta")
+"""Kinds of devices; a number may follow, as in cuda:1."""
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ class RunConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_device(self.device)
         length, most = self.prompt.length, self.tuning.max_length or MAX_LENGTH
         if length >= most:
             raise UserError(
@@ -81,6 +87,26 @@ class RunConfig(Settings):
     def save(self, path: Path) -> None:
         text = yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True)
         write_text(path, CONFIG_HEADER + text)
+
+
+def check_tracker_names(names: Sequence[str]) -> Sequence[str]:
+    for name in names:
+        if name not in TRACKERS:
+            raise UserError(f"There is no tracker {name!r}; {choices(name, TRACKERS)}")
+    return names
+
+
+def check_device(name: str) -> str:
+    """Refuse a device that no machine has; whether this one has it, torch knows."""
+    if name.partition(":")[0] not in DEVICES:
+        raise device_error(name)
+    return name
+
+
+def device_error(name: str) -> UserError:
+    return UserError(
+        f"The device {name!r} is not available; set {setting('device')} to cpu or auto."
+    )
 
 
 def model_error(name: str, why: str) -> UserError:
@@ -111,8 +137,7 @@ def run_config(*layers: Mapping[str, Any]) -> RunConfig:
         coerce(name, given.get(name, known[name]["default"]), known[name])
         for name in ("preset", "paper")
     )
-    defaults = merge(RunConfig().plain(), preset_settings(preset, paper))
-    return RunConfig.of(merge(defaults, given))
+    return RunConfig.of(merge(merge(RunConfig().plain(), preset_settings(preset, paper)), given))
 
 
 def merge_layers(*layers: Mapping[str, Any]) -> dict[str, Any]:

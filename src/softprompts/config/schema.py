@@ -72,8 +72,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, schema in schema_of(type(self))["properties"].items():
-            value = coerce(self.path(name), getattr(self, name), schema)
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, coerce(self.path(name), getattr(self, name), schema))
         check_order(self.section, vars(self), schema_of(type(self))["properties"])
 
     @classmethod
@@ -239,10 +238,6 @@ _BOOLEANS = {
 }
 
 
-def _boolean(path: str, value: Any, schema: Schema) -> bool:
-    return _BOOLEANS[str(value).lower()]
-
-
 def _string(path: str, value: Any, schema: Schema) -> str:
     if isinstance(value, bool):
         raise UserError(
@@ -276,7 +271,7 @@ def _object(path: str, value: Any, schema: Schema) -> dict[str, Any]:
 _COERCIONS: dict[str, Callable[[str, Any, Schema], Any]] = {
     "integer": _number,
     "number": _number,
-    "boolean": _boolean,
+    "boolean": lambda path, value, schema: _BOOLEANS[str(value).lower()],
     "string": _string,
     "array": _array,
     "object": _object,

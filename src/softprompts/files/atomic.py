@@ -9,7 +9,7 @@ import os
 import shutil
 import socket
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,8 @@ def remove_stale(folder: Path, names: Iterable[str]) -> None:
         prefix, suffix = temporary_path(folder / name, "*").name.split("*")
         for temporary in folder.glob(f"{glob.escape(prefix)}*{glob.escape(suffix)}"):
             process = temporary.name.removeprefix(prefix).removesuffix(suffix)
-            if not (process.isdigit() and _is_running(int(process))):
+            another = process.isdigit() and int(process) != os.getpid() and os.name != "nt"
+            if not (another and process_exists(int(process))):
                 _remove(temporary)
 
 
@@ -62,11 +63,11 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_running(process: int) -> bool:
-    if process == os.getpid() or os.name == "nt":  # on Windows, signal 0 is Ctrl-C
-        return False
+def process_exists(process: int) -> bool:
+    """Whether a process of this machine exists; on Windows, where signal 0 is Ctrl-C, always."""
     try:
-        os.kill(process, 0)
+        if os.name != "nt":
+            os.kill(process, 0)
     except OSError as error:
         return not isinstance(error, ProcessLookupError)
     return True
@@ -200,6 +201,17 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} cannot be read as JSON ({error}).") from None
 
 
+def read_object(path: Path, keys: Collection[str], remedy: str) -> Any:
+    """The JSON object of a file, with at least these keys; None if there is no such file."""
+    if not path.exists():
+        return None
+    with contextlib.suppress(UserError):
+        value = read_json(path)
+        if isinstance(value, dict) and value.keys() >= set(keys):
+            return value
+    raise UserError(f"{path} is corrupted, or not written by softprompts; {remedy}.")
+
+
 def staged_folder(path: Path, remedy: str = "") -> contextlib.AbstractContextManager[Path]:
     """Write a folder that takes the place of `path`, all at once, when the block ends.
 
@@ -215,6 +227,11 @@ def staged_folder(path: Path, remedy: str = "") -> contextlib.AbstractContextMan
     which `restore_folders` puts back.
     """
     return _staging(path, path, remedy, lambda staged: _swap(staged, path))
+
+
+def is_being_replaced(path: Path) -> bool:
+    """Whether `staged_folder` is about to put another folder in the place of `path`."""
+    return os.path.lexists(path.with_name(f"{REPLACED}{path.name}"))
 
 
 def staged_files(

@@ -52,15 +52,26 @@ def offline_reason(name: str, what: str) -> str | None:
     return f"{why}, and the {what} is not in the local cache"
 
 
-def missing_reason(name: str) -> str | None:
-    """Why a model is neither here nor can be downloaded; None if it may be found. No torch."""
+def missing_reason(name: str, what: str = "model") -> str | None:
+    """Why a model or dataset is neither here nor can be downloaded; None if it may be found.
+
+    It needs neither torch nor `datasets`.
+    """
     if name.startswith(("/", ".", "~")):
-        return None
+        return None if os.path.exists(name) else "no such folder"
     prepare_hub(name)
-    with contextlib.suppress(ValueError):  # no hub id
-        if isinstance(try_to_load_from_cache(name, "config.json"), str):
-            return None
-    return offline_reason(name, "model")
+    return None if _cached(name, what) else offline_reason(name, what)
+
+
+def _cached(name: str, what: str) -> bool:
+    """Whether the local caches hold a model's config, or anything of a dataset."""
+    if what == "model":
+        with contextlib.suppress(ValueError):  # no hub id
+            return isinstance(try_to_load_from_cache(name, "config.json"), str)
+        return False
+    prepared = os.environ.get("HF_DATASETS_CACHE") or os.path.join(constants.HF_HOME, "datasets")
+    downloaded = os.path.join(constants.HF_HUB_CACHE, f"datasets--{name.replace('/', '--')}")
+    return any(map(os.path.exists, (downloaded, os.path.join(prepared, name.replace("/", "___")))))
 
 
 def _reachable() -> bool:

@@ -78,6 +78,18 @@ def _acquire(folder: Path) -> int | None:
     return None
 
 
+def wait_for_lock(file: int, name: str) -> None:
+    """Lock an open file as soon as no other process has it; `name` says what it is the lock of."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        raise UserError(
+            f"{name} cannot be locked ({error.strerror}); "
+            "keep it on a file system that supports locks."
+        ) from None
+
+
 def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

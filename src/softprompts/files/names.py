@@ -35,17 +35,18 @@ def find_path(name: str, folder: Path) -> str:
     """The current path of what a file in `folder` names; the name itself if it is not found.
 
     A relative path starts from that folder, or from the working directory. A path that is gone may
-    have moved together with the folder: it is looked for below the folders above.
+    have moved together with the folder: it is looked for below the folders above. A name alone
+    would match too easily there, so only the folder and the two above it are searched for one.
     """
     here = Path(os.path.abspath(folder))
     for path in (here / name, Path(name)):  # an absolute name replaces `here`
         if path.exists():
             return os.path.abspath(path)
-    parts = Path(name).parts
-    # of an absolute path, any end may match; but a file's name alone would match too easily
-    for beginning in range(1, len(parts) - 1) if os.path.isabs(name) else range(1):
-        for above in (here, *here.parents):
-            if (path := above.joinpath(*parts[beginning:])).exists():
+    parts, above = Path(name).parts, (here, *here.parents)
+    # of an absolute path, any end may match
+    for beginning in range(1, len(parts)) if os.path.isabs(name) else range(1):
+        for base in above[:3] if beginning == len(parts) - 1 else above:
+            if (path := base.joinpath(*parts[beginning:])).exists():
                 return str(path)
     return name
 

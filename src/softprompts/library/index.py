@@ -40,11 +40,10 @@ class Index:
             tensors, note = folder.read_index(fingerprint)
             skipped = {name: tuple(other) for name, other in note["others"].items()}
             index = cls(fingerprint, note["names"], note["stamps"], tensors["rows"], skipped)
-            shape = (len(SIMILARITIES), len(index.names))
             if (
                 note != index._note()
                 or index.rows.dtype != torch.float32
-                or index.rows.shape[:2] != shape
+                or index.rows.shape[:2] != (len(SIMILARITIES), len(index.names))
             ):
                 raise ValueError
         except (UserError, KeyError, TypeError, ValueError, AttributeError):

@@ -19,17 +19,19 @@ from ..artifacts.file_names import CARD, EMBEDDING
 from ..artifacts.library_folder import LibraryFolder
 from ..artifacts.run_folder import RunFolder
 from ..errors import UserError, choices, listing, setting
-from ..files import NoPermissionError, checked_path, restore_folders, safe_name, staged_folder
+from ..files import (
+    NoPermissionError,
+    checked_path,
+    restore_folders,
+    safe_name,
+    staged_folder,
+    wait_for_lock,
+)
 from ..files.atomic import STAGED
 from . import NAME_LIMIT, check_exists, check_present
 from .entry import Entry, no_prompt
 from .index import Index, Summary
 from .search import SIMILARITIES, rank, summary
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: users must add prompts one at a time
-    fcntl = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ class Library:
             yield
             return
         with lock:
-            _wait_for_lock(lock.fileno())
+            wait_for_lock(lock.fileno(), "The library")
             restore_folders(self.folder)
             yield
 
@@ -270,17 +272,6 @@ class Library:
                 result = str(error)
             if self.files.prompt(name).stamp() == stamp:
                 return stamp, result
-
-
-def _wait_for_lock(lock: int) -> None:
-    try:
-        if fcntl is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-    except OSError as error:
-        raise UserError(
-            f"The library cannot be locked ({error.strerror}); "
-            "keep it on a file system that supports locks."
-        ) from None
 
 
 def named_prompt(prompt: str, library: Path) -> Entry:

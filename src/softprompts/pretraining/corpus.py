@@ -89,8 +89,7 @@ def example_texts(lines: Iterable[str], name: str, definitions: dict[str, str]) 
             raise UserError(
                 f"Row {number + 1} of {name} is not a JSON list [task, input, output] of strings."
             ) from None
-        instructed = number % 10 and task in definitions
-        yield f"{definitions[task]} {source}" if instructed else source
+        yield f"{definitions[task]} {source}" if number % 10 and task in definitions else source
         yield target
 
 

@@ -28,8 +28,7 @@ def noise_runs(rows: int, length: int, noise: float, span: float, generator: Gen
 def _random_segments(rows: int, items: int, parts: int, generator: Generator) -> Tensor:
     """[B, parts]: lengths of `parts` segments of at least one of `items`, all equally likely."""
     order = torch.rand(rows, items - 1, generator=generator, device=generator.device)
-    cuts = order.topk(parts - 1, dim=1).indices.sort(1).values + 1
-    edges = F.pad(cuts, (1, 1))
+    edges = F.pad(order.topk(parts - 1, dim=1).indices.sort(1).values + 1, (1, 1))
     edges[:, -1] = items
     return edges.diff(dim=1)
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import platform
 import time
 from pathlib import Path
 from typing import Any, TextIO
@@ -11,6 +10,7 @@ import torch
 
 from ..artifacts.file_names import CHECKPOINT, METRICS
 from ..backbone.backbone import DTYPES
+from ..backbone.hardware import device_name
 from ..backbone.load import resolve_device
 from ..errors import UserError, setting
 from ..files import exclusive, remove_stale, write_json, write_text
@@ -20,7 +20,7 @@ from .model import describe, load_model, new_model, write_model, write_tokenizer
 from .optim import learning_rate
 from .run import Pretraining
 from .tokenizer import load_t5_tokenizer, sample, train_tokenizer
-from .watch import Stage, Watcher
+from .watch import OnStage, Watcher
 
 CARD = "training.json"
 
@@ -105,15 +105,15 @@ def _corpora(
     corpora = {}
     for kind, names in files.items():
         if names:
-            with watcher.stage(f"tokenising {kind}", sum(map(os.path.getsize, names))) as stage:
+            with watcher.stage(f"tokenising {kind}", sum(map(os.path.getsize, names))) as on_stage:
                 corpora[kind] = load_corpus(
-                    kind, names, tokenizer, definitions, config.processes, _show_tokens(stage)
+                    kind, names, tokenizer, definitions, config.processes, _show_tokens(on_stage)
                 )
     return corpora
 
 
-def _show_tokens(stage: Stage) -> OnProgress:
-    return lambda bytes_read, tokens: stage.update(bytes_read, f"{tokens / 1e6:.1f}M tokens")
+def _show_tokens(on_stage: OnStage) -> OnProgress:
+    return lambda bytes_read, tokens: on_stage(bytes_read, f"{tokens / 1e6:.1f}M tokens")
 
 
 def _loop(run: Pretraining, folder: Path, watcher: Watcher) -> dict[str, dict[str, float]]:
@@ -122,7 +122,7 @@ def _loop(run: Pretraining, folder: Path, watcher: Watcher) -> dict[str, dict[st
     logged = run.step, began
     losses: dict[str, dict[str, float]] = {}
     with (
-        watcher.stage("pretraining", config.total_steps, run.step) as stage,
+        watcher.stage("pretraining", config.total_steps, run.step) as on_stage,
         (folder / METRICS).open("a", encoding="utf-8") as metrics,
     ):
         while run.step < config.total_steps:
@@ -146,7 +146,7 @@ def _loop(run: Pretraining, folder: Path, watcher: Watcher) -> dict[str, dict[st
                 )
                 loss = next(iter(losses["train"].values()))
                 note = f"loss {loss:.3f}  {speed / 1000:,.0f}k tokens/s"
-            stage.update(run.step, note)
+            on_stage(run.step, note)
             if run.held_out is not None and (run.step % config.evaluate_every == 0 or finished):
                 evaluation = run.evaluate()
                 losses |= evaluation
@@ -194,9 +194,7 @@ def _card(
         "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
         "model": describe(run.model),
         "data": {kind: _data_card(config, kind, corpus) for kind, corpus in corpora.items()},
-        "machine": torch.cuda.get_device_name(run.device)
-        if run.device.type == "cuda"
-        else platform.processor() or platform.machine(),
+        "machine": device_name(run.device),
         "torch": torch.__version__,
         "config": config.effective(),
     }

@@ -1,20 +1,16 @@
 """Watchers follow the progress of pretraining, for example to show a progress bar."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-
-class Stage:
-    """One stage of the work, such as tokenising. A no-op; subclasses show it."""
-
-    def update(self, completed: int, note: str = "") -> None:
-        """`completed` of the stage's total is done; the note says more, such as the loss."""
+OnStage = Callable[[int, str], None]
+"""Called with how much of a stage is done, and a note that says more, such as the loss, or ""."""
 
 
 class Watcher:
-    """A no-op; subclasses show each stage."""
+    """A no-op; subclasses show each stage of the work, such as tokenising."""
 
     @contextmanager
-    def stage(self, name: str, total: float | None, completed: int = 0) -> Iterator[Stage]:
+    def stage(self, name: str, total: float | None, completed: int = 0) -> Iterator[OnStage]:
         """A stage begins, with `completed` of `total` done already; None: of unknown size."""
-        yield Stage()
+        yield lambda completed, note: None

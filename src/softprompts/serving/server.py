@@ -141,7 +141,7 @@ class Api:
 
     # -- answers -----------------------------------------------------------------------------------
 
-    async def classify(self, body: ClassifyRequest, request: Request) -> Json:
+    async def classify(self, body: ClassifyRequest, request: Request) -> Response:
         """The label of each text, and the probabilities of all labels."""
         exchange = exchange_of(request)
         served = await self._served(body.model, exchange)
@@ -149,7 +149,8 @@ class Api:
         rows = await unless_gone(request, self._asker(request, body).classify_all(questions))
         exchange.prompt_tokens = sum(row.prompt_tokens for row in rows)
         exchange.texts = {"input": questions, "output": [row.label for row in rows]}
-        return classification(body.model, exchange.request_id, rows)
+        # FastAPI would look at every value of a dictionary
+        return JSONResponse(classification(body.model, exchange.request_id, rows))
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         """An answer, or several, to each text."""

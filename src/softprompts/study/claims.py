@@ -11,15 +11,19 @@ An expectation compares arms, over all tasks and seeds that they share. An arm i
 (its runs without transfer), or a mapping that selects runs: `{variant: a, source: glue/mnli}`.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UserError, choices
 
-OVER_SEEDS = ("vote", "best-seed", "sd")
-"""What is taken of all seeds together."""
-EXPLAINED = ("nearest-cosine", "random-cosine", "labels-near", "words-shared", "load-entropy")
+OVER_SEEDS = ("vote", "best-seed", "mean-seed", "sd")
+"""What is taken of all seeds together; all but the last are shares of right rows."""
+EXPLAINED = (
+    *("nearest-cosine", "random-cosine", "neighbour-cosine", "random-neighbour-cosine"),
+    *("labels-near", "words-shared", "random-words-shared", "load-entropy"),
+)
 """Taken from explanations, which `study explain` writes; in percent."""
 TAKES = (
     *("mean", "best", "worst", "range", "curve", "seconds", "parameters"),
@@ -27,7 +31,8 @@ TAKES = (
 )
 """What can be taken of the selected runs on a task."""
 SELECTED = ("variant", "source", "stage", "backbone", "k")
-KINDS = ("better", "lower", "no_worse", "contrast", "pairs", "alike", "correlates", "retrieval")
+COMPARED = ("better", "lower", "no_worse")
+KINDS = (*COMPARED, "contrast", "pairs", "alike", "closer", "correlates", "retrieval")
 LEAST = 1.0
 
 
@@ -42,8 +47,7 @@ class Selector:
     def __str__(self) -> str:
         if self.constant is not None:
             return f"{self.constant:g}"
-        parts = [", ".join(map(str, values)) for _, values in self.where]
-        name = " ".join(parts) or "no transfer"
+        name = " ".join([", ".join(map(str, values)) for _, values in self.where]) or "no transfer"
         return name if self.take == "mean" else f"{self.take} of {name}"
 
 
@@ -51,7 +55,8 @@ class Selector:
 class Expectation:
     """A weighted sum of arms that should be above a margin, or another `kind` of statement.
 
-    It holds if the whole interval is above `above`, and does not if it is below `least`.
+    It holds if the whole interval is above `above`, and does not if it is below `least`. With
+    `relative`, the sum is in percent of the last arm, which the others are compared with.
     """
 
     kind: str
@@ -61,6 +66,31 @@ class Expectation:
     tasks: tuple[str, ...] | None = None
     relative: bool = False
     value: Any = None
+
+    @property
+    def name(self) -> str:
+        """What is compared."""
+        if not self.terms:
+            return f"{self.kind}: {json.dumps(self.value)}".replace('"', "")
+        if self.kind == "contrast":
+            terms = " ".join(f"{'+' if w > 0 else '-'} {arm}" for w, arm in self.terms)
+            return terms.removeprefix("+ ")
+        (_, first), (_, second) = self.terms
+        margin = f" by {self.above:g}" if self.above > 0 else ""
+        return f"{first} {self.kind.replace('_', ' ')} than {second}{margin}:"
+
+    @property
+    def rule(self) -> str:
+        """What is compared, and when it holds or fails."""
+        where = f", on {', '.join(self.tasks)}" if self.tasks else ""
+        if not self.terms:
+            return f"{self.name}{where}"
+        test = " and p < 0.05" if self.above == 0 else ""
+        unit = "%" if self.relative else "points"
+        return (
+            f"{self.name} holds above {self.above:g}{test}, fails below {self.least:g} {unit}"
+            f"{where}"
+        )
 
 
 @dataclass(frozen=True)
@@ -77,8 +107,7 @@ def read_claims(entries: Sequence[Any]) -> list[Claim]:
 
 
 def _claim(entry: Any) -> Claim:
-    keys = {"claim", "text", "paper", "expect"}
-    if not isinstance(entry, Mapping) or set(entry) != keys:
+    if not isinstance(entry, Mapping) or set(entry) != {"claim", "text", "paper", "expect"}:
         raise UserError(
             f"A claim is {_short(entry)}; it needs claim (its number), text, paper and expect."
         )
@@ -103,7 +132,7 @@ def _expectation(entry: Any) -> Expectation:
     tasks = values.pop("tasks", None)
     settings: dict[str, Any] = {"tasks": None if tasks is None else _strings(tasks)}
     settings["relative"] = bool(values.pop("relative", False))
-    if kind in ("better", "lower", "no_worse"):
+    if kind in COMPARED:
         if "than" not in values:
             raise UserError(f"{kind} needs than, the arm to compare with.")
         first, second = _selector(arms), _selector(values.pop("than"))
@@ -114,15 +143,35 @@ def _expectation(entry: Any) -> Expectation:
             raise UserError("contrast is a list of [weight, arm].")
         settings["terms"] = tuple((float(weight), _selector(arm)) for weight, arm in arms)
     else:
-        settings["value"] = arms
-    margin = "within" if kind == "no_worse" else "least"
+        settings["value"] = _value(kind, arms)
+    margin = "within" if kind == "no_worse" else "by" if "by" in values else "least"
     points = values.pop(margin, LEAST)
     if not isinstance(points, int | float) or isinstance(points, bool):
         raise UserError(f"{margin} is {points!r}; it must be a number of points.")
     if values:
         raise UserError(f"{next(iter(values))!r} is not part of {kind}.")
-    bounds = (-points, -points) if kind == "no_worse" else (0.0, points)
+    bounds = {"within": (-points, -points), "by": (points, points), "least": (0.0, points)}[margin]
     return Expectation(kind, above=float(bounds[0]), least=float(bounds[1]), **settings)
+
+
+SHAPES: dict[str, tuple[set[str], ...]] = {
+    "pairs": ({"helps"}, {"hurts"}),
+    "closer": ({"task", "to", "than"},),
+    "retrieval": ({"k", "oracle"},),
+}
+"""The keys of what some expectations name, if it is a mapping."""
+
+
+def _value(kind: str, value: Any) -> Any:
+    """What an expectation that compares no arms is about."""
+    shapes = SHAPES.get(kind)
+    if shapes is None:
+        return value
+    plain = {"pairs": value in ("helps", "hurts"), "retrieval": isinstance(value, int)}
+    if plain.get(kind) or (isinstance(value, Mapping) and set(value) in shapes):
+        return value
+    keys = " or ".join(", ".join(sorted(shape)) for shape in shapes)
+    raise UserError(f"{kind} is {_short(value)}; as a mapping, it needs {keys}.")
 
 
 def _is_pair(pair: Any) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ..artifacts.file_names import STUDY_FILE
 from ..config import (
     DEFAULT_MODEL,
     RunConfig,
@@ -220,6 +221,15 @@ def study_errors(prefix: str = "") -> Iterator[None]:
 
 
 # -- checks that need no torch ---------------------------------------------------------------------
+
+
+def study_folder(path: str | Path) -> Path:
+    """A folder that `run` wrote a study to."""
+    if not (Path(path) / STUDY_FILE).exists():
+        raise UserError(
+            f"{path} is not the folder of a study; name one that `softprompts study run` wrote."
+        )
+    return Path(path)
 
 
 def check_study(study: StudyConfig) -> None:

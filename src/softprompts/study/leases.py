@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..artifacts.study_folder import StudyFolder, lease_owner
 from ..errors import UserError
-from ..files import host_id, read_json, write_json
+from ..files import host_id, process_exists, read_json, write_json
 
 HEARTBEAT = 5.0
 """Seconds between two heartbeats."""
@@ -129,12 +129,3 @@ def lease_holder(
 ) -> str | None:
     worker = lease_owner(folder.cell(cell).lease())
     return worker if worker is not None and is_alive(folder, worker, now, timeout) else None
-
-
-def process_exists(process: int) -> bool:
-    try:
-        if os.name != "nt":  # where signal 0 is Ctrl-C
-            os.kill(process, 0)
-    except OSError as error:
-        return not isinstance(error, ProcessLookupError)
-    return True

@@ -176,8 +176,7 @@ class _Planner:
     @cached_property
     def _target_chooses(self) -> bool:
         """Whether runs on targets have settings to choose; those that train nothing have none."""
-        known = bool(self.candidates and self.grid.seeds)
-        return known and self._trains("target") != "nothing"
+        return bool(self.candidates and self.grid.seeds) and self._trains("target") != "nothing"
 
     def _trains(self, role: str) -> str:
         """What the runs on sources, or on targets, train."""

@@ -12,7 +12,7 @@ from ..artifacts.study_folder import StudyFolder
 from ..errors import UserError, choices, setting
 from ..files import make_folder, safe_name, write_text
 from .checks import check_data, check_models, check_runs, check_unchanged
-from .config import StudyConfig, read_study, study_errors
+from .config import StudyConfig, read_study, study_errors, study_folder
 from .plan import Cell, plan
 from .processes import is_child, worker_processes
 from .ray_cluster import cluster, work_on_ray
@@ -48,13 +48,7 @@ class Study:
     @study_errors()
     def open(cls, folder: str | Path) -> Self:
         """The study that `run` wrote to a folder."""
-        file = StudyFolder(Path(folder)).study_file
-        if not file.exists():
-            raise UserError(
-                f"{folder} is not the folder of a study; "
-                "name one that `softprompts study run` wrote."
-            )
-        return cls(read_study(file), folder)
+        return cls(read_study(StudyFolder(study_folder(folder)).study_file), folder)
 
     @study_errors()
     def cells(

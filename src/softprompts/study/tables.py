@@ -54,17 +54,15 @@ def judge(
 
 
 def _on_test_rows(result: CellResult) -> Judged:
-    majority = result.test_majority
-    if majority is None:  # unknown in older results, where that of the validation rows is close
-        majority = result.majority
+    # unknown in older results, where that of the validation rows is close
+    majority = result.majority if result.test_majority is None else result.test_majority
     return Judged(result, "test", result.test, result.test_rows, majority)
 
 
 def _judged_on(result: CellResult) -> tuple[bool, str | None, str | None]:
     """The task on whose rows a result was scored."""
     own = None if result.target else result.source
-    other_rows = result.stage in ("mixture-source", "choice", "source-choice")
-    return other_rows, result.target, own
+    return result.stage in ("mixture-source", "choice", "source-choice"), result.target, own
 
 
 class Spread(TypedDict):
@@ -80,6 +78,7 @@ class ScoreRow(TypedDict):
     source: str | None
     targets: dict[str, Spread | None]
     splits: dict[str, Split]  # the rows that each target was scored on
+    rows: dict[str, int | None]  # and how many; None if unknown, as in results of older versions
     mean: Spread | None  # over all targets; None if one is missing, to compare rows fairly
     benchmarks: dict[str, Spread | None]  # the same over the tasks of a benchmark
 
@@ -118,6 +117,7 @@ def score_table(
     """
     groups: dict[tuple[Any, ...], dict[str, dict[int, float | None]]] = {}
     splits: dict[str, Split] = {}
+    rows: dict[str, int | None] = {}
     for judged in results:
         result = judged.result
         if result.stage in ("baseline", "transfer"):
@@ -125,6 +125,7 @@ def score_table(
             scores = groups.setdefault(key, {}).setdefault(str(result.target), {})
             scores[result.seed or 0] = judged.score
             splits[str(result.target)] = judged.split
+            rows[str(result.target)] = judged.rows or rows.get(str(result.target))
     return [
         {
             "backbone": backbone,
@@ -132,6 +133,7 @@ def score_table(
             "source": source,
             "targets": {name: _spread(list(by_seed.values())) for name, by_seed in targets.items()},
             "splits": {name: splits[name] for name in targets},
+            "rows": {name: rows[name] for name in targets},
             "mean": _mean_over(targets, list(groups.get((backbone, variant, None), targets))),
             "benchmarks": {
                 name: _mean_over(targets, tasks) for name, tasks in (benchmarks or {}).items()
@@ -186,7 +188,12 @@ def markdown(table: Sequence[ScoreRow]) -> str:
         spreads += [row["targets"].get(target) for target in targets]
         lines.append([*(labels[name] for name in names), *map(_formatted, spreads)])
     title = f"{scored_on(splits)}, mean ± standard deviation over seeds:\n\n"
-    return title + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    counts = {target: count for row in table for target, count in row["rows"].items() if count}
+    scored = ", ".join(f"{count:,} of {target}" for target, count in counts.items())
+    notes = (
+        f"\nRows: {scored}. The 95 % interval of each run is in records.csv.\n" if counts else ""
+    )
+    return title + "".join(f"| {' | '.join(line)} |\n" for line in lines) + notes
 
 
 def rows_of(splits: Collection[str]) -> str:

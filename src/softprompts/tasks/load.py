@@ -12,11 +12,11 @@ from pathlib import Path
 from ..config import TaskConfig
 from ..errors import UserError, closest, listing, setting
 from .metrics import metric
-from .named import data_folder, named_format, named_split
+from .named import check_available, data_folder, named_format, named_split
 from .prefix_lm import PREFIX_LM, prefix_lm
 from .registry import definition
 from .sampling import few_shot, indices_by_class, sample, split_held_out
-from .sources import NoSplitError, Reservoir, Row, is_file, read_rows, read_split
+from .sources import NoSplitError, Reservoir, Row, check_dataset, is_file, read_rows, read_split
 from .starter import STARTERS
 from .task import Task, load_mixture, mixture_names
 from .task_definition import Definition, Example, is_labelled
@@ -73,16 +73,19 @@ def check_task(config: TaskConfig) -> None:
     if config.metric is not None:
         metric(config.metric)
     if config.task is not None:
-        for name in mixture_names(config.task):
-            if name and name not in (*STARTERS, PREFIX_LM):
-                definition(name)
+        names = [name for name in mixture_names(config.task) if name]
+        named = [definition(name) for name in names if name not in (*STARTERS, PREFIX_LM)]
+        for task in named:
+            check_available(task, data_folder(config))
         if config.task in STARTERS:
             load_task(config)
         return
     paths = [Path(name) for name in (config.train, config.validation) if name and is_file(name)]
     small = all(path.stat().st_size <= SMALL_FILE for path in paths if path.is_file())
     dataset = config.train is not None and "://" not in config.train and not is_file(config.train)
-    if small and not dataset:
+    if dataset:
+        check_dataset(str(config.train))
+    elif small:
         load_task(config)
 
 

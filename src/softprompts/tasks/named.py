@@ -1,14 +1,14 @@
 """The rows and examples of named tasks: from a data folder, the Hub, or the definition itself."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..config import TaskConfig
 from ..errors import UserError, setting
-from ..files.hub import prepare_hub
 from .registry import definition
-from .sources import NoSplitError, Reservoir, Row, read_rows, reader_for
+from .sources import NoSplitError, Reservoir, Row, check_dataset, read_rows, reader_for
 from .task_definition import Definition, Example, is_labelled
 from .text_format import TextFormat
 
@@ -50,14 +50,25 @@ def has_rows(name: str, folder: str | None) -> bool:
     if folder is not None:
         return _split_file(Path(folder) / task.name, task, "train") is not None
     try:
+        check_dataset(task.hub)
         import datasets
 
-        prepare_hub(task.hub)
         identifier, _, config = task.hub.partition(":")
         datasets.load_dataset_builder(identifier, config or None)
     except Exception:  # not installed, or one of the dozen types that it raises
         return False
     return True
+
+
+def check_available(task: Definition, folder: str | None) -> None:
+    """Refuse a task whose training rows are nowhere to be found, without reading them."""
+    if task.rows is not None or task.files:
+        return
+    if folder is not None:
+        _local_file(task, "train", Path(folder))
+        return
+    with _advice(task):
+        check_dataset(task.hub)
 
 
 def check_labelled(name: str, split: str, examples: Sequence[Example]) -> None:
@@ -88,8 +99,15 @@ def _split_rows(
         return read_rows(task.files[split], reservoir=reservoir)
     if folder is not None:
         return read_rows(str(_local_file(task, split, Path(folder))), reservoir=reservoir)
-    try:
+    with _advice(task):
         return read_rows(task.hub, task.splits.get(split, split), False, reservoir)
+
+
+@contextmanager
+def _advice(task: Definition) -> Iterator[None]:
+    """Inside, an error of the Hub says what to do about it."""
+    try:
+        yield
     except NoSplitError:
         raise
     except UserError as error:

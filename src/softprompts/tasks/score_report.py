@@ -133,6 +133,16 @@ def baseline_predictions(
     return answers
 
 
+def bags_of_words(task: Task) -> list[tuple[Sequence[Example], list[str]]]:
+    """What the bags of words in a task's reports learn from, and what they predict."""
+    return [
+        (member.train, [example.input for example in examples])
+        for member in task.members
+        for examples in (member.validation, member.test)
+        if member.labels and examples
+    ]
+
+
 def _p(first: Sequence[float], second: Sequence[float]) -> float:
     return float(f"{paired_test(first, second):.3g}")
 

@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple
 
 from ..errors import UserError, setting
 from ..files import check_readable, similar_path
-from ..files.hub import offline_reason, prepare_hub
+from ..files.hub import missing_reason, offline_reason, prepare_hub
 
 
 class Row(NamedTuple):
@@ -267,7 +267,20 @@ def _read_parquet(path: Path, encoding: str) -> Iterator[Row]:
         yield Row(values, f"{path}:{number}")
 
 
+def check_dataset(name: str) -> None:
+    """Refuse a dataset that is neither on this machine nor can be downloaded."""
+    if (reason := missing_reason(name.partition(":")[0], "dataset")) is not None:
+        raise _no_dataset(name, reason)
+
+
+def _no_dataset(name: str, reason: str) -> UserError:
+    return UserError(
+        f"{name} is neither a file nor a dataset that can be loaded ({reason.rstrip('.')})."
+    )
+
+
 def _read_dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
+    check_dataset(name)  # importing the library takes seconds
     try:
         import datasets
     except ImportError:
@@ -287,9 +300,7 @@ def _read_dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
         reason = offline_reason(name, "dataset") or (
             str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         )
-        raise UserError(
-            f"{name} is neither a file nor a dataset that can be loaded ({reason.rstrip('.')})."
-        ) from None
+        raise _no_dataset(name, reason) from None
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}
     if split not in splits:
         raise NoSplitError(f"{name} has no split {split!r}; it has {', '.join(splits)}.")

@@ -92,8 +92,7 @@ class TextFormat:
         for column in [*self.columns, *([self.label] if labelled else [])]:
             if all(_value(row, column) is _MISSING for row in rows):
                 reads = "holds the labels" if column == self.label else "the prompt reads"
-                default = f"rename the one that {reads} to {column!r}"
-                remedy = (remedies or {}).get(column, default)
+                remedy = (remedies or {}).get(column, f"rename the one that {reads} to {column!r}")
                 similar = closest(column, rows[0].values)
                 hint = f"did you mean {similar!r}? Its" if similar else "its"
                 raise UserError(

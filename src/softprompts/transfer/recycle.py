@@ -88,8 +88,7 @@ def _by_least_squares(
         for ids in torch.split(pairs, CHUNK):
             yield source.input_embeddings(ids[:, 0]), target.input_embeddings(ids[:, 1])
 
-    weight = least_squares(embeddings(), how.ridge)
-    vectors = (prompt.table.detach().double() @ weight).float()
+    vectors = (prompt.table.detach().double() @ least_squares(embeddings(), how.ridge)).float()
     if prompt.config.count == 1:
         return vectors, None
     router = prompt.router_tensors()["weight"]

@@ -134,8 +134,7 @@ def _summarized(left_out: Sequence[Mapping[str, str]]) -> str:
     parts, rest = [], len(left_out)
     for why, count in Counter(prompt["why"] for prompt in left_out).most_common(REASONS):
         names = listing([prompt["name"] for prompt in left_out if prompt["why"] == why], 3)
-        several = count > 1 and why.startswith("it ")
-        reason = f"each {why.removeprefix('it ')}" if several else why
+        reason = f"each {why.removeprefix('it ')}" if count > 1 and why.startswith("it ") else why
         parts.append(f"{count} ({names}), because {reason}")
         rest -= count
     return "; ".join([*parts, *([f"{rest} more for other reasons"] if rest else [])])

@@ -87,8 +87,9 @@ def transfer(
     )
     with make_watcher(verbose) as watcher:
         watcher.on_message(f"loading {target.model}")
-        loading = (target.dtype, target.device, target.trust_remote_code)
-        backbone = load_backbone(target.model, *loading)
+        backbone = load_backbone(
+            target.model, target.dtype, target.device, target.trust_remote_code
+        )
     watch = partial(make_watcher, verbose)
     run_transfer(request, Path(output), baseline, overwrite, watch, backbone)
     return load(output, backbone=backbone)
@@ -137,8 +138,7 @@ def run_transfer(
         usual = PROBE if full_probe else BASELINE
         if full_probe or baseline:
             runs[usual] = target
-        outcomes = dict(zip(runs, stages.tune(runs), strict=True))
-        return _keep_best(record, outcomes, usual, output)
+        return _keep_best(record, dict(zip(runs, stages.tune(runs), strict=True)), usual, output)
 
 
 def _open_record(
@@ -353,6 +353,8 @@ def _result(name: str, outcome: Tuned | RunFailedError) -> dict[str, Any]:
         "metric": card and card.metric,
         "score": card and card.score,
         **({} if card is None or card.test is None else {"test": card.test[card.metric]}),
+        "rows": card and card.judged.get("rows"),
+        "interval": card and card.judged.get("intervals", {}).get(card.metric),
         "majority": card and card.majority[card.metric],
         "best_step": card and card.best_step,
         "failed": card is None or card.failed,
