@@ -329,10 +329,15 @@ class Peft:
         outcome: dict[str, str] = {}
         with torch.no_grad():
             try:
+                alone = []
+                for name in names:
+                    self.model.set_adapter(name)
+                    alone.append(self.label_scores([row])[0])
                 repeated = [name for name in names for _ in self.labels]
-                scores = self.label_scores([row, row], adapter_names=repeated)
-                same = bool(torch.equal(scores[0], scores[1]))
-                outcome["labels"] = "ignores adapter_names" if same else "works"
+                mixed = self.label_scores([row, row], adapter_names=repeated)
+                far = [float((mixed[0] - scores).abs().max()) for scores in alone]
+                # the second adapter is active; the first row should have the first one's scores
+                outcome["labels"] = "works" if far[0] < far[1] else "ignores adapter_names"
             except Exception as error:
                 outcome["labels"] = failure_reason(error)
             try:

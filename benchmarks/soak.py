@@ -34,6 +34,7 @@ from urllib.parse import urlsplit
 from open_loop import prompt_name
 from serving_library import write_libraries
 from softprompts.backbone import Backbone, load_backbone
+from softprompts.bench.measure import environment
 from softprompts.config import TaskConfig
 from softprompts.errors import UserError, as_flag
 from softprompts.files import write_json
@@ -320,6 +321,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         soak.check_end(code)
         warnings = Counter(json.loads(line)["event"] for line in log.read_text().splitlines())
     record = soak.record(
+        **environment(backbone.device, backbone.dtype),
         minutes=settings.minutes,
         clients=settings.clients,
         queue=settings.queue,

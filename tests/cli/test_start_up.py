@@ -167,6 +167,17 @@ def test_a_study_on_a_model_that_is_nowhere_is_refused_without_torch(
     assert imported == "imported:"
 
 
+def test_a_study_whose_rows_are_on_the_hub_is_refused_offline_without_torch(
+    tmp_path: Path, start: Start
+) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text("targets: [helpdesk/intent, superglue/rte]\n")
+    error, imported = start(["study", "run", str(file)]).stderr.splitlines()
+    assert "The rows of superglue/rte are not available from the Hub; name a folder" in error
+    assert imported == "imported:"
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_wrong_study_file_is_refused_without_torch(tmp_path: Path, start: Start) -> None:
     file = tmp_path / "study.yaml"
     file.write_text("targets: [helpdesk/intent]\ncohort: 0\n")

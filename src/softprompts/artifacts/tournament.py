@@ -38,7 +38,8 @@ class TournamentRecord(TypedDict, total=False):
     metric: str
     steps: int  # of the winner
     batch_rows: int
-    held_out: int
+    held_out: int  # rows
+    held_out_share: float  # of the training rows of each class; absent from earlier versions
     rung_steps: list[int]
     rungs: list[RungRecord]
     winner: str

@@ -7,8 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..artifacts.file_names import STUDY_FILE
 from ..errors import UserError
-from ..study.config import check_study, read_study, study_errors, study_folder
+from ..study.config import (
+    check_named_rows,
+    check_study,
+    default_folder,
+    read_study,
+    study_errors,
+    study_folder,
+)
 from .command import (
     action,
     argument,
@@ -106,6 +114,9 @@ def run(options: argparse.Namespace) -> int:
             for name in {name: None for _, grid in config.grids() for name in grid.backbones}:
                 if name not in models:
                     check_model(name)
+            folder = options.output or default_folder(config)
+            if not (folder / STUDY_FILE).exists():  # or its cells may need no rows any more
+                check_named_rows(config, options.data_dir)
         if config.skips_own_settings and not options.quiet:
             print(
                 f"softprompts: only the variants in {options.study} are run; to run the settings "

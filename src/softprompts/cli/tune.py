@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..artifacts.file_names import TOURNAMENT
 from ..config import Member, RunConfig, expand_lists
 from ..config.candidates import check_minutes, make_candidates
 from ..config.run import DEFAULT_MODEL, check_head, check_tracker_names
@@ -38,11 +39,11 @@ def main(argv: Sequence[str]) -> int:
     began = time.monotonic()
     options, layers = flags.parse_run(_parser(), argv)
     minutes = check_minutes(options.minutes, options.auto, *layers)
-    members, default = (
-        make_candidates(*layers, minutes=minutes)
-        if options.auto
-        else (expand_lists(*layers), False)
-    )
+    members, default = expand_lists(*layers), False
+    folder = options.output or _default_folder(members[0], options.auto)
+    if options.auto:
+        resumed = not options.overwrite and (folder / TOURNAMENT).exists()
+        members, default = make_candidates(*layers, minutes=minutes, resumed=resumed)
     for task in {str(member.config.task): member.config.task for member in members}.values():
         check_task(task)
     _check_model([member.config for member in members])
@@ -51,7 +52,6 @@ def main(argv: Sequence[str]) -> int:
         from ..tuning.run import RunFailedError
         from ..tuning.team import leave_team
 
-    folder = options.output or _default_folder(members[0], options.auto)
     try:
         if options.auto:
             from .tune_auto import tune_and_print

@@ -84,15 +84,18 @@ def check_steps(count: int, steps: int) -> None:
         )
 
 
-def make_candidates(*layers: Layer, minutes: float | None = None) -> tuple[list[Member], bool]:
+def make_candidates(
+    *layers: Layer, minutes: float | None = None, resumed: bool = False
+) -> tuple[list[Member], bool]:
     """The candidates, and whether they are `CANDIDATES`: lists in the settings replace these.
 
-    A setting that is given holds for all; candidates that become the same count once.
+    A setting that is given holds for all; candidates that become the same count once. `resumed`: a
+    tournament of them is planned already, perhaps by a version that needed fewer steps.
     """
     members = expand_lists(*layers)
     _check(members)
     tuning = members[0].config.tuning
-    if minutes is None and tuning.epochs is None:
+    if minutes is None and tuning.epochs is None and not resumed:
         check_steps(max(2, len(members)), tuning.steps)
     if len(members) > 1:
         return members, False

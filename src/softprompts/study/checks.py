@@ -16,13 +16,13 @@ from ..artifacts.card import PromptCard
 from ..artifacts.study_folder import StudyFolder
 from ..backbone import inspect_model, load_backbone
 from ..backbone.load import meta_backbone, resolve_device, resolve_dtype
-from ..config import RunConfig, TaskConfig, difference
+from ..config import RunConfig, difference
 from ..errors import UserError, setting
-from ..tasks import PREFIX_LM, Task, data_folder, has_rows, is_file, preview_task
+from ..tasks import PREFIX_LM, Task, has_rows, is_file, preview_task
 from ..transfer.sources import folded_card, start_mismatch
 from ..tuning import Run
 from .cells import check_rows, task_key
-from .config import study_errors
+from .config import check_available, study_errors
 from .leases import lease_holder
 from .plan import Cell
 
@@ -74,7 +74,7 @@ def check_data(cells: Sequence[Cell], folder: StudyFolder) -> dict[str, Task]:
                 )
         named = task.train is None and task.task != PREFIX_LM
         if named:
-            _check_available(task, available)
+            check_available(task, available)
         with study_errors(f"The rows of {subject} cannot be used: "):
             preview = preview_task(task)
         tasks[key] = preview.truncated
@@ -84,22 +84,6 @@ def check_data(cells: Sequence[Cell], folder: StudyFolder) -> dict[str, Task]:
             _check_checkpoints(names, folder, subject, preview.digest)
     check_rows([cell.name for cell in cells], folder, digests)
     return tasks
-
-
-def _check_available(task: TaskConfig, available: "functools._lru_cache_wrapper[bool]") -> None:
-    folder = data_folder(task)
-    names = [name for name in str(task.task).split("+") if name != PREFIX_LM]
-    missing = next((name for name in names if not available(name, folder)), None)
-    if missing is not None:
-        where = (
-            f"The rows of {missing} are not available from the Hub"
-            if folder is None
-            else f"{folder} holds no rows of {missing}"
-        )
-        raise UserError(
-            f"{where}; name a folder that holds them with {setting('task.data_dir')}, "
-            "or leave the task out of the study."
-        )
 
 
 def _check_checkpoints(

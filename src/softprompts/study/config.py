@@ -1,8 +1,9 @@
 """What a study file says, and errors that spell settings as its keys."""
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +26,9 @@ from ..config import (
 )
 from ..config.json_schema import file_schema, flat_run_settings
 from ..errors import UserError, as_flag, as_key, closest, setting
+from ..files import safe_name
 from ..library import Similarity
-from ..tasks import BENCHMARKS, PREFIX_LM, definition
+from ..tasks import BENCHMARKS, PREFIX_LM, data_folder, definition, has_rows
 from .claims import check_claims, read_claims
 
 OPTIONS = {"output", "device", "task.data_dir", "workers", "only", "ray"}
@@ -223,6 +225,11 @@ def study_errors(prefix: str = "") -> Iterator[None]:
 # -- checks that need no torch ---------------------------------------------------------------------
 
 
+def default_folder(study: StudyConfig) -> Path:
+    """Where a study runs, unless a folder is given."""
+    return Path("runs") / safe_name(study.name)
+
+
 def study_folder(path: str | Path) -> Path:
     """A folder that `run` wrote a study to."""
     if not (Path(path) / STUDY_FILE).exists():
@@ -238,19 +245,59 @@ def check_study(study: StudyConfig) -> None:
     for _, grid in study.grids():
         for part in ("settings", "source", "target"):
             check_settings(part, getattr(grid, part))
-        subjects = {
-            "source": [subject_of(entry) for entry in grid.sources],
-            "target": [subject_of(task) for entry in grid.targets for task in target_tasks(entry)],
-        }
-        for role, entries in subjects.items():
-            for entry, choice in itertools.product(entries, [{}, *candidates(grid.choose)]):
+        for role, entry in _subjects(grid):
+            for choice in [{}, *candidates(grid.choose)]:
                 with study_errors(f"The {role} {entry.name} cannot be used: "):
-                    run_config(
-                        sections(grid.settings),
-                        sections(getattr(grid, role)),
-                        sections(choice),
-                        {"task": entry.task},
-                    )
+                    _config(grid, role, entry, choice)
+
+
+def check_named_rows(study: StudyConfig, data_dir: str | None) -> None:
+    """Refuse named tasks whose rows are neither in the data folder nor, without one, on the Hub."""
+    available = functools.cache(has_rows)  # asks the Hub once per task
+    for _, grid in study.grids():
+        for role, entry in _subjects(grid):
+            task = _config(grid, role, entry).task
+            if task.train is None and task.task != PREFIX_LM:
+                folder = data_dir or study.data_dir or task.data_dir
+                check_available(dataclasses.replace(task, data_dir=folder), available)
+
+
+def check_available(task: TaskConfig, available: Callable[[str, str | None], bool]) -> None:
+    """Refuse a named task, or a mixture, whose rows are not `available` by name and folder."""
+    folder = data_folder(task)
+    names = [name for name in str(task.task).split("+") if name != PREFIX_LM]
+    missing = next((name for name in names if not available(name, folder)), None)
+    if missing is not None:
+        where = (
+            f"The rows of {missing} are not available from the Hub"
+            if folder is None
+            else f"{folder} holds no rows of {missing}"
+        )
+        raise UserError(
+            f"{where}; name a folder that holds them with {setting('task.data_dir')}, "
+            "or leave the task out of the study."
+        )
+
+
+def _subjects(grid: Grid) -> list[tuple[str, "Subject"]]:
+    """The tasks of a grid, each with its role."""
+    targets = [task for entry in grid.targets for task in target_tasks(entry)]
+    return [
+        *(("source", subject_of(entry)) for entry in grid.sources),
+        *(("target", subject_of(task)) for task in targets),
+    ]
+
+
+def _config(
+    grid: Grid, role: str, entry: "Subject", choice: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """The settings of a run on a task, as far as the study file has them."""
+    return run_config(
+        sections(grid.settings),
+        sections(getattr(grid, role)),
+        sections(choice or {}),
+        {"task": entry.task},
+    )
 
 
 def candidates(choose: Mapping[str, Any]) -> list[dict[str, Any]]:

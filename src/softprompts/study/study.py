@@ -10,9 +10,9 @@ import yaml
 from ..artifacts.file_names import STUDY_FILE
 from ..artifacts.study_folder import StudyFolder
 from ..errors import UserError, choices, setting
-from ..files import make_folder, safe_name, write_text
+from ..files import make_folder, write_text
 from .checks import check_data, check_models, check_runs, check_unchanged
-from .config import StudyConfig, read_study, study_errors, study_folder
+from .config import StudyConfig, default_folder, read_study, study_errors, study_folder
 from .plan import Cell, plan
 from .processes import is_child, worker_processes
 from .ray_cluster import cluster, work_on_ray
@@ -35,7 +35,7 @@ class Study:
 
     def __init__(self, config: StudyConfig, folder: str | Path | None = None) -> None:
         self.config = config
-        self.folder = StudyFolder(Path(folder or Path("runs") / safe_name(config.name)))
+        self.folder = StudyFolder(Path(folder or default_folder(config)))
 
     @classmethod
     @study_errors()

@@ -47,6 +47,8 @@ TIMED_RUNS, UNTIMED, FEWEST_TIMED, MOST_TIMED, TIMING = 4, 2, 5, 25, 3.0
 on, in how many steps, and in about how many seconds."""
 UNLIKELY = 0.1
 """Below this p-value, a candidate is taken to be better than the default method."""
+EARLIER_JUDGING = 0.25
+"""`JUDGING` of the versions that did not record the share of held-out rows."""
 RESERVE = 0.1
 """The share of the minutes that is left for loading, baselines and pictures."""
 
@@ -78,16 +80,33 @@ def rung_steps(steps: int, batch_rows: int, count: int, held_out: int) -> list[i
     return ends
 
 
-def hold_out(task: Task, steps: int, batch_rows: int, count: int) -> Task:
-    """The task of the candidates: trained on most of the training rows, judged by the others."""
+def held_out_share(task: Task, steps: int, batch_rows: int, count: int) -> float:
+    """The share of the training rows that judges candidates."""
     affordable = JUDGING * TOURNAMENT_RUNS * steps * batch_rows / (ANSWERED * sum(sizes(count)))
+    return min(HELD_OUT, affordable / len(task.train))
+
+
+def _earlier_share(task: Task, record: TournamentRecord) -> float:
+    """`held_out_share` of the versions that did not record it."""
+    affordable = EARLIER_JUDGING * TOURNAMENT_RUNS * record["steps"] * record["batch_rows"]
+    return min(HELD_OUT, affordable / sum(_sizes(record)) / len(task.train))
+
+
+def hold_out(task: Task, record: TournamentRecord) -> Task:
+    """The task of the candidates: trained on most of the training rows, judged by the others."""
+    share = record.get("held_out_share")
     try:
-        return task.held_out(min(HELD_OUT, affordable / len(task.train)))
+        return task.held_out(_earlier_share(task, record) if share is None else share)
     except UserError:
         raise UserError(
             f"{task.name} has too few training rows to hold some out for {setting('auto')}; "
             "add rows, or leave it out."
         ) from None
+
+
+def _sizes(record: TournamentRecord) -> list[int]:
+    """The number of candidates that each rung is to judge; earlier versions planned fewer rungs."""
+    return sizes(len(record["candidates"]))[: len(record["rung_steps"])]
 
 
 def row_passes(record: TournamentRecord, validation: int) -> dict[str, float]:
@@ -97,7 +116,7 @@ def row_passes(record: TournamentRecord, validation: int) -> dict[str, float]:
     `runs`: the cost of all in runs of the winner alone.
     """
     played = [len(rung["standings"]) for rung in record["rungs"]]
-    rungs = played if "winner" in record else sizes(len(record["candidates"]))
+    rungs = played if "winner" in record else _sizes(record)
     ends, batch = [0, *record["rung_steps"]], record["batch_rows"]
     training = sum(size * (ends[i + 1] - ends[i]) * batch for i, size in enumerate(rungs))
     judging = sum(rungs) * record["held_out"]
@@ -178,10 +197,11 @@ def plan(
     batch_rows = tuning.batch_size * tuning.accumulate
     count = len(members) if most is None else count_candidates(len(members), steps, most)
     check_steps(count, steps)
-    rows = len(hold_out(task, steps, batch_rows, count).validation)
-    protected: TournamentRecord = {} if most is None else {"default": members[0].name}
+    record: TournamentRecord = {} if most is None else {"default": members[0].name}
+    record["held_out_share"] = held_out_share(task, steps, batch_rows, count)
+    rows = len(hold_out(task, record).validation)
     return {
-        **protected,
+        **record,
         "candidates": {member.name: member.varied for member in members[:count]},
         "left_out": list(left_out),
         "metric": task.metrics[0],

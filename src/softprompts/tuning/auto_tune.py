@@ -58,7 +58,7 @@ def tune_by_tournament(
             record = _plan(members, default, minutes, task, backbone, team, watcher, phases)
         record["request"] = request
     validation = len(task.validation)
-    judged = hold_out(task, record["steps"], record["batch_rows"], len(record["candidates"]))
+    judged = hold_out(task, record)
     if folder is not None and team.is_main:
         write_tournament(folder, record)
     if "winner" not in record:

@@ -103,7 +103,8 @@ def tune(
     minutes = check_minutes(minutes, auto, layer)
     folder = None if output is None else Path(output)
     if auto:
-        candidates, default = make_candidates(layer, minutes=minutes)
+        resumed = folder is not None and RunFolder(folder).tournament.exists()
+        candidates, default = make_candidates(layer, minutes=minutes, resumed=resumed)
         with make_watcher(verbose, auto=True) as watcher:
             return tune_auto(
                 candidates, folder, default, minutes, watcher=watcher, trackers=trackers
