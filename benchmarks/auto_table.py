@@ -40,7 +40,7 @@ def play(runs: Runs, default: str | None = COMPETING[0]) -> str:
             for name, rung in rungs.items()
         ]
         standings.sort(key=rank)
-        right = {name: [bit == "1" for bit in rung["right"]] for name, rung in rungs.items()}
+        right = {name: [100.0 * int(bit) for bit in rung["right"]] for name, rung in rungs.items()}
         last = number == len(runs[names[0]]["rungs"]) - 1
         gone = {place["candidate"] for place in leaving(standings, right, default, last)}
         names = [name for name in names if name not in gone]

@@ -17,7 +17,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -42,7 +42,8 @@ class Load:
     rate: float | None = None
     """Requests per second; None: a closed loop, which always has `concurrency` in flight."""
     concurrency: int = 256
-    most_rows: int = 1_000_000
+    most_rows: int = 20_000
+    """Of a closed loop."""
     tokens: int = 32
     """Of a generated answer."""
     seed: int = 0
@@ -52,18 +53,19 @@ class Load:
         rng = random.Random(f"{self.seed}/{self.rate}")
         weights = [1 / (k if self.popularity == "zipf" else 1) for k in range(1, self.prompts + 1)]
         totals = list(itertools.accumulate(weights))
-        arrivals = list(itertools.islice(self._arrivals(rng), self.most_rows))
+        arrivals = self._arrivals(rng)
         prompts = rng.choices(range(self.prompts), cum_weights=totals, k=len(arrivals))
         return [
             Row(arrival, prompt, rng.randrange(texts))
             for arrival, prompt in zip(arrivals, prompts, strict=True)
         ]
 
-    def _arrivals(self, rng: random.Random) -> Iterator[float]:
-        now = 0.0
-        while now <= self.seconds:
-            yield now
-            now += rng.expovariate(self.rate) if self.rate else 0.0
+    def _arrivals(self, rng: random.Random) -> list[float]:
+        """The times of a Poisson process, given how many there are: exactly the rate's."""
+        if self.rate is None:
+            return [0.0] * self.most_rows
+        count = max(1, round(self.rate * self.seconds))
+        return sorted(rng.uniform(0, self.seconds) for _ in range(count))
 
 
 class Row(NamedTuple):

@@ -24,17 +24,18 @@ import dataclasses
 import json
 import math
 import os
+import statistics
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import open_loop
 from open_loop import Load, prompt_name
+from serving_cells import KINDS, PEERS, Cell, cells, prompt_counts
 from serving_hosts import Host, Ours, Peft, Waiting, http_server, listening, quiet_peft
 from serving_library import LABELS, write_libraries
 from serving_table import ratios, table
@@ -47,8 +48,6 @@ from softprompts.serving.async_engine import AsyncEngine
 from softprompts.serving.requests import Limits
 from softprompts.tasks import load_task
 
-KINDS = ("labels", "generate")
-PEERS = ("switching", "batched")
 MIN_AGREEMENT = {"labels": {"fp32": 1.0, "bf16": 0.75}, "generate": {"fp32": 1.0, "bf16": 0.0}}
 """The least share of equal answers. In bf16 a near tie can flip, and with it all later tokens."""
 CLOSED_ROWS = 20_000
@@ -60,19 +59,6 @@ MIN_ROWS = 30
 """Rows that a point should have; it lasts up to three times as long for them."""
 START, UP, DOWN = 0.85, 1.12, 0.6
 """The first rate as a part of what the closed loop reached; and how far to go from there."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One number of prompts, popularity, kind of answer, and host."""
-
-    kind: str
-    prompts: int
-    popularity: str
-    host: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}, {self.prompts} prompts ({self.popularity}), {self.host}"
 
 
 def main() -> int:
@@ -102,6 +88,9 @@ def arguments() -> argparse.Namespace:
         "--attempts", type=int, default=1, help="of each rate, where others use the machine"
     )
     parser.add_argument("--seconds-per-point", type=float, default=2.5)
+    parser.add_argument(
+        "--pairs", type=int, default=3, help="closed loops with most and with fewest prompts"
+    )
     parser.add_argument("--budget", type=float, default=math.inf, metavar="SECONDS")
     parser.add_argument("--concurrency", type=int, default=256, help="of the closed loop")
     parser.add_argument("--slots", type=int, default=256, help="answers generated at a time")
@@ -112,34 +101,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="a JSON file")
     return parser.parse_args()
-
-
-def prompt_counts(text: str) -> list[int]:
-    try:
-        counts = [int(count) for count in text.split(",")]
-    except ValueError:
-        counts = []
-    if min(counts, default=0) < 1:
-        raise UserError(f"--prompts is {text!r}; give whole numbers from 1 on, such as 1,100.")
-    return sorted(set(counts))
-
-
-def cells(counts: Sequence[int], kinds: Sequence[str], http: bool, peft: bool) -> list[Cell]:
-    """What to measure, the most important first."""
-    served, peers = ["ours", *["http"] * http], list(PEERS) if peft else []
-    most, fewest = counts[-1], counts[:1] if len(counts) > 1 else []
-
-    def each(numbers: Sequence[int], hosts: Sequence[str], popularity: str) -> list[Cell]:
-        return [Cell(k, n, popularity, h) for k in kinds for n in numbers for h in hosts]
-
-    found = []
-    for kind in kinds:
-        found += [Cell(kind, count, "uniform", h) for h in served for count in (most, *fewest)]
-        found += [Cell(kind, most, "uniform", peer) for peer in peers]
-    found += each(counts[1:-1], served, "uniform")
-    if most > 1:  # one request at a time takes the same time for any popularity
-        found += each([most], [h for h in (*served, *peers) if h != "switching"], "zipf")
-    return found + each(fewest, peers, "uniform") + each(counts[1:-1], peers, "uniform")
 
 
 # -- measuring -------------------------------------------------------------------------------------
@@ -194,6 +155,8 @@ class Benchmark:
                 await self._start_load()
                 if not settings.no_peft:
                     await self._compare_answers()
+                for kind in self.kinds if len(self.counts) > 1 else ():
+                    await self._compare_counts(kind)
                 for cell in self.cells:
                     await self._measure_if_there_is_time(cell)
                 self._summarise()
@@ -319,6 +282,22 @@ class Benchmark:
             await self._measure(cell)
         self._save()
 
+    async def _compare_counts(self, kind: str) -> None:
+        """Closed loops with most and with fewest prompts in turn, so that what else the machine
+        does affects both."""
+        counts, seconds = (self.counts[-1], self.counts[0]), self._seconds(kind)
+        rates: dict[int, list[float]] = {count: [] for count in counts}
+        for number in range(self.settings.pairs):
+            for count in counts if number % 2 else counts[::-1]:
+                host = await self._host("ours", count)
+                cell = Cell(kind, count, "uniform", "ours")
+                point = await self._point(host, cell, None, seconds)
+                rates[count].append(point["rows_per_s"])
+        ratios = [many / one for many, one in zip(*rates.values(), strict=True)]
+        record = {"kind": kind, "rows_per_s": rates, "ratio": statistics.median(ratios or [0.0])}
+        self.result.setdefault("pairs", []).append(record)
+        self.say(f"{kind}: {counts[0]} prompts / {counts[1]}, in turn: {record['ratio']:.2f}")
+
     async def _measure(self, cell: Cell) -> None:
         host = await self._host(cell.host, cell.prompts)
         record: dict[str, Any] = {
@@ -332,10 +311,9 @@ class Benchmark:
         host.prepare([0])
         await host.answer(cell.kind, prompt_name(0), self.texts[0], self.settings.new_tokens)
         if cell.host == "http":  # the first requests take longest
-            await self._point(host, cell, None, 1.0, most_rows=CLOSED_ROWS)
-        closed = await self._point(
-            host, cell, None, seconds, most_rows=PEFT_ADAPTERS if few else CLOSED_ROWS
-        )
+            await self._point(host, cell, None, 1.0)
+        most_rows = PEFT_ADAPTERS if few else CLOSED_ROWS
+        closed = await self._point(host, cell, None, seconds, most_rows)
         record |= {"closed": closed, "points": [], "best": None}
         self._save()
         low, high, rate = 0.0, math.inf, START * max(closed["rows_per_s"], 1 / seconds)
@@ -356,7 +334,12 @@ class Benchmark:
             self._save()
 
     async def _point(
-        self, host: Host, cell: Cell, rate: float | None, seconds: float, most_rows: int = 10**6
+        self,
+        host: Host,
+        cell: Cell,
+        rate: float | None,
+        seconds: float,
+        most_rows: int = CLOSED_ROWS,
     ) -> dict[str, Any]:
         load = Load(
             address="",
@@ -380,11 +363,12 @@ class Benchmark:
     async def _ask(self, host: Host, cell: Cell, load: Load, address: str) -> dict[str, Any]:
         assert self.load.stdin is not None
         assert self.load.stdout is not None
-        before = host.counts()
+        before, cpu = host.counts(), time.process_time()
         load = dataclasses.replace(load, address=address)
         self.load.stdin.write(json.dumps(asdict(load)).encode() + b"\n")
         point: dict[str, Any] = json.loads(await self.load.stdout.readline())
         done = {name: value - before[name] for name, value in host.counts().items()}
+        point["cpu_s"] = time.process_time() - cpu
         point["mean_batch"] = done.pop("rows") / max(1, done.pop("passes"))
         point |= done
         loop = "closed loop" if load.rate is None else f"{load.rate:.0f} rows/s"

@@ -36,6 +36,9 @@ def ratios(result: dict[str, Any]) -> dict[str, float]:
         for key, hosts in points.items()
     }
     found: dict[str, float] = {}
+    for pair in result.get("pairs", []):
+        few, many = sorted(map(int, pair["rows_per_s"]))
+        found[f"{pair['kind']}: {many} prompts / {few}, closed loops in turn"] = pair["ratio"]
     for (kind, prompts, popularity), hosts in rates.items():
         for host, rate in hosts.items():
             if host != "ours" and "ours" in hosts:

@@ -312,12 +312,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         log = folder / "server.log"
         server, url = start_server(folder / "library", settings.queue, log)
         load_before = os.getloadavg()[0]
-        try:
-            soak = Soak(prompts, expected, url, server.pid)
-            asyncio.run(soak.run(settings.minutes, settings.clients))
-        finally:
-            server.send_signal(signal.SIGTERM)
-            code = server.wait(60)
+        with server:
+            try:
+                soak = Soak(prompts, expected, url, server.pid)
+                asyncio.run(soak.run(settings.minutes, settings.clients))
+            finally:
+                server.send_signal(signal.SIGTERM)
+                code = server.wait(60)
         soak.check_end(code)
         warnings = Counter(json.loads(line)["event"] for line in log.read_text().splitlines())
     record = soak.record(

@@ -49,13 +49,13 @@ def test_the_tournament_is_printed_and_part_of_the_json(
     text = capsys.readouterr().out
     assert "4 candidates, judged by accuracy on 2 rows held out of the training data" in text
     table = [line.split() for line in text.splitlines() if line[:1] in ("1", "2")]
-    assert [(row[0], row[-1]) for row in table if row[-1] in ("left", "stays", "won")] == [
-        *(("1", "stays"), ("1", "stays"), ("1", "left"), ("1", "left")),
-        *(("2", "won"), ("2", "left")),
+    assert [(row[0], row[-1]) for row in table if row[-1] in ("eliminated", "stays", "won")] == [
+        *(("1", "stays"), ("1", "stays"), ("1", "eliminated"), ("1", "eliminated")),
+        *(("2", "won"), ("2", "eliminated")),
     ]
     assert "row passes: tournament 220 (training 208, judging 12), winner 110" in text
     assert "in all 2.96 times the winner's run alone" in text
-    assert "2 rows tell candidates apart only if they differ much" in text
+    assert "2 rows separate only candidates that differ widely" in text
     assert "the run was already finished" in text
     assert main([*command, str(uninterrupted), "--quiet", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -114,13 +114,14 @@ def test_another_run_in_the_folder_is_refused(
         (["--auto", "--seed", "0,1"], "--seed is a list, but all candidates of --auto share"),
         (["--auto", "--steps", "5"], "2 candidates needs a run of at least 12 steps"),
         (["--auto", "--lr", "1,2,3,4", "--steps", "47"], "needs a run of at least 48 steps"),
-        (["--auto", "--patience", "2"], "--patience would choose by the validation rows"),
+        (["--auto", "--patience", "2"], "--patience selects by validation score"),
     ],
 )
 def test_wrong_settings_are_refused_without_torch(
-    arguments: list[str], message: str, start: Start
+    arguments: list[str], message: str, start: Start, tmp_path: Path
 ) -> None:
-    process = start(["tune", "--task", "helpdesk/intent", *arguments])
+    output = ["--output", str(tmp_path / "run")]
+    process = start(["tune", "--task", "helpdesk/intent", *arguments, *output])
     assert process.returncode == 2
     error, imported = process.stderr.splitlines()
     assert message in error

@@ -237,8 +237,8 @@ def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
     [
         ({"CPU": 6.0}, 0, None),
         ({"CPU": 8.0, "GPU": 3.0}, 1, None),
-        ({"CPU": 5.0}, 0, "The cluster has 5 CPUs, and 3 replicas need 6; add machines"),
-        ({"CPU": 8.0, "GPU": 2.0}, 1, "The cluster has 2 GPUs, and 3 replicas need 3; add"),
+        ({"CPU": 5.0}, 0, "The cluster has too few CPUs: 5, but --replicas 3 needs 6"),
+        ({"CPU": 8.0, "GPU": 2.0}, 1, "The cluster has too few GPUs: 2, but --replicas 3 needs 3"),
     ],
 )
 def test_a_cluster_that_is_too_small_is_reported(

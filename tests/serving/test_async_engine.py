@@ -430,6 +430,7 @@ def test_answers_begin_together_beside_many_in_progress(monkeypatch: pytest.Monk
         ]
 
     monkeypatch.setattr(worker, "_begin", counted)
+    monkeypatch.setattr(worker, "_step_for", lambda seconds: worker._step())
     worker._round(jobs(1))
     worker._round(jobs(2))
     assert begun == [1, 2], "few in progress are not kept waiting for long"
@@ -441,6 +442,37 @@ def test_answers_begin_together_beside_many_in_progress(monkeypatch: pytest.Monk
     for _ in range(8):
         worker._round([])
     assert begun == [4, 5, 3], "none waits for more than eight tokens"
+
+
+@torch.no_grad()
+def test_what_is_in_progress_gets_as_much_time_as_what_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or new answers could keep those in progress from ever ending."""
+    backbone = random_model("t5")
+    engine = AsyncEngine(backbone, prompts={"free": tuned(backbone, 7, [], length=3)})
+    worker, begin, step, now = engine.worker, engine.worker._begin, engine.worker._step, 0.0
+    steps = 0
+
+    def slow_begin(jobs: list[Job]) -> None:
+        nonlocal now
+        now += 10.0
+        begin(jobs)
+
+    def slow_step() -> None:
+        nonlocal now, steps
+        now, steps = now + 1.0, steps + 1
+        step()
+
+    monkeypatch.setattr(type(backbone), "eos_ids", set())
+    monkeypatch.setattr("softprompts.serving.worker.time.perf_counter", lambda: now)
+    monkeypatch.setattr(worker, "_timed", Mock())
+    monkeypatch.setattr(worker, "_begin", slow_begin)
+    monkeypatch.setattr(worker, "_step", slow_step)
+    sampling = Sampling(max_tokens=60, stream=False)
+    prompt = engine.store.load("free")
+    worker._round([Job(prompt, TEXTS[0], "tenant", 0, None, Mock(), sampling=sampling)])
+    assert steps == 10
 
 
 def test_closing_finishes_what_was_taken_or_gives_it_up() -> None:

@@ -61,7 +61,8 @@ def test_a_busy_replica_is_passed_over() -> None:
 
 # -- what becomes of it ----------------------------------------------------------------------------
 
-Step = list[dict[str, Any]] | Exception
+Step = list[dict[str, Any]] | Exception | float
+"""Messages, the end of a replica, or seconds without either."""
 
 
 class Stream:
@@ -72,7 +73,9 @@ class Stream:
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         for step in self.steps:
-            await asyncio.sleep(0)
+            await asyncio.sleep(step if isinstance(step, float) else 0)
+            if isinstance(step, float):
+                continue
             if isinstance(step, Exception):
                 raise step
             yield step
@@ -113,20 +116,23 @@ def died() -> Exception:
 
 def answer(
     handle: Handle,
-    content: bytes = b'{"model": "mood"}',
+    content: bytes | None = b'{"model": "mood"}',
     path: str = "/v1/completions",
     headers: dict[str, str] | None = None,
+    method: str = "POST",
     **settings: Any,
 ) -> tuple[int, str]:
-    """The status and the body that a client gets."""
+    """The status and the body that a client gets, whose own body never comes if it is None."""
 
     async def run() -> tuple[int, str]:
         async def receive() -> dict[str, Any]:
+            if content is None:
+                await asyncio.sleep(60)
             return {"type": "http.request", "body": content, "more_body": False}
 
         named = {"authorization": f"Bearer {KEY}", **(headers or {})}
         raw = [(name.encode(), value.encode()) for name, value in named.items()]
-        scope = {"type": "http", "method": "POST", "path": path, "headers": raw}
+        scope = {"type": "http", "method": method, "path": path, "headers": raw}
         ingress = Ingress(handle, ServeSettings(**settings), Keys([(KEY, ())]), quiet=True)
         response: Any = await ingress(Request(scope, receive))
         sent: list[Any] = []
@@ -162,6 +168,27 @@ def test_another_replica_has_only_the_time_that_is_left() -> None:
     assert dict(handle.asked[1].scope["headers"])[b"x-request-timeout"] == b"0.500"
 
 
+@pytest.mark.parametrize(
+    "own", [{"headers": {"x-request-timeout": "5"}}, {"content": b'{"timeout": 5}'}]
+)
+def test_another_replica_has_what_is_left_of_the_time_of_the_request(own: dict[str, Any]) -> None:
+    handle = Handle([0.2, died()], [[start(), body("{}")]])
+    answer(handle, **own)
+    assert 4 < float(dict(handle.asked[1].scope["headers"])[b"x-request-timeout"]) <= 4.8
+
+
+def test_a_request_that_no_replica_takes_ends_after_its_own_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("softprompts.serving.ingress.SLACK", 0.0)
+    for own in ({"headers": {"x-request-timeout": "0.1"}}, {"content": b'{"timeout": 0.1}'}):
+        status, text = answer(Handle([]), **own)  # type: ignore[arg-type]
+        assert status == 504
+        assert json.loads(text)["error"]["code"] == "timeout"
+    handle = Handle([[start(400), body("no")]])  # what is not a time, the replica refuses
+    assert answer(handle, b'{"timeout": 1e999}', headers={"x-request-timeout": "soon"})[0] == 400
+
+
 def test_an_answer_that_has_begun_ends_with_an_error() -> None:
     handle = Handle([[start(kind="text/event-stream"), body("data: 1\n\n")], died()])
     status, text = answer(handle)
@@ -189,7 +216,7 @@ def test_without_a_replica_there_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     cases: list[Callable[[], tuple[int, str]]] = [
         lambda: answer(Handle([]), timeout=0.1),
         lambda: answer(Handle([]), path="/ready"),
-        lambda: answer(Handle(*[[died()]] * 5)),
+        lambda: answer(Handle(*[[died()]] * 5), headers={"x-request-timeout": "9"}),
     ]
     for case in cases:
         status, text = case()
@@ -197,7 +224,20 @@ def test_without_a_replica_there_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
         assert json.loads(text)["error"]["code"] == "no_replica"
 
 
-def test_a_body_that_is_refused_is_not_passed_on() -> None:
+def test_metrics_of_a_replica_that_hangs_are_an_error() -> None:
+    class Hanging(Handle):
+        def broadcast(self, _: str) -> "Hanging":
+            return self
+
+        async def results_async(self, **_: Any) -> list[Any]:
+            raise TimeoutError
+
+    handle = Hanging([[start(), body("metrics of one replica")]])
+    status, text = answer(handle, b"", path="/metrics", method="GET")
+    assert (status, json.loads(text)["error"]["code"]) == (503, "no_replica")
+
+
+def test_a_body_that_is_refused_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[tuple[bytes, dict[str, str]]] = [
         (b'{"model": "mood"}', {"authorization": "Bearer wrong"}),
         (b"x" * 2000, {"content-length": "2000"}),
@@ -206,6 +246,9 @@ def test_a_body_that_is_refused_is_not_passed_on() -> None:
         handle = Handle([[start(401), body("no")]])
         assert answer(handle, content, headers=headers, max_body=0.001) == (401, "no")
         assert (handle.asked[0].body, handle.asked[0].prompt) == (b"", None)
+    handle = Handle([[start(401), body("no")]])
+    monkeypatch.setattr("softprompts.serving.ingress.DRAIN_SECONDS", 0.05)
+    assert answer(handle, None, headers=refused[0][1]) == (401, "no"), "nobody waits for it"
     handle = Handle([[start(413), body("no")]])  # of unknown length
     answer(handle, b"x" * 2000, max_body=0.001)
     assert len(handle.asked[0].body) > 1048, "enough for the replica to refuse it"

@@ -1,5 +1,6 @@
 """A study on a local Ray cluster of two nodes, one of which is killed."""
 
+import socket
 import sys
 import threading
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from softprompts.cli.study import main
 from softprompts.errors import UserError
+from softprompts.study import ray_cluster
 
 from .conftest import FEW, Write, results, scores
 
@@ -91,6 +93,21 @@ def test_without_a_cluster_the_error_says_what_to_start(
     with pytest.raises(UserError, match="ray start --head"):
         main(["run", str(write(**FEW)), "--output", str(tmp_path / "study"), "--ray"])
     assert not (tmp_path / "study").exists()
+
+
+def test_an_address_where_nothing_listens_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed (softprompts[study])")
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray tries for minutes"))
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        with (
+            pytest.raises(UserError, match=f"no Ray cluster at '{address}'"),
+            ray_cluster.cluster(address),
+        ):
+            pass
 
 
 def test_without_ray_the_error_names_the_extra(

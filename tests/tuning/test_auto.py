@@ -1,5 +1,6 @@
 """Tournaments: the plan and its budget, who leaves, what judges, resuming, minutes."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def test_built_in_candidates_differ_and_settings_hold_for_all(toy_csv: Path) -> 
         ({"seed": [0, 1]}, "seed is a list"),
         ({"batch_size": [4, 8]}, "batch_size is a list"),
         ({"shots": [1, 2]}, "shots is a list"),
-        ({"patience": 3}, "patience would choose by the validation rows"),
+        ({"patience": 3}, "patience selects by validation score"),
         ({"paper": True, "preset": "smop"}, "paper fixes what auto would choose"),
         ({"preset": "model-tuning"}, "auto compares prompts"),
         (
@@ -158,14 +159,15 @@ def test_listed_candidates_all_take_part(toy_csv: Path) -> None:
 
 def test_held_out_rows_are_training_rows_of_every_class(toy_csv: Path) -> None:
     task = load_task(TaskConfig(train=str(toy_csv), text="review", label="mood"))
-    judged = auto.hold_out(task, 400, 16, 8)
+    judged = auto.hold_out(task, {"held_out_share": auto.held_out_share(task, 400, 16, 8)})
     assert len(judged.train) + len(judged.validation) == len(task.train)
     texts = {example.input for example in judged.validation}
     assert texts <= {example.input for example in task.train}
     assert not texts & {example.input for example in [*judged.train, *task.validation]}
     assert {example.target for example in judged.validation} == {"positive", "negative"}
     mixture = load_task(TaskConfig(task="helpdesk/intent+helpdesk/register"))
-    parts = auto.hold_out(mixture, 100_000, 16, 2)
+    share = auto.held_out_share(mixture, 100_000, 16, 2)
+    parts = auto.hold_out(mixture, {"held_out_share": share})
     assert [len(part.validation) > 0 for part in parts.members] == [True, True]
     assert parts.validation == [row for part in parts.members for row in part.validation]
     assert len(parts.validation) == pytest.approx(0.1 * len(mixture.train), rel=0.1)
@@ -258,6 +260,59 @@ def test_a_tournament_resumes_after_its_last_rung(
         tune_auto(members, tmp_path / "run", backbone=t5)
 
 
+EARLIER: TournamentRecord = {
+    "candidates": {f"lr={rate}": {"lr": rate} for rate in (0.01, 0.1, 0.3)},
+    "left_out": [],
+    "metric": "accuracy",
+    "steps": 30,  # too few for a tournament that is planned now
+    "batch_rows": 2,
+    "held_out": 2,
+    "rung_steps": [15],  # two rungs now
+    "rungs": [],
+}
+"""The plan that an earlier version made."""
+
+
+def test_a_tournament_that_an_earlier_version_planned_resumes(
+    toy_csv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(Watcher):
+        def on_step(self, run: Run) -> None:
+            if run.step == 12:
+                raise KeyboardInterrupt
+
+    asked: dict[str, Any] = {
+        "lr": [0.01, 0.1, 0.3],
+        "prompt": {"length": 2},
+        "steps": 30,
+        "checkpoint_every": 5,
+    }
+    members, _ = make_candidates(layer(toy_csv, **asked), resumed=True)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(auto_tune, "plan", lambda *_: copy.deepcopy(EARLIER))
+        with pytest.raises(KeyboardInterrupt):
+            tune_auto(members, tmp_path / "run", watcher=Interrupted())
+    tuned = softprompts.tune(
+        train=toy_csv, **SETTINGS, **asked, auto=True, output=tmp_path / "run", verbose=False
+    )
+    assert isinstance(tuned, softprompts.Tuned)
+    assert tuned.tournament is not None
+    assert tuned.tournament["rung_steps"] == [15]
+    assert [len(rung["standings"]) for rung in tuned.tournament["rungs"]] == [3]
+    assert tuned.tournament["cost"]["tournament_training"] == 3 * 15 * 2
+
+
+def test_the_rows_that_an_earlier_version_held_out_are_held_out_again() -> None:
+    task = load_task(TaskConfig(task="helpdesk/register"))
+    record: TournamentRecord = {**EARLIER, "steps": 60, "rung_steps": [9, 20]}
+    share = 0.25 * 2 * 60 * 2 / (3 + 2) / len(task.train)
+    assert auto.hold_out(task, record).validation == task.held_out(share).validation
+    now = auto.held_out_share(task, 60, 2, 3)
+    assert len(task.held_out(share).validation) != len(task.held_out(now).validation)
+    record["held_out_share"] = now
+    assert auto.hold_out(task, record).validation == task.held_out(now).validation
+
+
 def test_candidates_that_fail_leave(toy_csv: Path, t5: Backbone) -> None:
     rates = {"lr": [0.1, 1e30, 1e31, 1e32], "optimizer": "adamw"}
     record = tune_auto(lists(toy_csv, **rates), None, backbone=t5).tournament
@@ -282,18 +337,21 @@ def test_the_default_wins_unless_another_is_clearly_better(toy_csv: Path) -> Non
 
     def left(wrong: dict[str, int], last: bool, default: str | None = "default") -> list[str]:
         """Who leaves if candidates have this many wrong answers among 16."""
-        right = {name: [row >= count for row in range(16)] for name, count in wrong.items()}
+        scores = {name: [100.0 * (n >= count) for n in range(16)] for name, count in wrong.items()}
         standings: list[Any] = [
             {"candidate": name, "score": -count, "loss": 1.0} for name, count in wrong.items()
         ]
         standings.sort(key=auto.rank)
-        return [place["candidate"] for place in auto.leaving(standings, right, default, last)]
+        return [place["candidate"] for place in auto.leaving(standings, scores, default, last)]
 
     assert left({"default": 9, "a": 2, "b": 1, "c": 3}, last=False) == ["a", "c"]
     assert left({"default": 1, "a": 2, "b": 0, "c": 3}, last=False) == ["a", "c"]
     assert left({"default": 1, "a": 0}, last=True) == ["a"]  # by a row, which is no more than luck
     assert left({"default": 9, "a": 0}, last=True) == ["default"]
     assert left({"default": 1, "a": 0}, last=True, default=None) == ["default"]
+    free_text = [10.0 * (row % 5) for row in range(16)]  # by a metric such as ROUGE
+    assert auto.clearly_better([score + 20 for score in free_text], free_text)
+    assert not auto.clearly_better([*free_text[1:], 40.0], free_text)
 
 
 def test_equal_scores_are_decided_by_the_loss() -> None:

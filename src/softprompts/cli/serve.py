@@ -164,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         action="append",
         type=lambda text: output_folder(text, "library", "--library"),
-        help="a folder of prompts, which may change while they are served; may be repeated "
+        help="a folder of prompts, which may change while the server runs; may be repeated "
         "(default, without PROMPT: SOFTPROMPTS_LIBRARY, or library)",
     )
     parser.add_argument(
@@ -172,8 +172,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="ADDRESS",
         nargs="?",
         const="auto",
-        help="serve with replicas on the Ray cluster at ADDRESS (auto: that of this machine; "
-        "local: start one here), whose machines share the folders",
+        help="serve with replicas on the Ray cluster at ADDRESS (default auto: the one on this "
+        "machine; local: start one here); its machines must share the folders",
     )
     add_model(parser, "the backbone (default: the one on the prompts' cards)")
     add_settings(parser, ServeSettings, "server")

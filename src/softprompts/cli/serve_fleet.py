@@ -5,7 +5,7 @@ import contextlib
 import importlib.util
 import os
 import signal
-import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -24,10 +24,12 @@ def check_fleet(ray: str | None, settings: ServeSettings, given: Collection[str]
     """Refuse flags that do not go together, and a missing package. `given`: settings by name."""
     if ray is None:
         for name in (name for name in ONLY_HERE if name in given):
-            raise UserError(f"{setting(name)} needs --ray, which starts replicas on a cluster.")
+            raise UserError(f"{setting(name)} needs --ray, which starts replicas on a Ray cluster.")
         return
     if settings.studio:
-        raise UserError("The studio needs a server without --ray; start one for it.")
+        raise UserError(
+            "The studio needs a server without --ray; leave out --studio, or start a second server."
+        )
     if 0 < settings.max_replicas < settings.replicas:
         raise UserError(
             f"--max-replicas {settings.max_replicas} is less than --replicas {settings.replicas}; "
@@ -42,13 +44,13 @@ def _not_installed() -> UserError:
 
 
 def shortage_of(resources: Mapping[str, float], settings: ServeSettings, gpus: int) -> str | None:
-    """What a cluster lacks for all replicas, if anything; Ray waits until it has it."""
+    """What a cluster lacks for all replicas, if anything; Ray waits until it is there."""
     for kind, each in (("GPU", gpus), ("CPU", settings.replica_cpus)):
         total, needed = resources.get(kind, 0), settings.replicas * each
         if needed > total:
             return (
-                f"The cluster has {total:g} {kind}s, and {settings.replicas} replicas need "
-                f"{needed:g}; add machines, or lower --replicas."
+                f"The cluster has too few {kind}s: {total:g}, but --replicas {settings.replicas} "
+                f"needs {needed:g}; add machines, or lower --replicas."
             )
     return None
 
@@ -92,7 +94,8 @@ def serve_fleet(
             with deployed(fleet, *address) as prompts:
                 announce(model, prompts)
                 with contextlib.suppress(KeyboardInterrupt):
-                    threading.Event().wait()
+                    while True:
+                        time.sleep(60)  # on Windows, Ctrl-C does not end the wait for an event
     except KeyboardInterrupt:
         return 130
     return 0

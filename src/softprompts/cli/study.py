@@ -170,11 +170,11 @@ def _models(pairs: Sequence[str]) -> dict[str, str]:
         "--rows-per-second",
         metavar="N",
         type=whole_number("rows-per-second"),
-        help="rows that training reads in a second, to estimate the time",
+        help="training rows processed per second, to estimate the time",
     ),
 )
 def plan(options: argparse.Namespace) -> int:
-    """Show what a study would run, and the rules of its claims; nothing is run."""
+    """Show what a study would run, and the rules of its claims, without running it."""
     if not options.study.is_dir():
         with study_errors():
             check_study(read_study(options.study))

@@ -26,7 +26,7 @@ from .output import is_main_process, print_result
 
 EXAMPLES = """softprompts tune --task helpdesk/intent
   softprompts tune --train reviews.csv --text review --label stars --preset residual
-  softprompts tune --task helpdesk/intent --auto          # finds its own method (docs/auto.md)
+  softprompts tune --task helpdesk/intent --auto          # chooses the method (docs/auto.md)
   softprompts tune --config runs/stars/config.yaml --seed 1 --output runs/stars-1
   softprompts tune --task helpdesk/intent,helpdesk/urgency --lr 0.1,0.3 --seed 0,1,2  # 12 runs"""
 LISTS = """Tasks, presets, numbers and choices may be lists, such as --seed 0,1,2 --lr 0.1,0.3. All
@@ -165,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
         argument(
             "--minutes",
             metavar="VALUE",
-            help="with --auto, about how long all of it may take, instead of --steps",
+            help="with --auto: how long tournament and winner may take, roughly; replaces --steps",
         ),
         flags.add_run,
     )

@@ -97,8 +97,8 @@ def describe_tournament(record: TournamentRecord, folder: Path) -> list[str]:
     ]
     if record["held_out"] < FEW_ROWS:
         lines.append(
-            f"{record['held_out']} rows tell candidates apart only if they differ much; "
-            "more training rows make the choice surer"
+            f"{record['held_out']} rows separate only candidates that differ widely; "
+            "more training rows make the choice more reliable"
         )
     for candidate in record["left_out"]:
         settings = ", ".join(map(spell, candidate["settings"].values()))
@@ -107,7 +107,7 @@ def describe_tournament(record: TournamentRecord, folder: Path) -> list[str]:
 
 
 def _table(record: TournamentRecord) -> list[list[str]]:
-    """Rung by rung, best first; runs that won nothing more are marked."""
+    """Rung by rung, best first; eliminated candidates are marked."""
     names = list(next(iter(record["candidates"].values())))
     rows = [["rung", "step", *names, "held-out score", "interval", "rows", "loss", ""]]
     for number, rung in enumerate(record["rungs"], 1):
@@ -121,7 +121,7 @@ def _table(record: TournamentRecord) -> list[list[str]]:
                     format_interval(place["interval"]).strip() or "-",
                     str(rung["rows"]),
                     "-" if place["loss"] is None else f"{place['loss']:.3f}",
-                    "left" if place["left"] else "won" if last else "stays",
+                    "eliminated" if place["left"] else "won" if last else "stays",
                 ]
             )
     return rows

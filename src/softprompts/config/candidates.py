@@ -80,7 +80,7 @@ def check_steps(count: int, steps: int) -> None:
     if steps < steps_needed(count):
         raise UserError(
             f"A tournament of {count} candidates needs a run of at least {steps_needed(count)} "
-            f"steps, and this one has {steps}; raise {setting('tuning.steps')}, or compare fewer."
+            f"steps, but this one has {steps}; raise {setting('tuning.steps')}, or compare fewer."
         )
 
 
@@ -140,8 +140,8 @@ def _check(members: Sequence[Member]) -> None:
         )
     if any(member.config.tuning.patience is not None for member in members):
         raise UserError(
-            f"{setting('tuning.patience')} would choose by the validation rows, which choose "
-            f"nothing with {setting('auto')}; leave one out."
+            f"{setting('tuning.patience')} selects by validation score, which {setting('auto')} "
+            "does not; leave one out."
         )
     if len({_shared(member.config) for member in members}) > 1:
         names = [

@@ -29,40 +29,40 @@ class ServeSettings(Settings):
     """Folder of studies that the studio shows."""
 
     max_queue: int = option(1024, minimum=1)
-    """Most texts in the queue; more are refused with status 429."""
+    """Maximum number of texts in the queue; more are refused with status 429."""
 
     latency: float = option(500.0, exclusiveMinimum=0)
-    """Target for the milliseconds of one forward pass; batch sizes adapt to it."""
+    """Target time of one forward pass, in milliseconds; batch sizes adapt to it."""
 
     batch_rows: int = option(256, minimum=1)
-    """Most texts in one forward pass."""
+    """Maximum number of texts in one forward pass."""
 
     slots: int = option(128, minimum=1)
-    """Most answers generated at the same time."""
+    """Maximum number of answers generated at the same time."""
 
     timeout: float = option(60.0, exclusiveMinimum=0)
     """Seconds after which a request times out."""
 
     min_priority: int = 0
-    """Least priority that a request may ask for; lower values are answered first, whoever asks."""
+    """Lowest priority value that clients may set; requests with lower values are answered first."""
 
     grace: float = option(30.0, minimum=0)
-    """Seconds to finish accepted requests after SIGTERM."""
+    """Seconds allowed for finishing accepted requests after SIGTERM."""
 
     max_body: float = option(4.0, exclusiveMinimum=0)
-    """Largest size of a request, in MiB."""
+    """Maximum size of a request, in MiB."""
 
     max_inputs: int = option(256, minimum=1)
-    """Most texts in a request."""
+    """Maximum number of texts in a request."""
 
     max_characters: int = option(100_000, minimum=1)
-    """Most characters in a text."""
+    """Maximum number of characters in a text."""
 
     max_tokens: int = option(512, minimum=1)
-    """Most tokens in an answer."""
+    """Maximum number of tokens in an answer."""
 
     max_choices: int = option(16, minimum=1)
-    """Most answers to one text (n)."""
+    """Maximum number of answers to one text (n)."""
 
     device_memory: int = option(256, minimum=1)
     """MiB for prompt vectors on the model's device."""
@@ -83,13 +83,13 @@ class ServeSettings(Settings):
     """Also log the texts of requests and answers."""
 
     replicas: int = option(1, minimum=1)
-    """With --ray: copies of the model."""
+    """With --ray: number of replicas, each with its own copy of the model."""
 
     max_replicas: int = option(0, minimum=0)
-    """With --ray: add replicas under load, up to this many; 0 adds none."""
+    """With --ray: add replicas under load, up to this number; 0 adds none."""
 
     replica_load: int = option(32, minimum=1)
-    """With --ray and --max-replicas: requests in progress that a replica should have."""
+    """With --ray and --max-replicas: target number of requests in progress per replica."""
 
     replica_cpus: float = option(1.0, minimum=0)
-    """With --ray: CPUs of a replica. Each also gets a GPU, if the cluster has any."""
+    """With --ray: CPUs per replica. Each replica also gets a GPU if the cluster has any."""

@@ -108,5 +108,5 @@ def _why() -> str:
     status = serve.status().applications[NAME]
     messages = [d.message for d in status.deployments.values() if d.message] or [status.message]
     lines = [line.strip() for line in messages[0].splitlines() if line.strip()]
-    message = lines[-1] if lines else "Ray Serve does not say why."
+    message = lines[-1] if lines else "Ray Serve gives no reason."
     return message.removeprefix(f"{UserError.__module__}.{UserError.__name__}: ")

@@ -30,6 +30,8 @@ _EXCHANGE = "softprompts.exchange"
 DRAINED = 8
 """Bodies that are too large are read up to this multiple of the limit, so that clients that send
 before they listen see the error."""
+DRAIN_SECONDS = 5.0
+"""How long they are read at most."""
 
 
 @dataclass
@@ -158,7 +160,7 @@ class Gate:
         """Read a body that is refused, within bounds."""
         left, more = DRAINED * self.max_body, headers.get(b"content-length", b"0") != b"0"
         try:
-            async with asyncio.timeout(min(5.0, self.timeout)):
+            async with asyncio.timeout(min(DRAIN_SECONDS, self.timeout)):
                 while more and left > 0:
                     message = await receive()
                     left -= len(message.get("body", b""))

@@ -5,7 +5,7 @@ import json
 import math
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,11 +21,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from ..config.serve import ServeSettings
-from .gate import DRAINED, PUBLIC, REQUEST_ID, TIMEOUT, admit
-from .http_errors import GONE, HttpError
+from .gate import DRAIN_SECONDS, DRAINED, PUBLIC, REQUEST_ID, TIMEOUT, admit
+from .http_errors import GONE, HttpError, as_http
 from .keys import Key, Keys
 from .logs import JsonLog
-from .requests import MIB
+from .requests import MIB, DeadlineExceeded
 
 SERVED_BY = "x-served-by"
 """The header of an answer that names its replica."""
@@ -47,6 +47,8 @@ class Forwarded:
     body: bytes
     prompt: str | None = None
     """The prompt that it names."""
+    seconds: float = math.inf
+    """The time that it has by its own header and body."""
     avoid: tuple[str, ...] = ()
     """The replicas that have refused it."""
 
@@ -100,7 +102,7 @@ class Ingress:
             return Response(status_code=GONE)
         except Exception as error:
             self.log.error("failed", error)
-            message = "Internal error of the fleet's ingress, whose log has the details."
+            message = "Internal error in the fleet's ingress; its log has the details."
             return HttpError(500, message, "internal_error").response()
 
     async def _read(self, http: Request) -> Forwarded:
@@ -116,9 +118,9 @@ class Ingress:
         }
         admitted = admit(http.scope["path"], dict(headers), self.keys, self.max_body)
         refused = not isinstance(admitted, Key)
-        chunks, size = [], 0
+        chunks, size, limit = [], 0, self.settings.timeout
         try:
-            async with asyncio.timeout(self.settings.timeout):
+            async with asyncio.timeout(min(DRAIN_SECONDS, limit) if refused else limit):
                 async for chunk in http.stream():
                     size += len(chunk)
                     if not refused:
@@ -126,14 +128,24 @@ class Ingress:
                     if size > self.max_body * (DRAINED if refused else 1):
                         break
         except TimeoutError:
-            raise HttpError(408, "The request did not arrive in time; send it again.") from None
+            if not refused:
+                message = "The request did not arrive in time; send it again."
+                raise HttpError(408, message) from None
         body = b"".join(chunks)
-        return Forwarded(scope, body, _prompt_of(body))
+        fields = _fields_of(body)
+        prompt = fields.get("model")
+        return Forwarded(
+            scope,
+            body,
+            prompt if isinstance(prompt, str) else None,
+            _least(dict(headers).get(TIMEOUT.encode()), fields.get("timeout")),
+        )
 
     async def _answer(self, request: Forwarded) -> Answer:
         """The answer of the first replica that gives one."""
         probe = request.scope["path"] in PUBLIC
-        until = time.monotonic() + (PROBE_SECONDS if probe else self.settings.timeout)
+        limit = PROBE_SECONDS if probe else self.settings.timeout
+        until = time.monotonic() + min(limit, request.seconds)
         for attempt in range(1, ATTEMPTS + 1):
             left = until - time.monotonic()
             messages = self._ask(request if attempt == 1 else request.within(left))
@@ -160,12 +172,9 @@ class Ingress:
                 await messages.aclose()
                 continue
             return Answer(self._bodies(request, start, rest, messages), start)
-        raise HttpError(
-            503,
-            "No replica answered in time; try again later.",
-            "no_replica",
-            headers={"Retry-After": "5"},
-        )
+        if request.seconds < limit and time.monotonic() >= until:
+            raise as_http(DeadlineExceeded("The request timed out."))
+        raise _unanswered("No replica answered in time; try again later.")
 
     async def _ask(self, request: Forwarded) -> AsyncGenerator[list[Message]]:
         """The messages of a replica, which stops when this is closed."""
@@ -209,9 +218,12 @@ class Ingress:
             return answer
         async for _ in answer.bodies:
             pass
-        replies = await self.replicas.broadcast("metrics").results_async(
-            timeout_s=self.settings.timeout, return_exceptions=True
-        )
+        try:
+            replies = await self.replicas.broadcast("metrics").results_async(
+                timeout_s=self.settings.timeout, return_exceptions=True
+            )
+        except TimeoutError:
+            raise _unanswered("A replica did not answer in time; try again later.") from None
         metrics = LabelledMetrics(
             reply for reply in replies if not isinstance(reply, BaseException)
         )
@@ -239,10 +251,22 @@ class LabelledMetrics(Collector):
         return self.metrics.values()
 
 
-def _prompt_of(body: bytes) -> str | None:
+def _unanswered(message: str) -> HttpError:
+    return HttpError(503, message, "no_replica", headers={"Retry-After": "5"})
+
+
+def _fields_of(body: bytes) -> dict[str, Any]:
     try:
         parsed = json.loads(body)
     except (ValueError, RecursionError):
-        return None  # the replica says so
-    name = parsed.get("model") if isinstance(parsed, dict) else None
-    return name if isinstance(name, str) else None
+        return {}  # the replica says so
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _least(*limits: Any) -> float:
+    """The least of a request's limits in seconds. What is not a limit, the replica refuses."""
+    seconds = [math.inf]
+    for limit in limits:
+        with suppress(TypeError, ValueError, OverflowError):
+            seconds.append(float(limit))
+    return min(value for value in seconds if value > 0)

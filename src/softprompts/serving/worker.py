@@ -1,7 +1,7 @@
 """The worker: one thread that owns the model, and serves the queue in rounds.
 
 In each round it scores the labels of some rows, begins the answers of others, and generates more
-tokens of every answer that has begun: one, or as many as take as long as scoring did.
+tokens of every answer that has begun: one, or as many as take as long as all that did.
 """
 
 import logging
@@ -147,23 +147,26 @@ class Worker:
         self._drop_stopped()
         began, most = time.perf_counter(), self.limits.batch_rows
         self._attempt(self._score, self._scoring.take(most, self._budget))
-        scored = time.perf_counter()
         if self._may_begin():
             answers = [answer for group in self._groups for answer in group.answers]
             self._slots = len(answers)
             self._width = max((a.job.tokens + a.job.max_tokens for a in answers), default=0)
             self._attempt(self._begin, self._starting.take(most, self._budget, self._has_slots))
-        until = time.perf_counter() + scored - began
-        self._step()
-        while self._groups and time.perf_counter() < until:  # as long as labels were scored
-            self._flush()
-            self._step()
+        self._step_for(time.perf_counter() - began)
 
     def _may_begin(self) -> bool:
         """Whether answers may begin now, for whose first tokens all those in progress wait: if they
         are many enough, or have waited for a few tokens."""
         waiting = len(self._starting)
         return waiting * FEW_STEPS >= self.decoding or self._steps >= FEW_STEPS
+
+    def _step_for(self, seconds: float) -> None:
+        """Generate one more token, and more for as long as was spent on others."""
+        until = time.perf_counter() + seconds
+        self._step()
+        while self._groups and time.perf_counter() < until:
+            self._flush()
+            self._step()
 
     def _step(self) -> None:
         """Generate one more token of every answer."""

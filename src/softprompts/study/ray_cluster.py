@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -117,6 +118,7 @@ def _connect(address: str, extra: str, log_to_driver: bool) -> Any:
             f"Ray is not installed; install softprompts[{extra}], or leave {setting('ray')} out."
         ) from None
     try:
+        _check_listening(address)
         ray.init(
             address=address,
             log_to_driver=log_to_driver,
@@ -124,12 +126,19 @@ def _connect(address: str, extra: str, log_to_driver: bool) -> Any:
             configure_logging=False,
             **({"include_dashboard": False} if address == "local" else {}),
         )
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"There is no Ray cluster at {address!r} ({reason}); start one with `ray start --head`."
         ) from None
     return ray
+
+
+def _check_listening(address: str) -> None:
+    """Raise at once if nothing listens at HOST:PORT; Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def _slots(ray: Any) -> tuple[int, dict[str, float]]:

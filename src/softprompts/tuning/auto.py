@@ -27,8 +27,8 @@ from ..config.candidates import (
 )
 from ..errors import UserError, setting
 from ..tasks import Task
-from ..tasks.score_report import task_report
-from ..tasks.statistics import mcnemar
+from ..tasks.score_report import ScoreReport, task_report
+from ..tasks.statistics import paired_test
 from .batches import batches_per_epoch
 from .checkpoint import load_checkpoint
 from .cohort import Cohort, save
@@ -74,7 +74,7 @@ def rung_steps(steps: int, batch_rows: int, count: int, held_out: int) -> list[i
         ends.append(min(step, steps - 1))
     if ends[0] < 1:
         raise UserError(
-            f"Judging {count} candidates by {held_out} rows costs more than two runs of {steps} "
+            f"Judging {count} candidates on {held_out} rows costs more than two runs of {steps} "
             f"steps; raise {setting('tuning.steps')}, or compare fewer."
         )
     return ends
@@ -99,8 +99,8 @@ def hold_out(task: Task, record: TournamentRecord) -> Task:
         return task.held_out(_earlier_share(task, record) if share is None else share)
     except UserError:
         raise UserError(
-            f"{task.name} has too few training rows to hold some out for {setting('auto')}; "
-            "add rows, or leave it out."
+            f"{task.name} has too few training rows for {setting('auto')}, which holds some out; "
+            f"add rows, or leave out {setting('auto')}."
         ) from None
 
 
@@ -284,18 +284,21 @@ class Tournament:
         end = self.record["rung_steps"][number]
         cohort = self._train(end)
         active = {name: run for name, run in self.runs.items() if not run.failed}
-        answers = dict(zip(active, cohort.evaluate(list(active.values())), strict=True))
+        answers = zip(active, cohort.evaluate(list(active.values())), strict=True)
+        reports = {
+            name: task_report(self.task, "validation", of, baselines=False) for name, of in answers
+        }
         start = self.record["rung_steps"][number - 1] if number else 0
         standings = [
-            self._standing(name, run, answers.get(name), start) for name, run in self.runs.items()
+            _standing(name, run, reports.get(name), start) for name, run in self.runs.items()
         ]
         standings.sort(key=rank)
         if standings[0]["score"] is None:
             why = next(iter(self.runs.values())).stopped
             raise RunFailedError(f"All candidates failed; the first one: {why}.")
-        right = {name: self._right(of) for name, of in answers.items()}
+        scores = {name: report.row_scores for name, report in reports.items()}
         last = number == len(self.record["rung_steps"]) - 1
-        for place in leaving(standings, right, self.record.get("default"), last):
+        for place in leaving(standings, scores, self.record.get("default"), last):
             place["left"] = True
         gone = [place["candidate"] for place in standings if place["left"]]
         self.runs = {name: run for name, run in self.runs.items() if name not in gone}
@@ -309,11 +312,6 @@ class Tournament:
         if self.folder is not None and self.team.is_main:
             write_tournament(self.folder, self.record)
             self.folder.remove_candidates(gone)
-
-    def _right(self, answers: Sequence[str]) -> list[bool]:
-        """Which of the held-out rows are answered correctly."""
-        pairs = zip(answers, self.task.validation, strict=True)
-        return [answer == example.target for answer, example in pairs]
 
     def _train(self, end: int) -> Cohort:
         """Train all runs up to a step, and save them there."""
@@ -331,28 +329,28 @@ class Tournament:
                 save(self.runs[name], folder)
         return cohort
 
-    def _standing(self, name: str, run: Run, answers: Sequence[str] | None, start: int) -> Standing:
-        """A candidate's score; a failed one, which gave no answers, leaves."""
-        if answers is None:
-            return {"candidate": name, "score": None, "interval": None, "loss": None, "left": True}
-        report = task_report(self.task, "validation", answers, baselines=False)
-        losses = [loss for step, loss in run.losses if step > start]
-        return {
-            "candidate": name,
-            "score": report.metrics[run.metric],
-            "interval": report.intervals.get(run.metric),
-            "loss": round(sum(losses) / max(1, len(losses)), 4),
-            "left": False,
-        }
-
     def _summary(self, number: int, rung: RungRecord) -> str:
         best = rung["standings"][0]
         settings = self.record["candidates"][best["candidate"]]
         return (
             f"rung {number + 1} of {len(self.record['rung_steps'])}: {in_words(settings)} leads "
             f"with {self.record['metric']} {best['score']:.1f} on {rung['rows']} held-out rows; "
-            f"{sum(place['left'] for place in rung['standings'])} leave"
+            f"{sum(place['left'] for place in rung['standings'])} eliminated"
         )
+
+
+def _standing(name: str, run: Run, report: ScoreReport | None, start: int) -> Standing:
+    """A candidate's score; a failed one, which gave no answers, leaves."""
+    if report is None:
+        return {"candidate": name, "score": None, "interval": None, "loss": None, "left": True}
+    losses = [loss for step, loss in run.losses if step > start]
+    return {
+        "candidate": name,
+        "score": report.metrics[run.metric],
+        "interval": report.intervals.get(run.metric),
+        "loss": round(sum(losses) / max(1, len(losses)), 4),
+        "left": False,
+    }
 
 
 def rank(place: Standing) -> tuple[float, float]:
@@ -362,28 +360,29 @@ def rank(place: Standing) -> tuple[float, float]:
 
 
 def leaving(
-    standings: list[Standing], right: Mapping[str, Sequence[bool]], default: str | None, last: bool
+    standings: list[Standing],
+    scores: Mapping[str, Sequence[float]],
+    default: str | None,
+    last: bool,
 ) -> list[Standing]:
     """Who leaves, of standings that are in order: the worse half, at the last rung all but one.
 
     The default method, if it is among them, reaches the last rung, and wins there unless the best
-    of the others is clearly better. `right`: which held-out rows each candidate answers correctly.
+    of the others is clearly better. `scores`: each candidate's `row_scores` of the held-out rows.
     """
     kept = 1 if last else math.ceil(len(standings) / 2)
     (index,) = [i for i, place in enumerate(standings) if place["candidate"] == default] or [0]
     protected = standings[index]
     if index >= kept and protected["score"] is not None:
         best = standings[0]["candidate"]
-        if not last or not clearly_better(right[best], right[protected["candidate"]]):
+        if not last or not clearly_better(scores[best], scores[protected["candidate"]]):
             standings.insert(kept - 1, standings.pop(index))
     return standings[kept:]
 
 
-def clearly_better(first: Sequence[bool], second: Sequence[bool]) -> bool:
-    """Whether the first answers more rows correctly, and chance is an unlikely reason."""
-    pairs = list(zip(first, second, strict=True))
-    gained, lost = pairs.count((True, False)), pairs.count((False, True))
-    return gained > lost and mcnemar(gained, lost) < UNLIKELY
+def clearly_better(first: Sequence[float], second: Sequence[float]) -> bool:
+    """Whether the first scores more on the same rows, and chance is an unlikely reason."""
+    return sum(first) > sum(second) and paired_test(first, second) < UNLIKELY
 
 
 def in_words(settings: dict[str, Any]) -> str:
