@@ -1,7 +1,7 @@
 r"""Serving 1 to 10,000 prompts, beside PEFT: the highest rate at which p99 stays under a target.
 
     python benchmarks/serving.py --threads 2 --http --output serving-t5-tiny-cpu.json
-    python benchmarks/serving.py --model t5-base --dtype bf16 --budget 240 --output t5-base.json
+    python benchmarks/serving.py --model t5-base --dtype bf16 --budget 360 --output t5-base.json
 
 A library of random prompts lies on disk. Requests for them come from a second process
 (open_loop.py), at the times of a Poisson process, as lines of JSON through a Unix socket; latencies

@@ -23,8 +23,8 @@ from softprompts.config.serve import ServeSettings
 from softprompts.errors import UserError
 from softprompts.serving.client import VARIABLE
 
-from ..processes import ForkServer, Process
-from ..serving.http_server import ask, wait_until
+from ..processes import ForkServer, Process, wait_until
+from ..serving.http_server import ask
 from ..serving.test_engine import MOODS, tuned
 from .conftest import Start
 

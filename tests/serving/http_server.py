@@ -4,10 +4,9 @@ import io
 import json
 import socket
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,8 @@ from softprompts.serving.async_engine import AsyncEngine
 from softprompts.serving.keys import Keys
 from softprompts.serving.logs import JsonLog
 from softprompts.serving.server import create_app, make_server
+
+from ..processes import wait_until
 
 
 @dataclass
@@ -82,10 +83,3 @@ def ask(
             status, text, got = error.code, error.read(), error.headers
     parsed = json.loads(text) if got.get_content_type() == "application/json" else text.decode()
     return status, parsed, {name.lower(): value for name, value in got.items()}
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it never happened"
-        time.sleep(0.01)

@@ -18,11 +18,15 @@ from openai import OpenAI
 from softprompts.backbone import Backbone
 from softprompts.tuning.tuned import Tuned
 
-from ..processes import ForkServer, Process
-from .http_server import ask, wait_until
+from ..processes import ForkServer, Process, wait_until
+from .http_server import ask
 from .test_engine import MOODS, tuned
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+    pytest.mark.xdist_group("ray"),  # a machine's clusters would find one another
+]
 
 ALL, SOME = "a-key-for-all-prompts", "a-key-for-some-prompts"
 HEADERS = {"Authorization": f"Bearer {ALL}"}
@@ -80,7 +84,11 @@ def fleet(
         for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}.items():
             patch.setenv(name, value)
         context: Any = ray.init(
-            num_cpus=2, object_store_memory=80 * 2**20, include_dashboard=False, log_to_driver=False
+            address="local",  # never the cluster of another test
+            num_cpus=2,
+            object_store_memory=80 * 2**20,
+            include_dashboard=False,
+            log_to_driver=False,
         )
         try:
             command = [

@@ -24,7 +24,8 @@ from softprompts.serving.metrics import OTHER, Metrics
 from softprompts.serving.requests import Limits
 from softprompts.serving.server import limits_of
 
-from .http_server import Running, ask, running, wait_until
+from ..processes import wait_until
+from .http_server import Running, ask, running
 from .test_engine import MOODS, tuned
 
 ALL, SOME, WRONG = "a-key-for-all-prompts", "a-key-for-some-prompts", "a-key-nobody-has-given"

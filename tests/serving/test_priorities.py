@@ -12,7 +12,8 @@ from softprompts.serving.async_engine import AsyncEngine
 from softprompts.serving.keys import Keys
 from softprompts.serving.server import limits_of
 
-from .http_server import Running, ask, running, wait_until
+from ..processes import wait_until
+from .http_server import Running, ask, running
 from .test_engine import MOODS, tuned
 
 ONE, OTHER = "the-key-of-one-team", "the-key-of-the-others"

@@ -14,9 +14,13 @@ from softprompts.cli.study import main
 from softprompts.errors import UserError
 from softprompts.study import ray_cluster
 
+from ..processes import wait_until
 from .conftest import FEW, Write, results, scores
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+    pytest.mark.xdist_group("ray"),  # a machine's clusters would find one another
+]
 
 
 @pytest.fixture
@@ -88,7 +92,10 @@ def test_a_killed_node_loses_no_results(
 def test_without_a_cluster_the_error_says_what_to_start(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed (softprompts[study])")
+    services = pytest.importorskip(
+        "ray._private.services", reason="Ray is not installed (softprompts[study])"
+    )
+    wait_until(lambda: not services.find_gcs_addresses(), 60)  # clusters of other tests end slowly
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     with pytest.raises(UserError, match="ray start --head"):
         main(["run", str(write(**FEW)), "--output", str(tmp_path / "study"), "--ray"])
