@@ -13,7 +13,7 @@ test: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2 --dist loadfile
 
 schema: $(VENV)/.test
 	$(BIN)/python -c "from softprompts.config.kinds import FILE, describe_all; FILE.write_text(describe_all())"

@@ -1,5 +1,6 @@
 """What the tests share: the embedded t5-tiny, tiny random models, official numbers, a toy file."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -129,3 +130,11 @@ def commons() -> Iterator[Path]:
         yield home
     finally:
         shutil.rmtree(home)
+
+
+@pytest.fixture(scope="module")
+def one_ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Held by one process at a time: clusters of the same machine would find one another."""
+    with (tmp_path_factory.getbasetemp().parent / "ray.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

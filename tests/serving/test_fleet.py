@@ -25,7 +25,6 @@ from .test_engine import MOODS, tuned
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),  # Ray's own
-    pytest.mark.xdist_group("ray"),  # a machine's clusters would find one another
 ]
 
 ALL, SOME = "a-key-for-all-prompts", "a-key-for-some-prompts"
@@ -65,7 +64,10 @@ class Fleet:
 
 @pytest.fixture(scope="module")
 def fleet(
-    tiny: Backbone, torch_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
+    one_ray_cluster: None,
+    tiny: Backbone,
+    torch_server: ForkServer,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Fleet]:
     """A cluster that this process has started, and the command that deploys to it."""
     pytest.importorskip("ray.serve", reason="Ray Serve is not installed (softprompts[ray])")

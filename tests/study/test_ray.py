@@ -19,7 +19,7 @@ from .conftest import FEW, Write, results, scores
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Ray's own
-    pytest.mark.xdist_group("ray"),  # a machine's clusters would find one another
+    pytest.mark.usefixtures("one_ray_cluster"),
 ]
 
 
