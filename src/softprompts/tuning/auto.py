@@ -41,7 +41,7 @@ from .watch import Watcher
 HELD_OUT = 0.1
 """The share of the training rows that judges candidates, unless that costs more than `JUDGING`."""
 MOST, MOST_ON_CPU = 5, 3
-"""The most candidates, unless they are given: more would be judged too early to be told apart."""
+"""The most candidates, unless they are given: more would be judged too early for a choice."""
 TIMED_RUNS, UNTIMED, FEWEST_TIMED, MOST_TIMED, TIMING = 4, 2, 5, 25, 3.0
 """How the time of a row is measured for a budget in minutes: with how many runs, from which step
 on, in how many steps, and in about how many seconds."""

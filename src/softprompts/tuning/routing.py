@@ -5,7 +5,6 @@ Shape letters: B batch, K prompts in a mixture.
 """
 
 import math
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -27,12 +26,7 @@ class RouterWatch:
         self.hook = None if self.router is None else self.router.register_forward_hook(self._add)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.hook is not None:
             self.hook.remove()
 
