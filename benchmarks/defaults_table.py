@@ -3,7 +3,9 @@
     python benchmarks/defaults_table.py benchmarks/results/candidates-h200.jsonl [MORE.jsonl ...]
 
 For every backbone: the mean of each candidate over the tasks that all of them have with the same
-seeds, by the held-out rows, which choose, and by the validation rows, which choose nothing.
+seeds, by the held-out rows, which choose, and by the validation rows, which choose nothing. The
+first table compares the candidates that were run with most seeds; its means are over seeds, then
+tasks, then backbones.
 """
 
 import json
@@ -13,6 +15,9 @@ from statistics import fmean
 from typing import Any
 
 Records = dict[tuple[str, str, str, int], dict[str, Any]]
+MOST_SEEDS = ("mixture", "prompt-tuning", "residual", "residual-labels-20")
+FEWEST_SEEDS = 3
+"""A task with fewer seeds than this is left out of the first table."""
 MOST_TASKS = 0.6
 """A candidate with fewer than this share of the tasks is left out of a table."""
 
@@ -31,6 +36,38 @@ def read(*paths: str) -> Records:
 def scores(record: dict[str, Any]) -> tuple[float, float]:
     """By the held-out rows at the last step, and by the validation rows."""
     return list(record["held_out"].values())[-1], record["metrics"][record["metric"]]
+
+
+def with_most_seeds(records: Records) -> list[str]:
+    """The candidates of `MOST_SEEDS`: on every task, over the seeds that all of them have."""
+    seeds: dict[tuple[str, str], list[int]] = {}
+    for model, task, candidate, seed in records:
+        if candidate == MOST_SEEDS[0] and all(
+            (model, task, other, seed) in records for other in MOST_SEEDS
+        ):
+            seeds.setdefault((model, task), []).append(seed)
+    seeds = {pair: of for pair, of in seeds.items() if len(of) >= FEWEST_SEEDS}
+    models = dict.fromkeys(model for model, _ in seeds)
+    pairs = {model: [pair for pair in seeds if pair[0] == model] for model in models}
+    runs = {model: sum(len(seeds[pair]) for pair in pairs[model]) for model in models}
+    counts = [f"{len(pairs[model])} tasks, {runs[model]} runs" for model in models]
+    lines = [
+        f"| candidate | {' | '.join(models)} | mean |",
+        f"|---|{'---:|' * (len(models) + 1)}",
+        f"| each with | {' | '.join(counts)} | |",
+    ]
+    for name in MOST_SEEDS:
+        cells = []
+        for part in (0, 1):
+            of_task = {
+                pair: fmean(scores(records[*pair, name, seed])[part] for seed in of)
+                for pair, of in seeds.items()
+            }
+            means = [fmean(of_task[pair] for pair in pairs[model]) for model in models]
+            cells.append([*means, fmean(means)])
+        both = " | ".join(f"{h:.1f} / {v:.1f}" for h, v in zip(*cells, strict=True))
+        lines.append(f"| {name} | {both} |")
+    return lines
 
 
 def table(records: Records, model: str, seeds: tuple[int, ...]) -> list[str]:
@@ -58,6 +95,7 @@ def table(records: Records, model: str, seeds: tuple[int, ...]) -> list[str]:
 
 def main() -> None:
     records = read(*sys.argv[1:])
+    print("\n".join(with_most_seeds(records)))
     for model in dict.fromkeys(of for of, *_ in records):
         for count in (1, 2, 3):
             print("\n".join(table(records, model, tuple(range(count)))))
