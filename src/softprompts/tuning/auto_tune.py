@@ -9,7 +9,7 @@ from ..artifacts.run_folder import RunFolder
 from ..artifacts.tournament import TournamentRecord, read_tournament, write_tournament
 from ..backbone import Backbone
 from ..config import Member, RunConfig, absolute_data
-from ..config.candidates import steps_needed
+from ..config.candidates import TOURNAMENT_RUNS, steps_needed
 from ..errors import UserError, setting
 from ..tasks import Task
 from .auto import (
@@ -124,7 +124,10 @@ def _plan(
                 f"A budget of {minutes:g} min is enough for a run of {steps} steps here, and a "
                 f"tournament needs {needed}; raise {setting('minutes')}."
             )
-        watcher.on_message(f"{minutes:g} min are enough for a run of {steps:,} steps")
+        watcher.on_message(
+            f"{minutes:g} min are enough for a tournament and a run of {steps:,} steps, or for a "
+            f"run of about {(1 + TOURNAMENT_RUNS) * steps:,} steps without a tournament"
+        )
     return plan(fit, task, steps, most, left_out)
 
 
