@@ -31,8 +31,7 @@ The main claims of the four papers, in our words, and whether they held here. Th
 rule for each verdict before it runs ([studies.md](studies.md#claims)):
 
 - **held**: the 95 % interval of the paired differences, over tasks and seeds, lies above the margin
-  and, unless the claim is "no worse", a paired test (corrected for all expectations of the claim)
-  agrees.
+  and, unless the claim is "no worse", a paired test (corrected for all tests of the claim) agrees.
 - **did not hold**: the interval lies below the smallest difference that would count.
 - **too weak to tell**: neither of these, or no task is above its majority class.
 - **held in part**: the reports so far agree, and others that test the claim are missing.

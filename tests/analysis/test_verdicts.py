@@ -125,6 +125,15 @@ def test_all_expectations_must_hold_and_are_corrected_together() -> None:
     assert overall([HELD, TOO_WEAK]) == TOO_WEAK
 
 
+def test_only_tests_that_decide_are_corrected_for() -> None:
+    """An interval decides whether an arm is no worse, so that is no further test."""
+    runs = runs_of(["a", "b", "c"], noisy({"a": 6.0, "b": 3.0, "c": 3.0}))
+    clear = {"better": "a", "than": "b"}
+    judged = verdict(runs, clear, {"no_worse": "b", "than": "c", "within": 2})
+    assert judged["verdict"] == HELD
+    assert judged["expectations"][0]["p"] == verdict(runs, clear)["expectations"][0]["p"]
+
+
 def test_a_contrast_asks_whether_a_gap_shrinks() -> None:
     gaps = {"new-few": 9.0, "old-few": 0.0, "new-many": 2.0, "old-many": 0.0}
     runs = runs_of(list(gaps), noisy(gaps))

@@ -57,11 +57,11 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = str(ROOT / "recipes" / "lester-table3-small.yaml")
     assert main(["study", "plan", recipe, "--rows-per-second", "1000"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[2].split() == ["all", "56", "cells", "56,000", "steps", "1,792,000", "rows"]
-    assert shown[3] == "about 29 min 52 s of training"
+    assert shown[2].split() == ["all", "80", "cells", "80,000", "steps", "2,560,000", "rows"]
+    assert shown[3] == "about 42 min 40 s of training"
     assert shown[4].startswith("claim 6: A majority vote of five prompts")
     assert main(["study", "plan", recipe, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert (printed["cells"], printed["seconds"]) == (56, None)
+    assert (printed["cells"], printed["seconds"]) == (80, None)
     assert main(["study", "plan", "nowhere.yaml"]) == 2
     assert "does not exist" in capsys.readouterr().err

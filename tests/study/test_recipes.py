@@ -16,6 +16,7 @@ from softprompts.study.claims import EXPLAINED, read_claims
 from softprompts.study.config import StudyConfig, check_study, read_study
 from softprompts.study.outline import outline
 from softprompts.study.plan import plan
+from softprompts.study.reuse import same_run
 from softprompts.study.study import Study
 
 from ..conftest import DATA
@@ -93,7 +94,7 @@ def test_small_recipes_choose_learning_rates_where_they_compare_methods() -> Non
 
 def test_the_page_lists_the_recipes_with_their_cells_and_minutes() -> None:
     lines = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8").splitlines()
-    columns = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    columns = [[c.strip() for c in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
     rows = {cells[0].split("`")[1]: cells for cells in columns if cells[0].startswith("`")}
     for path in SMALL:
         name = path.stem.removesuffix("-small")
@@ -110,6 +111,24 @@ def test_the_page_lists_the_recipes_with_their_cells_and_minutes() -> None:
         numbers = {claim["claim"] for claim in studies[1].claims}
         listed = rows[name][2].replace("13 to 17", "13, 14, 15, 16, 17")
         assert {int(number) for number in listed.split(", ") if number} == numbers
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cells"),
+    [
+        ("residual-length", "residual-table1", 160),
+        ("smop-table1", "smop-table3", 80),
+        ("lester-section7", "lester-figure3b", 80),
+        ("lester-figure1", "lester-table3", 40),
+        ("lester-figure3a", "lester-table3", 40),
+    ],
+)
+def test_recipes_share_as_many_cells_as_the_page_says(first: str, second: str, cells: int) -> None:
+    def keys(name: str) -> set[str | None]:
+        plans = {cell.name: cell.plain() for cell in plan(planned(f"{name}-small")[0])}
+        return {same_run(cell, plans) for cell in plans}
+
+    assert len(keys(first) & keys(second)) == cells
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the tasks' data is not here")

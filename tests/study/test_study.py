@@ -630,6 +630,7 @@ def test_blocked_cells_without_a_failure_have_another_reason() -> None:
         "stages": {},
         "done": 1,
         "total": 2,
+        "reused": 0,
         "cells_per_minute": None,
         "running": [],
         "workers": [],

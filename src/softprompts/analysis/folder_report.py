@@ -1,12 +1,13 @@
 """The report of a folder of runs: one HTML page, the same as Markdown, and all numbers as JSON."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ..artifacts.file_names import CONFUSION, TOURNAMENT_PLOT
-from ..files import read_json, write_json, write_text
+from ..files import read_json, write_text
 from ..study.claims import read_claims
 from .runs import Runs, read_runs
 from .summary import Summary, summarize
@@ -33,7 +34,8 @@ def report(
     summary["title"], summary["files"] = title, [str(path) for path in paths]
     write_text(paths[0], page(summary, title, figures(runs)))
     write_text(paths[1], markdown(summary, title))
-    write_json(paths[2], {name: value for name, value in summary.items() if name != "files"})
+    numbers = {name: value for name, value in summary.items() if name != "files"}
+    write_text(paths[2], json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")  # many configs
     return summary
 
 

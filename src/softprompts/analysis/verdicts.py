@@ -3,8 +3,9 @@
 An expectation compares arms on the tasks and seeds that they share. Tasks on which no arm of it is
 above the majority class (the rule of `TaskScore.weak`) are left out. It holds if the 95 % interval
 of the paired differences lies above the margin, and a difference of zero is rejected by a paired
-test that is corrected for the claim's expectations (Holm). It does not hold if the interval lies
-below the smallest difference that would count. Nothing here needs torch.
+test that is corrected for all such tests of the claim (Holm); with another margin than zero, the
+interval alone decides. It does not hold if the interval lies below the smallest difference that
+would count. Nothing here needs torch.
 """
 
 import math
@@ -41,15 +42,18 @@ def judge_claims(
 
 def _judge(claim: Claim, runs: Runs, analysis: Mapping[str, Any]) -> dict[str, Any]:
     measured = [_measure(part, runs) if part.terms else None for part in claim.expect]
-    p_values = [found.p for found in measured if found is not None and found.p is not None]
-    corrected = iter(holm(p_values))
+    p_values = {
+        index: found.p
+        for index, (part, found) in enumerate(zip(claim.expect, measured, strict=True))
+        if found is not None and found.p is not None and part.is_tested
+    }
+    corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     findings = []
-    for part, found in zip(claim.expect, measured, strict=True):
+    for index, (part, found) in enumerate(zip(claim.expect, measured, strict=True)):
         if found is None:
             findings.append(TRANSFER_FINDINGS[part.kind](part, runs, analysis))
         else:
-            p = None if found.p is None else next(corrected)
-            findings.append(_decide(part, found, p))
+            findings.append(_decide(part, found, corrected.get(index, found.p)))
     return {
         "verdict": overall([found.verdict for found in findings]),
         "expectations": [found.plain() for found in findings],
@@ -68,7 +72,7 @@ def _decide(part: Expectation, found: Finding, p: float | None) -> Finding:
     verdict = TOO_WEAK
     if found.interval is not None and found.verdict != NOT_RUN:
         low, high = found.interval
-        sure = part.above != 0 or (p is not None and p < SIGNIFICANCE)
+        sure = not part.is_tested or (p is not None and p < SIGNIFICANCE)
         if high < part.least:
             verdict = NOT_HELD
         elif low > part.above and sure:

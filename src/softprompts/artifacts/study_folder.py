@@ -75,6 +75,7 @@ class CellResult:
     seconds: float | None = None  # its share of the cohort's training time
     cohort: int | None = None  # how many runs were trained together
     failed: str | None = None
+    reused: str | None = None  # the study and the cell that it was copied from
     fingerprint: str | None = None
     parameters: int | None = None
     machine: dict[str, Any] | None = None
@@ -106,10 +107,11 @@ MEASURED = (
 )
 """Fields that only the result of a run that did not fail has."""
 OPTIONAL = (
-    *("interval", "bag_of_words"),
+    *("interval", "bag_of_words", "reused"),
     *("test", "test_rows", "test_majority", "test_interval"),
 )
-"""Fields that results of older versions lack, as do those of tasks without labels or test rows."""
+"""Fields that results of older versions lack, as do those of tasks without labels or test rows, and
+of cells that were run here."""
 
 
 @dataclass(frozen=True)

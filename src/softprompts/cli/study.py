@@ -36,6 +36,8 @@ EXAMPLES = {
   softprompts study run recipes/spot-figure3-small.yaml --data-dir DATA \\
       --model google/flan-t5-small=models/flan-t5-small
   softprompts study run runs/spot      # resumes a study that was interrupted
+  softprompts study run recipes/lester-figure3b-small.yaml --data-dir DATA \\
+      --reuse runs/lester-section7-small      # which has two of its three arms
   softprompts study run recipes/spot-paper.yaml --ray      # on this machine's Ray cluster""",
     "plan": """softprompts study plan recipes/residual-table1-small.yaml
   softprompts study plan recipes/residual-table1-small.yaml --rows-per-second 6900""",
@@ -103,10 +105,22 @@ def main(argv: Sequence[str]) -> int:
         help="run on the Ray cluster at ADDRESS (auto: that of this machine), "
         "whose machines share the folder",
     ),
+    argument(
+        "--reuse",
+        metavar="STUDY",
+        action="append",
+        default=[],
+        type=Path,
+        help="the folder of another study; its finished runs with the same settings are copied, "
+        "not repeated; may be repeated",
+    ),
 )
 def run(options: argparse.Namespace) -> int:
     """Run the missing cells of a study; several processes may share a folder."""
     models = _models(options.model)
+    with study_errors():
+        for other in options.reuse:
+            study_folder(other)  # refused before torch is imported
     if not options.study.is_dir():
         with study_errors():
             config = read_study(options.study)
@@ -137,6 +151,7 @@ def run(options: argparse.Namespace) -> int:
         data_dir=options.data_dir,
         models=models,
         ray=options.ray,
+        reuse=options.reuse,
         watch=lambda cells: StudyBars(cells, options.quiet),
     )
     folder = study.folder.path
@@ -328,6 +343,8 @@ def describe(status: "StudyStatus") -> str:
     ]
     lines.append(f"{'all cells':<15} {status['done']} of {status['total']}")
     unfinished = bool(set(status["missing"]) - set(status["blocked"]))
+    if status["reused"]:
+        lines.append(f"{status['reused']} cells were copied from other studies")
     if status["cells_per_minute"]:
         running = status["workers"] and unfinished
         left = f", about {duration(status['eta_seconds'])} left" if running else ""

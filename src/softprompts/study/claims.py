@@ -68,13 +68,18 @@ class Expectation:
     value: Any = None
 
     @property
+    def is_tested(self) -> bool:
+        """Whether it needs p < 0.05, too; with another margin than zero, the interval decides."""
+        return self.above == 0
+
+    @property
     def name(self) -> str:
         """What is compared."""
         if not self.terms:
             return f"{self.kind}: {json.dumps(self.value)}".replace('"', "")
         if self.kind == "contrast":
             terms = " ".join(f"{'+' if w > 0 else '-'} {arm}" for w, arm in self.terms)
-            return terms.removeprefix("+ ")
+            return f"{terms.removeprefix('+ ')}:"
         (_, first), (_, second) = self.terms
         margin = f" by {self.above:g}" if self.above > 0 else ""
         return f"{first} {self.kind.replace('_', ' ')} than {second}{margin}:"
@@ -85,7 +90,7 @@ class Expectation:
         where = f", on {', '.join(self.tasks)}" if self.tasks else ""
         if not self.terms:
             return f"{self.name}{where}"
-        test = " and p < 0.05" if self.above == 0 else ""
+        test = " and p < 0.05" if self.is_tested else ""
         unit = "%" if self.relative else "points"
         return (
             f"{self.name} holds above {self.above:g}{test}, fails below {self.least:g} {unit}"

@@ -31,7 +31,7 @@ from ..library import Similarity
 from ..tasks import BENCHMARKS, PREFIX_LM, data_folder, definition, has_rows
 from .claims import check_claims, read_claims
 
-OPTIONS = {"output", "device", "task.data_dir", "workers", "only", "ray"}
+OPTIONS = {"output", "device", "task.data_dir", "workers", "only", "ray", "reuse"}
 """Options of `softprompts study`, which it takes as flags."""
 SET_BY_PLAN = ("model", "seed")
 SETTINGS = sorted(

@@ -134,6 +134,7 @@ class StudyStatus(Pace):
     missing: list[str]
     stages: dict[str, dict[str, int]]
     workers: list[str]
+    reused: int  # cells copied from other studies
 
 
 def study_status(
@@ -157,13 +158,15 @@ def study_status(
         "missing": [cell.name for cell in missing],
         "stages": stages,
         "workers": [file.stem for file in folder.heartbeats() if is_alive(folder, file.stem, now)],
+        "reused": sum(result.reused is not None for result in state.results.values()),
         **pace(missing, state),
     }
 
 
 def pace(missing: Sequence[Cell], state: StudyState) -> Pace:
     """Cells per minute by the latest results, and the seconds that the missing cells will take."""
-    recent = sorted(state.results.values(), key=lambda result: result.finished)[-RECENT:]
+    own = [result for result in state.results.values() if result.reused is None]
+    recent = sorted(own, key=lambda result: result.finished)[-RECENT:]
     steps = sum(result.steps or 0 for result in recent)
     if not recent or not steps:
         return {"cells_per_minute": None, "eta_seconds": None}

@@ -16,6 +16,7 @@ from .config import StudyConfig, default_folder, read_study, study_errors, study
 from .plan import Cell, plan
 from .processes import is_child, worker_processes
 from .ray_cluster import cluster, work_on_ray
+from .reuse import check_reused, reuse_cells
 from .state import StudyLines, StudyStatus, StudyWatcher, study_status
 from .workers import Rerun, rerun, work
 
@@ -71,13 +72,15 @@ class Study:
         data_dir: str | None = None,
         models: Mapping[str, str] | None = None,
         ray: str | None = None,
+        reuse: Sequence[str | Path] = (),
         verbose: bool = True,
         watch: Watch | None = None,
     ) -> StudyStatus:
         """Run all cells without a result, or those of the stages in `only`.
 
         `workers` processes of this machine share the work, or the Ray cluster at the address `ray`.
-        `models` are folders of backbones, by the names that the study has for them.
+        `models` are folders of backbones, by the names that the study has for them. Runs with the
+        same settings that the studies in the folders `reuse` have finished are copied.
         """
         if any(os.environ.get(name, "1") != "1" for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")):
             raise UserError(
@@ -99,6 +102,8 @@ class Study:
             )
         watch = watch or (StudyLines if verbose else lambda cells: StudyWatcher())
         with study_errors():
+            others = [study_folder(path) for path in reuse]
+            check_reused(others, folder.path)
             stages = self._check(cells, only, local=ray is None)
             size = cohort or self.config.cohort
             arguments = [str(folder.path), "--cohort", str(size), "--only", ",".join(stages)]
@@ -110,6 +115,9 @@ class Study:
                 make_folder(folder.path)
                 text = yaml.safe_dump(self.config.plain(), sort_keys=False, allow_unicode=True)
                 write_text(folder.study_file, text)
+                for other in others:
+                    chosen = [cell for cell in cells if cell.stage in stages]
+                    reuse_cells(chosen, folder, StudyFolder(other))
                 with worker_processes(arguments, workers), watch(cells) as watcher:
                     state = (
                         work(cells, folder, size, watcher, stages)

@@ -171,6 +171,10 @@ def rerun(folder: StudyFolder, name: str, output: Path, data_dir: str | None = N
             f"The study in {folder.path} has no result of a cell {name!r}; "
             f'`softprompts study status {folder.path} --json` lists finished cells as "finished".'
         )
+    if result.reused is not None:
+        raise UserError(
+            f"{name} was copied from another study ({result.reused}); run it again in that study."
+        )
     recorded = {cell: folder.cell(cell).result() or CellResult(cell) for cell in result.beside}
     configs = {cell: saved_config(folder, other, data_dir) for cell, other in recorded.items()}
 
