@@ -226,6 +226,8 @@ class Benchmark:
         loaded, host = time.perf_counter(), Ours(engine)
         await asyncio.to_thread(host.warm, count)
         warm = time.perf_counter()
+        if self.backbone.device.type == "cuda":
+            await host.rehearse(self.kinds, self.texts, self.settings.new_tokens)
         tier = engine.worker.tier
         record = {
             "prompts": count,
@@ -233,6 +235,8 @@ class Benchmark:
             "list_s": listed - began,
             "loads_per_s": count / (loaded - listed),
             "first_use_s": warm - loaded,
+            "rehearsal_s": time.perf_counter() - warm,
+            "recorded_passes": engine.worker.tier.recorded_sizes,
             "memory_mib": self.vectors[:count].nbytes / 2**20,
             "device_mib": tier.vectors.table.nbytes / 2**20,
             "prefix_mib": 0 if tier.prefixes is None else tier.prefixes.table.nbytes / 2**20,

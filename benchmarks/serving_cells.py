@@ -41,9 +41,8 @@ def cells(counts: Sequence[int], kinds: Sequence[str], http: bool, peft: bool) -
         return [Cell(k, n, popularity, h) for k in kinds for n in numbers for h in hosts]
 
     found = []
-    for kind in kinds:
-        found += [Cell(kind, count, "uniform", "ours") for count in (most, *fewest)]
-        found += [Cell(kind, most, "uniform", peer) for peer in peers]
+    found += each([most], ["ours", *peers[:1]], "uniform")
+    found += each(fewest, ["ours"], "uniform") + each([most], peers[1:], "uniform")
     found += each(counts[1:-1], ["ours"], "uniform")
     if most > 1:  # one request at a time takes the same time for any popularity
         found += each([most], [h for h in ("ours", *peers) if h != "switching"], "zipf")

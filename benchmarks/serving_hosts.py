@@ -30,6 +30,8 @@ from softprompts.serving.logs import JsonLog
 from softprompts.serving.requests import Sampling
 
 Counts = dict[str, float]
+BURSTS = (1, 4, 16, 64, 64, 128, 128, 256, 256)
+"""Requests to rehearse with."""
 TOGETHER = 256
 """Prompts to warm up together."""
 
@@ -125,7 +127,18 @@ class Ours:
         stats = self.engine.stats()
         names = ("rows", "passes", "loads", "device_hits", "device_misses")
         names += ("prefix_hits", "prefix_misses")
-        return {name: getattr(stats, name) for name in names}
+        counts = {name: getattr(stats, name) for name in names}
+        return counts | {"recorded_passes": self.engine.worker.tier.recorded_sizes}
+
+    async def rehearse(self, kinds: Sequence[str], texts: Sequence[str], tokens: int) -> None:
+        """Answer bursts of all sizes, because a GPU's passes are recorded for each."""
+        by_length = sorted(texts, key=len)
+        for kind in kinds:
+            for size in BURSTS:
+                for some in (by_length[:size], by_length[-size:]):
+                    rows = [some[row % len(some)] for row in range(size)]
+                    answers = (self.answer(kind, prompt_name(0), text, tokens) for text in rows)
+                    await asyncio.gather(*answers)
 
     @torch.no_grad()
     def warm(self, count: int) -> None:

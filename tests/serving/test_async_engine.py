@@ -466,13 +466,24 @@ def test_what_is_in_progress_gets_as_much_time_as_what_begins(
 
     monkeypatch.setattr(type(backbone), "eos_ids", set())
     monkeypatch.setattr("softprompts.serving.worker.time.perf_counter", lambda: now)
-    monkeypatch.setattr(worker, "_timed", Mock())
+    monkeypatch.setattr(worker, "_begin_pace", Mock(budget=100))
     monkeypatch.setattr(worker, "_begin", slow_begin)
     monkeypatch.setattr(worker, "_step", slow_step)
     sampling = Sampling(max_tokens=60, stream=False)
     prompt = engine.store.load("free")
     worker._round([Job(prompt, TEXTS[0], "tenant", 0, None, Mock(), sampling=sampling)])
     assert steps == 10
+
+
+def test_short_rows_share_a_pass_though_long_ones_need_their_own() -> None:
+    backbone = random_model("t5")
+    engine = AsyncEngine(backbone, prompts={"free": tuned(backbone, 7, [], length=3)})
+    bank = engine.worker.tier.bank([engine.store.load("free")])
+    queries = [(0, [5] * length) for length in (10,) * 20 + (97,) + (10,) * 20]
+    passes = [rows for _, rows in bank.split(queries, Limits(batch_tokens=400))]
+    assert [len(rows) for rows in passes] == [4, 400 // 13, 7]
+    assert passes[0][0] == 20
+    assert sorted(row for rows in passes for row in rows) == list(range(41))
 
 
 def test_closing_finishes_what_was_taken_or_gives_it_up() -> None:

@@ -21,7 +21,7 @@ from ..errors import UserError
 from .batch import Losses, Text, to_device
 from .families import register_family
 from .generative import Generative
-from .kv_cache import DecodingState, PromptCache
+from .kv_cache import STRETCHED_POSITIONS, DecodingState, PromptCache
 from .modules import only_columns
 from .speed.decoding import DecodingGraphs
 from .speed.packed_rows import CAUSAL_TYPES, PackedRows
@@ -35,8 +35,6 @@ CACHES_PROMPTS = frozenset(
 )
 """Model types that use the positions they are given. Others (MPT, GPT-Neo) count columns, so that
 pads between a cached prompt and a text would count too."""
-STRETCHED_POSITIONS = ("dynamic", "longrope")
-"""Kinds of rotary positions that depend on a text's length, so that no prompt can be cached."""
 MIN_RECORDED_TOKENS = 8  # of an answer, for recording its decoding step to pay off
 CACHED_TOGETHER = 64  # prompts that are processed together to be cached
 

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+STRETCHED_POSITIONS = ("dynamic", "longrope")
+"""Kinds of rotary positions that depend on a text's length, so that no prompt can be cached."""
+
 
 class PromptCache(NamedTuple):
     """The keys and values of prompts that precede every text."""

@@ -22,6 +22,8 @@ from ..prompt.prompt import mean_embedding
 from ..prompt.route import GumbelRoute, TopRoute
 from ..tuning.bank import BatchKind, PromptBank, Query, stacked_heads
 from .prompt_store import Key, LoadedPrompt
+from .recorded_rows import padded_rows
+from .recording import PROMPT_COLUMNS, Recording
 from .requests import Limits
 from .row_pool import NO_ROWS, RowPool, Rows
 
@@ -41,6 +43,7 @@ class DeviceTier:
         """Heads and their widths of the keys and values in a row of `prefixes`."""
         self.max_columns: int | None = None
         self.caches_prompts = True
+        self.recording: Recording | None = None
 
     def bank(
         self, prompts: Sequence[LoadedPrompt], answer_length: int = 0, load: bool = True
@@ -50,6 +53,11 @@ class DeviceTier:
         if load:
             self.load(prompts)
         return ServedBank(self, prompts, answer_length)
+
+    @property
+    def recorded_sizes(self) -> int:
+        """How many sizes of passes were recorded so far."""
+        return 0 if self.recording is None else self.recording.sizes
 
     def drop(self, key: Key) -> None:
         """Forget a version of a prompt."""
@@ -106,7 +114,10 @@ class DeviceTier:
     def prefix(self, parts: Sequence[Rows]) -> PromptCache:
         """The keys and values of each row's prompt."""
         assert self.prefixes is not None
-        rows = self.prefixes.gather(parts)
+        width = max(map(len, parts))
+        if self.recording is not None:
+            width = -(-width // PROMPT_COLUMNS) * PROMPT_COLUMNS
+        rows = self.prefixes.gather(parts, width)
         sizes = [heads * width for heads, width in self._shapes]
         columns = [
             part.view(*part.shape[:2], *shape).transpose(1, 2)
@@ -136,22 +147,39 @@ class ServedBank(PromptBank):
         lengths = [self.predictors[n].prompt.config.length + len(row) for n, row in queries]
         scoring = ["labels"] * len(queries)
         for kind, batch in self._batches(queries, scoring, limits.batch_rows):
-            longest = max(lengths[index] for index in batch)
-            most = max(1, limits.batch_tokens // longest)
-            for start in range(0, len(batch), most):
-                yield kind, batch[start : start + most]
+            while batch:  # the longest row is the first, and more of the shorter ones fit
+                most = max(1, limits.batch_tokens // lengths[batch[0]])
+                yield kind, batch[:most]
+                batch = batch[most:]
 
     def score(self, kind: BatchKind, rows: Sequence[Query], candidates: Candidates) -> Tensor:
         """The log-probability of each row's own candidates [B, C]."""
-        prompt, text = self._prompts_and_text(kind, rows)
-        return self._backbone(kind, rows).scores(prompt, text, candidates)
+        padded = self._padded(rows)
+        prompt, text = self._prompts_and_text(kind, padded)
+        of_row = [*candidates, *[candidates[0]] * (len(padded) - len(rows))]
+        scores, recording = None, self.tier.recording
+        if recording is not None and kind.pool is None:
+            scores = recording.passes.scores(prompt, text, of_row)
+        if scores is None:
+            scores = self._backbone(kind, padded).scores(prompt, text, of_row)
+        return scores[: len(rows)]
 
     def prefill(self, kind: BatchKind, rows: Sequence[Query]) -> DecodingState:
-        """Process prompts and texts up to where the answers begin."""
-        prompt, text = self._prompts_and_text(kind, rows)
-        backbone = self._backbone(kind, rows)
+        """Process prompts and texts up to where the answers begin; the state may have more rows
+        than these."""
+        padded, recording = self._padded(rows), self.tier.recording
+        prompt, text = self._prompts_and_text(kind, padded)
+        state = None if recording is None else recording.passes.prefill(prompt, text)
+        if state is not None:
+            return state
+        backbone = self._backbone(kind, padded)
         assert isinstance(backbone, Generative)
         return backbone.prefill(prompt, text)
+
+    def _padded(self, rows: Sequence[Query]) -> Sequence[Query]:
+        """As many rows as a recorded pass has: the first one again."""
+        more = 0 if self.tier.recording is None else padded_rows(len(rows)) - len(rows)
+        return [*rows, *[rows[0]] * more]
 
     # -- prompt vectors ----------------------------------------------------------------------------
 

@@ -56,6 +56,9 @@ class Rows(Protocol):
     def leave(self, rows: Sequence[int]) -> list[int]:
         """Remove rows; returns where those that stay were."""
 
+    def column_bytes(self) -> float:
+        """Bytes of the keys and values of one token; 0 if it is not known."""
+
 
 def rows_for(backbone: Backbone, state: DecodingState, most: int) -> Rows:
     """Up to `most` empty slots for rows such as these; if their cache cannot be slotted, room for
@@ -107,6 +110,9 @@ class GroupedRows:
         stay = [row for row in range(len(self)) if row not in set(rows)]
         self.state = self.state.rows(self._index(stay)) if stay else None
         return stay
+
+    def column_bytes(self) -> float:
+        return 0.0
 
     def _index(self, numbers: Sequence[int]) -> Tensor:
         return to_device(torch.tensor(list(numbers), dtype=torch.long), self.backbone.device)
@@ -250,7 +256,6 @@ class SlottedRows:
     # -- buffers -----------------------------------------------------------------------------------
 
     def column_bytes(self) -> float:
-        """Bytes of the keys and values of one token."""
         buffers = [layer.buffers for layer in (self.cross or self.layers)]
         return sum(b.nbytes / (b.shape[0] * b.shape[2]) for pair in buffers for b in pair)
 

@@ -12,22 +12,21 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..backbone import Backbone, Conversation
+from ..backbone import Backbone, Conversation, to_device
+from ..backbone.kv_cache import DecodingState
 from ..errors import UserError
 from .device_tier import DeviceTier, ServedBank
 from .fair_queue import FairQueue
 from .jobs import Answer, Job, Message
+from .pace import Pace
 from .prompt_store import Key
+from .recording import try_recording
 from .requests import Classified, Closed, DeadlineExceeded, Limits, QueueFull, TooLong
 from .sampler import next_tokens
-from .slots import Rows, SlottedRows, rows_for
+from .slots import Rows, rows_for
 
 log = logging.getLogger("softprompts.serving")
 
-FIRST_TOKENS = 2048
-"""Tokens of the first passes, until it is known how long they take."""
-FEW_TOKENS = 512
-"""Tokens that a pass may always have: with fewer, it takes hardly less time."""
 FEW_STEPS = 8
 """Tokens for which answers may wait to begin together, beside eight times as many in progress."""
 CHECK_EVERY = 0.02
@@ -66,8 +65,11 @@ class Worker:
         self._slots = self._width = 0  # taken in this round; tokens of the longest in them
         self._column_bytes = 0.0  # of the keys and values of one token, once known
         self._messages: list[tuple[Job, Message]] = []
-        self._budget: float = min(FIRST_TOKENS, limits.batch_tokens)
-        """Tokens that a pass may have, to take no longer than the latency allows."""
+        self._finished = 0  # jobs in this round
+        self._score_pace, self._begin_pace = (
+            Pace(limits.latency, limits.batch_tokens) for _ in range(2)
+        )
+        self._sizes = 0  # of recorded passes, before this round
         self._seconds_per_job = 0.0
         self._retired: list[Key] = []
         self.passes = self.rows = self.last_batch = 0
@@ -122,6 +124,7 @@ class Worker:
 
     @torch.no_grad()
     def _run(self) -> None:
+        self.tier.recording = try_recording(self.backbone, self.limits)
         while True:
             with self._condition:
                 while not (self.waiting or self._groups or self._disturbed):
@@ -129,16 +132,15 @@ class Worker:
                         return
                     self._condition.wait()
                 incoming, self._incoming = self._incoming, []
-            began = time.perf_counter()
+            began, self._finished = time.perf_counter(), 0
             try:
                 self._round(incoming)
                 self._drop_retired()
             except Exception as error:  # the thread must live, whatever happens
                 self._fail_all(incoming, error)
-            finished = sum(job.done for job, _ in self._messages)
             self._flush()
-            if finished:
-                spent = (time.perf_counter() - began) / finished
+            if self._finished:
+                spent = (time.perf_counter() - began) / self._finished
                 before = self._seconds_per_job or spent
                 self._seconds_per_job = 0.8 * before + 0.2 * spent
 
@@ -146,12 +148,13 @@ class Worker:
         self._admit(incoming)
         self._drop_stopped()
         began, most = time.perf_counter(), self.limits.batch_rows
-        self._attempt(self._score, self._scoring.take(most, self._budget))
+        self._attempt(self._score, self._scoring.take(most, self._score_pace.budget))
         if self._may_begin():
             answers = [answer for group in self._groups for answer in group.answers]
             self._slots = len(answers)
             self._width = max((a.job.tokens + a.job.max_tokens for a in answers), default=0)
-            self._attempt(self._begin, self._starting.take(most, self._budget, self._has_slots))
+            budget = self._begin_pace.budget
+            self._attempt(self._begin, self._starting.take(most, budget, self._has_slots))
         self._step_for(time.perf_counter() - began)
 
     def _may_begin(self) -> bool:
@@ -213,6 +216,7 @@ class Worker:
         """The last message for a job."""
         if not job.done:
             job.done = True
+            self._finished += 1
             self._messages.append((job, message))
 
     def _flush(self) -> None:
@@ -327,60 +331,63 @@ class Worker:
     def _count(self, rows: int) -> None:
         self.passes, self.rows, self.last_batch = self.passes + 1, self.rows + rows, rows
 
-    def _timed(self, began: float, jobs: Sequence[Job]) -> None:
-        """Choose the tokens of the next pass by how long this one took."""
-        tokens = sum(job.tokens for job in jobs)
-        change = min(2.0, self.limits.latency / (time.perf_counter() - began))
-        if change < 1:
-            self._budget = max(FEW_TOKENS, min(self._budget, tokens) * change)
-        else:
-            self._budget = min(self.limits.batch_tokens, max(self._budget, tokens * change))
+    def _time(self, pace: Pace, jobs: Sequence[Job], began: float, several: bool = False) -> None:
+        """Note how long a pass took, or `several`; not if one was recorded, which takes longer."""
+        if self.tier.recorded_sizes == self._sizes:
+            note = pace.choose if several else pace.add
+            note(sum(job.tokens for job in jobs), time.perf_counter() - began)
 
     def _score(self, jobs: list[Job]) -> None:
         """Choose labels, and score targets."""
-        began = time.perf_counter()
+        first, self._sizes = time.perf_counter(), self.tier.recorded_sizes
         bank, numbers = self._bank(jobs)
         queries = [(number, job.row) for number, job in zip(numbers, jobs, strict=True)]
         for kind, batch in bank.split(queries, self.limits):
-            rows = [jobs[index] for index in batch]
+            began, rows = time.perf_counter(), [jobs[index] for index in batch]
             scores = bank.score(kind, [queries[i] for i in batch], [job.candidates for job in rows])
             self._count(len(rows))
-            values, logs = scores.tolist(), scores.log_softmax(1).exp().tolist()
-            for row, job in enumerate(rows):
+            # copied together, because each copy waits for the GPU
+            values = torch.stack([scores, scores.log_softmax(1).exp()], dim=1).tolist()
+            self._time(self._score_pace, rows, began)
+            for row, (job, (logs, probabilities)) in enumerate(zip(rows, values, strict=True)):
                 if job.target is not None:
-                    self._finish(job, values[row][0])
+                    self._finish(job, logs[0])
                     continue
                 labels = job.prompt.predictor.labels
-                best = max(range(len(labels)), key=values[row].__getitem__)
+                best = max(range(len(labels)), key=logs.__getitem__)
                 route = bank.routes.get(row)
                 classified = Classified(
                     labels[best],
-                    dict(zip(labels, logs[row], strict=False)),
+                    dict(zip(labels, probabilities, strict=False)),
                     None if route is None else tuple(route),
                     job.tokens,
                 )
                 self._finish(job, classified)
-        self._timed(began, jobs)
+            self._flush()  # the next pass may take long
+        self._time(self._score_pace, jobs, first, several=True)
 
     def _begin(self, jobs: list[Job]) -> None:
         """Process prompts and texts, and generate the first token of each answer."""
-        began, self._steps = time.perf_counter(), 0
+        first, self._steps, self._sizes = time.perf_counter(), 0, self.tier.recorded_sizes
         bank, numbers = self._bank(jobs)
         queries = [(number, job.row) for number, job in zip(numbers, jobs, strict=True)]
         for kind, batch in bank.split(queries, self.limits):
+            began = time.perf_counter()
             state = bank.prefill(kind, [queries[index] for index in batch])
             self._count(len(batch))
             answers = [answer for index in batch for answer in jobs[index].start()]
             sources = [
                 row for row, index in enumerate(batch) for _ in range(jobs[index].unfinished)
             ]
-            self._add_tokens(state.logits[torch.tensor(sources).to(state.logits.device)], answers)
+            repeated = to_device(torch.tensor(sources), state.logits.device)
+            self._add_tokens(state.logits[repeated], answers)
+            self._time(self._begin_pace, [jobs[index] for index in batch], began)
             begun = [row for row, answer in enumerate(answers) if not answer.finish_reason]
             if not begun:
                 continue
             group = next((group for group in self._groups if group.rows.open), None)
             if group is None:
-                group = Group(rows_for(self.backbone, state, self.limits.slots))
+                group = Group(self._empty_rows(state))
                 self._groups.append(group)
             lengths = [answers[row].job.tokens for row in begun]
             try:
@@ -390,9 +397,13 @@ class Worker:
                 self._fail([answer.job for answer in group.answers], error)
                 raise
             group.answers += [answers[row] for row in begun]
-            if isinstance(group.rows, SlottedRows):
-                self._column_bytes = group.rows.column_bytes()
-        self._timed(began, jobs)
+            self._column_bytes = group.rows.column_bytes()
+        self._time(self._begin_pace, jobs, first, several=True)
+
+    def _empty_rows(self, state: DecodingState) -> Rows:
+        if self.tier.recording is not None:
+            return self.tier.recording.empty_rows()
+        return rows_for(self.backbone, state, self.limits.slots)
 
     def _extend(self, group: Group) -> None:
         """Generate one more token of each answer."""

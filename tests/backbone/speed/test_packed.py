@@ -279,7 +279,7 @@ def test_the_least_recently_used_graph_is_dropped(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(graphs, "_Graph", Fake)
     monkeypatch.setattr(graphs, "MAX_GRAPHS", 3)
-    steps, sizes = graphs.TrainingGraphs(), []
+    steps, sizes = graphs.StepGraphs(), []
     for size in (1, 2, 3, 1, 4, 1, 2, 4):
         outputs = steps(lambda tensor: (tensor, tensor + 1), [torch.zeros(size)])
         assert outputs[1].shape == (size,)

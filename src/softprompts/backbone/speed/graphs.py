@@ -1,4 +1,4 @@
-"""Training steps recorded as CUDA graphs, so that kernels are not launched one by one.
+"""Steps recorded as CUDA graphs, so that kernels are not launched one by one.
 
 A step is recorded once for the sizes of its inputs and replayed.
 """
@@ -15,11 +15,11 @@ from torch import Tensor
 MAX_GRAPHS = 64  # recorded steps to keep; they share their memory
 
 Step = Callable[..., tuple[Tensor, ...]]
-"""From tensors to each row's loss, the gradient, and those of whatever else is trained."""
+"""From tensors to tensors."""
 
 
-class TrainingGraphs:
-    """The recorded training steps of a model, by the sizes of their inputs."""
+class StepGraphs:
+    """The recorded steps of a model, by the sizes of their inputs."""
 
     def __init__(self) -> None:
         self.graphs: OrderedDict[tuple[Any, ...], _Graph] = OrderedDict()
@@ -94,7 +94,10 @@ class _Graph:
         del outputs
         torch.cuda.empty_cache()  # of the warm-up; the graph has a pool of its own
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool, stream=stream):
+        # what other threads do to the GPU meanwhile is no part of the step
+        with torch.cuda.graph(
+            self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+        ):
             torch._foreach_copy_(self.outputs, list(step(*self.inputs)))
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

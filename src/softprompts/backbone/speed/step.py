@@ -1,6 +1,6 @@
 """What the steps of all packed models share: whether they are compiled and recorded."""
 
-from .graphs import TrainingGraphs
+from .graphs import StepGraphs
 
 DIVERGED = 1e15
 """A prompt with larger numbers has diverged; computing with it would harm other runs."""
@@ -10,7 +10,7 @@ class Packed:
     """A frozen model on packed rows."""
 
     def __init__(self) -> None:
-        self.graphs = TrainingGraphs()
+        self.graphs = StepGraphs()
         self.recorded = False
         """Whether steps are recorded and replayed: on a GPU, unless only a few steps follow."""
         self.compiled = False

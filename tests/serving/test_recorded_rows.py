@@ -1,0 +1,152 @@
+"""Slots whose steps are recorded: every row's logits are those that it would have alone, whoever
+joins and leaves; and engines that record give the answers of those that do not."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from softprompts.backbone import Generative
+from softprompts.backbone.kv_cache import DecodingState
+from softprompts.backbone.speed.graphs import StepGraphs
+from softprompts.serving import recorded_rows
+from softprompts.serving.recorded_rows import RecordedRows, padded_rows
+from softprompts.serving.recording import try_recording
+from softprompts.serving.requests import Limits
+
+from ..backbone.speed.test_inference import model, run_directly
+from ..backbone.speed.test_packed_rows import inputs
+from .test_async_engine import (  # noqa: F401 - they run again, with recorded passes
+    test_a_seed_gives_the_same_sample_whatever_is_in_the_batch,
+    test_answers_are_those_of_predict,
+    test_chat_prompts_and_plain_ones_share_an_engine,
+    test_probabilities_and_routes_are_those_of_the_prompt,
+    test_requests_keep_their_answers_while_prompts_come_and_go,
+    test_rows_join_and_leave_and_each_answer_is_that_of_its_prompt_alone,
+)
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+KINDS = ["t5", "mt5", "llama", "gpt2", "opt", "qwen3", "phi", "gpt_neox", "smollm3"]
+
+
+@pytest.fixture(autouse=True)
+def _record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record without a GPU: that is, run the passes with the sizes of recorded ones."""
+    monkeypatch.setattr("softprompts.serving.recording.recorder", lambda _: run_directly)
+
+
+class Alone:
+    """One row, decoded in the model's own cache."""
+
+    def __init__(self, backbone: Generative, size: int, seed: int) -> None:
+        self.backbone, self.tokens = backbone, [seed + 5]
+        text = backbone.embed_rows(inputs(backbone, seed, [size]))
+        generator = torch.Generator().manual_seed(seed)
+        prompt = torch.randn(1, 3, backbone.hidden, generator=generator).to(backbone.device)
+        self.length, self.state = size + 3, backbone.prefill(prompt, text)
+
+    def step(self) -> Tensor:
+        token = torch.tensor([[self.tokens[-1]]], device=self.backbone.device)
+        logits = self.backbone.extend(self.state, token)[0, -1]
+        self.tokens.append((self.tokens[-1] * 7 + 1) % 90 + 5)
+        return logits
+
+
+def copy(alone: Alone) -> DecodingState:
+    return alone.state.rows(torch.tensor([0], device=alone.backbone.device))
+
+
+@torch.no_grad()
+def play(backbone: Generative, rows: RecordedRows, steps: int = 60) -> None:
+    """Rows join and leave, and are compared with the same rows alone after each step."""
+    playing: list[Alone] = []
+    for number in range(steps):
+        if number % 3 == 0 and len(playing) < 7:
+            new = Alone(backbone, 1 + 11 * number % 40, number)
+            rows.join(copy(new), [0], [new.length])
+            playing.append(new)
+        if number % 7 == 6 or number == steps // 2:
+            leaving = list(range(len(playing))) if number == steps // 2 else [0, len(playing) - 1]
+            stay = rows.leave(leaving)
+            playing = [playing[row] for row in stay]
+        if not playing:
+            continue
+        got = rows.step([alone.tokens[-1] for alone in playing])
+        expected = torch.stack([alone.step() for alone in playing])
+        torch.testing.assert_close(got, expected, atol=2e-4, rtol=2e-4)
+
+
+def recorded(backbone: Generative, record: Any = run_directly, most: int = 16) -> RecordedRows:
+    return RecordedRows(backbone, most, 2**30, record)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("columns", [16, 128])
+def test_rows_have_the_logits_that_they_would_have_alone(
+    kind: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With few columns, rows are moved and buffers grow often."""
+    monkeypatch.setattr(recorded_rows, "COLUMNS", columns)
+    monkeypatch.setattr(recorded_rows, "SPARE_COLUMNS", columns // 2)
+    backbone = model(kind)
+    play(backbone, recorded(backbone))
+
+
+def test_a_step_has_few_sizes() -> None:
+    backbone, kinds = model("llama"), set[object]()
+
+    def record(step: Any, tensors: Any, kind: object) -> Any:
+        kinds.add((kind, tensors[0].shape))
+        return step(*tensors)
+
+    play(backbone, recorded(backbone, record))
+    assert len(kinds) <= 4
+    assert [padded_rows(count) for count in (1, 4, 5, 17, 70, 2000)] == [4, 4, 16, 64, 128, 2000]
+
+
+@torch.no_grad()
+def test_slots_stay_within_their_memory_and_large_ones_are_given_back() -> None:
+    backbone = model("llama")
+    rows = RecordedRows(backbone, 64, 0, run_directly)
+    long, short = Alone(backbone, 200, 1), Alone(backbone, 3, 2)
+    rows.join(copy(long), [0], [long.length])
+    assert rows.own.slots == 1
+    before = rows.own.columns
+    rows.leave([0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorded_rows, "TOO_LARGE", 1)
+        rows.join(copy(short), [0], [short.length])
+    assert rows.own.columns < before
+    torch.testing.assert_close(rows.step(short.tokens[-1:])[0], short.step(), atol=2e-4, rtol=2e-4)
+
+
+def test_an_engine_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And goes on without, if the model cannot be recorded."""
+    backbone = model("t5")
+    recording = try_recording(backbone, Limits())
+    assert recording is not None
+    slots = recording.empty_rows()
+    assert recording.empty_rows() is slots, "its steps are recorded"
+    slots.lengths.append(1)
+    assert recording.empty_rows() is not slots, "it is in use"
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr("softprompts.serving.recording.recorder", lambda _: fail)
+    assert try_recording(backbone, Limits()) is None
+    monkeypatch.setattr("softprompts.serving.recording.recorder", lambda _: None)
+    assert try_recording(backbone, Limits()) is None
+
+
+@gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_recorded_steps(kind: str) -> None:
+    backbone, graphs = model(kind), StepGraphs()
+    backbone.model.to("cuda")
+    try:
+        play(backbone, recorded(backbone, graphs))
+        assert 0 < graphs.recorded <= 6
+    finally:
+        backbone.model.to("cpu")
