@@ -10,6 +10,7 @@ from torch import Tensor
 from softprompts.backbone import Generative
 from softprompts.backbone.kv_cache import DecodingState
 from softprompts.backbone.speed.graphs import StepGraphs
+from softprompts.backbone.speed.packed_rows import CAUSAL_TYPES
 from softprompts.serving import recorded_rows
 from softprompts.serving.recorded_rows import RecordedRows, padded_rows
 from softprompts.serving.recording import try_recording
@@ -27,7 +28,7 @@ from .test_async_engine import (  # noqa: F401 - they run again, with recorded p
 )
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-KINDS = ["t5", "mt5", "llama", "gpt2", "opt", "qwen3", "phi", "gpt_neox", "smollm3"]
+KINDS = ["t5", "mt5", *sorted(CAUSAL_TYPES)]
 
 
 @pytest.fixture(autouse=True)

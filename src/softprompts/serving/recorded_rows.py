@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..backbone import Backbone, to_device
 from ..backbone.kv_cache import DecodingState
-from ..backbone.speed.inference import Record, added
+from ..backbone.speed.inference import Record, added, attention_masks
 
 ROWS = (4, 16, 64, 128, 256, 512, 1024)
 """The rows of recorded passes."""
@@ -129,11 +130,11 @@ class RecordedRows:
             self._reserve(self.cross, across, slots, width)
             self.cross.numbers[:, to, :, :width] = across[..., :width, :]
             cache, columns, sees = cache.self_attention_cache, [1] * len(sources), list(lengths)
-        rows = _stacked(cache, index)
+        width = max(columns)
+        rows = _stacked(cache, index, width)
         if pads_inside:
             order = state.mask.argsort(dim=1, stable=True)[index]
             rows = rows.gather(3, order[None, :, None, :, None].expand_as(rows))
-        width = max(columns)
         rows = rows[..., -width:, :]
         self._make_room(rows, slots, width)
         self.own.numbers[:, to, :, self.clock - width : self.clock] = rows
@@ -177,7 +178,7 @@ class RecordedRows:
         model, (tokens, lengths, sources, clocks) = self.backbone.model, numbers
         clock, columns = clocks[:1], self._columns(window[0])
         visible = (columns <= clock) & (columns >= clock - lengths[:, None])
-        mask = added(visible, model.dtype)[:, None, None]
+        mask = attention_masks(model, visible[:, None], (clock - columns)[None, None])
         cache = Cache(layers=_layers(self.own, len(tokens), window[0], clock))
         if not self.cross.slots:
             output = model(
@@ -244,9 +245,15 @@ def _rounded(columns: int) -> int:
     return -(-columns // COLUMNS) * COLUMNS
 
 
-def _stacked(cache: Any, index: Tensor) -> Tensor:
-    """The keys and values of some rows: [2 layers, B, A, W, D]."""
+def _stacked(cache: Any, index: Tensor, least: int = 0) -> Tensor:
+    """The keys and values of some rows [2 layers, B, A, W, D], with at least so many columns: a
+    layer may have lost its first ones, which are outside its window."""
     parts = [part for layer in cache.layers for part in (layer.keys, layer.values)]
+    width = max(least, *(part.shape[2] for part in parts))
+    parts = [
+        part if part.shape[2] == width else functional.pad(part, (0, 0, width - part.shape[2], 0))
+        for part in parts
+    ]
     return torch.stack(parts)[:, index]
 
 

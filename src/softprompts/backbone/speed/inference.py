@@ -128,23 +128,27 @@ class CausalPasses(InferencePasses):
         tokens after each."""
         past = prompt[0] if prompt else mask[:, :0]
         before = torch.cat([past, mask], dim=1)
-        rows, width = before.shape
-        seen = torch.cat([before, before.new_ones(rows, count * size)], dim=1)
+        width = before.shape[1]
+        seen = functional.pad(before, (0, count * size), value=1).bool()
         column = torch.arange(-width, count * size, device=mask.device)
         owner = (column // size).clamp(min=-1)  # a candidate's number; -1 for prompt and text
         visible = (column <= column[:, None]) & ((owner < 0) | (owner == owner[:, None]))
-        visible = visible[past.shape[1] :] & seen[:, None].bool()
-        length = before.sum(1, keepdim=True)
-        positions = [(before.cumsum(1) - 1).clamp(min=0)[:, past.shape[1] :]]
-        if count:
-            positions.append(length + torch.arange(size, device=mask.device).repeat(count))
+        inside = torch.arange(size, device=mask.device).repeat(count)
+        positions = [(before.cumsum(1) - 1).clamp(min=0), before.sum(1, keepdim=True) + inside]
+        position = torch.cat(positions, dim=1)
+        own = position[:, past.shape[1] :]
+        masks = attention_masks(
+            self.model,
+            visible[past.shape[1] :] & seen[:, None],
+            own[:, :, None] - position[:, None],
+        )
         pairs = zip(prompt[1::2], prompt[2::2], strict=True)
         layers = [_Layer(*pair) for pair in pairs]
         if not prompt:
             layers = [_Layer() for _ in range(self.model.config.num_hidden_layers)]
         return {
-            "attention_mask": added(visible, self.model.dtype)[:, None],
-            "position_ids": torch.cat(positions, dim=1),
+            "attention_mask": masks,
+            "position_ids": own,
             "past_key_values": Cache(layers=layers),
             "use_cache": True,
         }
@@ -248,14 +252,24 @@ def passes_for(backbone: Any, record: Record) -> InferencePasses | None:
     config = backbone.model.config
     if config.model_type in MODEL_TYPES:
         return T5Passes(backbone, record)
-    # beyond a window, layers see different columns; and no position may depend on a text's length
     rotary = str(getattr(config, "rope_parameters", None))
-    is_plain = getattr(config, "sliding_window", None) is None and not any(
-        kind in rotary for kind in STRETCHED_POSITIONS
-    )
-    return (
-        CausalPasses(backbone, record) if is_plain and config.model_type in CAUSAL_TYPES else None
-    )
+    stretched = any(kind in rotary for kind in STRETCHED_POSITIONS)
+    fits = config.model_type in CAUSAL_TYPES and not stretched
+    return CausalPasses(backbone, record) if fits else None
+
+
+def attention_masks(model: Any, visible: Tensor, distance: Tensor) -> Tensor | dict[str, Tensor]:
+    """What a decoder-only model adds to the attention scores [B, 1, Q, K], by kind of layer if
+    there are several, for queries that are so far from visible columns [B, Q, K]."""
+    config = model.config
+    window = getattr(config, "sliding_window", None)
+    everything = added(visible, model.dtype)[:, None]
+    if window is None:
+        return everything
+    near = added(visible & (distance < window), model.dtype)[:, None]
+    if getattr(config, "layer_types", None) is None:
+        return near
+    return {"full_attention": everything, "sliding_attention": near}
 
 
 def _power_of_two(number: int) -> int:
