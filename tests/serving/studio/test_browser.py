@@ -1,5 +1,6 @@
 """The studio in Chromium: as one uses it, on a phone, in the dark, and by keyboard."""
 
+import re
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ PATHS = (*PAGES[:-1], "/prompts/reviews", "/prompts/mixture", "/prompts/no-such-
 DARK = {"color_scheme": "dark"}
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
 
-# Controls without a name, pictures without a text, tables without a caption.
+# Controls and headers without a name, pictures without a text, tables without a caption.
 UNNAMED = """() => [
   ...[...document.querySelectorAll('input:not([type=hidden]), select, textarea')]
     .filter((e) => !e.labels.length && !e.ariaLabel),
@@ -33,6 +34,7 @@ UNNAMED = """() => [
   ...[...document.querySelectorAll('svg[role=img]')].filter((e) => !e.querySelector('title')),
   ...[...document.querySelectorAll('table')]
     .filter((e) => !e.caption && !e.closest('details')),
+  ...[...document.querySelectorAll('th')].filter((e) => !e.textContent.trim()),
 ].map((e) => e.outerHTML)"""
 
 # Texts whose contrast with what is behind them is below that of WCAG's level AA.
@@ -109,7 +111,7 @@ def test_prompts_are_found_and_tried_by_keyboard_alone(
         page.keyboard.press("Enter")
         page.keyboard.press("Tab")
         page.keyboard.type("rev")  # the search box is the first control
-        page.get_by_role("status").filter(has_text="of 1 prompts").wait_for()
+        page.get_by_role("status").filter(has_text=re.compile("of 1 prompt$")).wait_for()
         assert "q=rev" in page.url
         page.get_by_role("checkbox", name="Try reviews").focus()
         page.keyboard.press("Space")
@@ -139,10 +141,37 @@ def test_sources_are_found_without_loading_the_page_again(
         page.get_by_label("Labelled examples").fill(f"text,label\n{TEXT},positive\nno,negative")
         page.get_by_role("button", name="Find sources").click()
         page.get_by_role("link", name="reviews").wait_for()
+        start = page.get_by_role("button", name="Tune on these rows, starting from")
+        best = start.inner_text().rpartition(" ")[2]
         page.get_by_label("Labelled examples").fill("text\nx")
         page.get_by_role("button", name="Find sources").click()
         page.get_by_role("alert").filter(has_text="The rows have one column").wait_for()
         assert page.evaluate("window.same")
+        page.get_by_label("Labelled examples").fill(f"text,label\n{TEXT},positive\nno,negative")
+        page.get_by_role("button", name="Find sources").click()
+        start.click()
+        playwright.expect(page.get_by_label("Start from")).to_have_value(best)
+        page.get_by_role("button", name="Remove these rows").click()
+
+
+def test_what_is_too_large_is_refused_in_a_sentence(
+    browser: "playwright.Browser", tiny: Backbone, library: Path
+) -> None:
+    settings = ServeSettings(studio=True, max_body=0.01)
+    with (
+        running(AsyncEngine(tiny, library), settings) as server,
+        opened(browser, server) as page,
+    ):
+        page.goto("/studio/tune")
+        rows = {"name": "rows.csv", "mimeType": "text/csv", "buffer": b"text,label\n" * 1000}
+        page.get_by_label("A file of rows").set_input_files(rows)
+        playwright.expect(page.get_by_label("Rows", exact=True)).not_to_have_value("")
+        page.get_by_role("button", name="Look at the rows").click()
+        page.get_by_role("alert").filter(has_text="The rows are larger than 0.01 MiB").wait_for()
+        page.goto("/studio/playground?prompt=reviews")  # where the server refuses it
+        page.get_by_label("Text", exact=True).fill("text " * 3000)
+        page.get_by_role("button", name="Run").click()
+        page.get_by_role("alert").filter(has_text="The request is larger than").wait_for()
 
 
 def test_a_prompt_is_tuned_on_an_uploaded_file_and_served_at_once(
@@ -166,12 +195,17 @@ def test_a_prompt_is_tuned_on_an_uploaded_file_and_served_at_once(
         page.get_by_role("button", name="Start tuning").click()
         page.get_by_role("alert").filter(has_text="already holds reviews").wait_for()
         page.get_by_label("Name of the prompt").fill("fresh")
+        page.get_by_label("Steps").fill("300")
         page.get_by_role("button", name="Start tuning").click()
         page.get_by_role("button", name="Stop").wait_for()
         # the server answers meanwhile
         with urllib.request.urlopen(f"{server.url}/studio/prompts/reviews") as reply:
             assert reply.status == 200
-        page.get_by_text("The prompt fresh is served now").wait_for()
+        status = page.get_by_role("status")
+        status.filter(has_text=re.compile(r"Step \d+ of 300, about .* left; accuracy")).wait_for()
+        page.get_by_role("img", name="accuracy by training step").wait_for()  # as it goes
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_text("It was stopped in the studio. The prompt fresh is served now").wait_for()
         playwright.expect(page.get_by_role("button", name="Stop")).to_have_count(0)
         page.get_by_role("link", name="Try it").click()
         assert page.get_by_role("checkbox", name="fresh").is_checked()

@@ -1,9 +1,11 @@
 """The studio over HTTP: what its pages say, who may see them, and runs on uploaded rows."""
 
+import asyncio
 import base64
 import io
 import json
 import re
+import signal
 import threading
 import urllib.error
 import urllib.parse
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from softprompts.backbone import Backbone
 from softprompts.config.serve import ServeSettings
@@ -20,6 +23,7 @@ from softprompts.library.library import Library
 from softprompts.serving.async_engine import AsyncEngine
 from softprompts.serving.engine import make_engine
 from softprompts.serving.keys import Keys
+from softprompts.serving.studio import map_page
 from softprompts.serving.studio.columns import guess_columns, parse_rows
 from softprompts.serving.studio.markup import element, table
 from softprompts.serving.studio.tuner import STOPPED, Events, Order, tune
@@ -75,6 +79,8 @@ def test_the_library_is_searched_by_name_task_and_label(server: Running) -> None
     assert names("q=negative+mood") == ["mixture", "reviews"]
     assert names("q=nothing-like-it") == []
     assert names("sort=score")[0] == "reviews"  # the others were not scored
+    for number in ("2", "-1", "x", "%C2%B2", "9" * 5000):
+        assert len(names(f"page={number}")) == 4, "the only page"
 
 
 def test_a_prompts_page_shows_its_card_curve_and_confusion(server: Running) -> None:
@@ -91,6 +97,7 @@ def test_a_prompts_page_shows_its_card_curve_and_confusion(server: Running) -> N
     status, page, _ = get(f"{server.url}/studio/prompts/no%3Cb%3Esuch")
     assert status == 404
     assert "<b>such" not in page
+    assert '<a href="/studio">see the library</a>' in page
 
 
 def test_nearest_words_and_errors_are_those_of_the_prompt(server: Running, library: Path) -> None:
@@ -150,10 +157,29 @@ def test_sources_are_found_by_examples_whatever_their_columns(server: Running) -
 
 def test_the_map_has_all_prompts_in_clusters(server: Running) -> None:
     page = get(f"{server.url}/studio/map")[1]
-    assert len(re.findall("<circle", page)) == 4
+    picture = re.findall(r'<svg[^>]*class="map".*?</svg>', page)[0]
+    colours = dict(re.findall(r'<title>(\w+): cluster .*?</title><circle class="(.*?)"', picture))
+    assert set(colours) == {"free", "mixture", "pair", "reviews"}
+    assert {name for name, colour in colours.items() if colour != "shade-none"} == {"reviews"}
     groups = re.findall(r'<th scope="row">([A-Z])</th><td>(.*?)</td>', page)
     listed = [name for _, links in groups for name in re.findall(">([^<]+)</a>", links)]
     assert sorted(listed) == ["free", "mixture", "pair", "reviews"]
+
+
+def test_two_prompts_are_in_the_middle_of_their_map() -> None:
+    (left, one), (right, other) = map_page._places(torch.eye(2, 3)).tolist()
+    assert {left, right} == {0.0, 1.0}
+    assert one == other == 0.5
+
+
+def test_the_colours_of_a_map_span_its_scores() -> None:
+    scores = {"worst": 40.0, "middle": 45.0, "best": 50.0}
+    shades = [map_page._shade(name, scores) for name in [*scores, "not scored"]]
+    assert shades == ["shade-0", "shade-5", "shade-10", "shade-none"]
+    legend = map_page._legend(scores)
+    assert legend is not None
+    assert "Score 40.0" in legend
+    assert legend.count("<circle") == 11
 
 
 def test_a_study_has_its_tables_and_heatmaps(server: Running) -> None:
@@ -239,6 +265,28 @@ def test_columns_are_guessed(rows: str, text: str, label: str, free_text: bool) 
     assert (guess.text, guess.label, guess.free_text) == (text, label, free_text)
 
 
+@pytest.mark.parametrize(
+    ("rows", "ending"),
+    [
+        ("text,label\na,b", ".csv"),
+        ("text\tlabel\na\tb", ".tsv"),
+        ('{"text": "a", "label": "b"}', ".jsonl"),
+        ('[{"text": "a", "label": "b"}]', ".json"),
+    ],
+)
+def test_pasted_rows_may_have_any_format(rows: str, ending: str, server: Running) -> None:
+    page = get(f"{server.url}/studio/tune", {"rows": rows, "file": ""})[1]
+    assert f"<h1>rows{ending}</h1>" in page
+    assert "<td>a</td><td>b</td>" in page
+    (again,) = re.findall(r'action="(/studio/tune/[^"]+/start)"', page)
+    for steps in ("many", "9" * 5000):
+        status, page, _ = get(server.url + again, {"name": "x", "steps": steps})
+        assert status == 400
+        assert "they must be a number" in page
+    (remove,) = re.findall(r'action="(/studio/tune/[^"]+/remove)"', page)
+    assert get(server.url + remove, {})[0] == 200
+
+
 def test_uploads_keep_to_their_folder(tmp_path: Path) -> None:
     runs = TuningRuns(tmp_path)
     run = runs.upload("../../etc/my rows.CSV", "text,label\na,b\n")
@@ -252,29 +300,84 @@ def test_uploads_keep_to_their_folder(tmp_path: Path) -> None:
         runs.find("../.studio")
     runs.remove(run)
     assert not run.folder.exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="The server cannot write to its library"):
+        TuningRuns(tmp_path / "file").upload("rows.csv", "text,label\na,b\n")
 
 
-def test_a_run_is_stopped_with_its_best_prompt(tmp_path: Path) -> None:
-    settings = toy_settings(tmp_path, steps=1000, evaluate_every=1)
+@pytest.mark.parametrize(
+    ("steps", "evaluate_every", "stop_at", "last", "evaluations"),
+    [(1000, 1, 2, 3, 2), (1000, 500, 1, 2, 1), (4, 2, None, 4, 2)],
+    ids=["with its best prompt", "before its first evaluation", "by itself"],
+)
+def test_a_run_ends(
+    tmp_path: Path,
+    steps: int,
+    evaluate_every: int,
+    stop_at: int | None,
+    last: int,
+    evaluations: int,
+) -> None:
+    settings = toy_settings(tmp_path, steps=steps, evaluate_every=evaluate_every)
     output, stop = io.StringIO(), threading.Event()
     events = Events(output, stop)
-    evaluate = events.on_evaluation
+    on_step = events.on_step
 
     def stop_soon(run: Any) -> None:
-        evaluate(run)
-        if run.step == 2:
+        on_step(run)
+        if run.step == stop_at:
             stop.set()
 
-    events.on_evaluation = stop_soon  # type: ignore[method-assign]
+    events.on_step = stop_soon  # type: ignore[method-assign]
     tune(Order(settings, str(tmp_path / "run"), str(tmp_path / "library"), "new"), events)
     card = Library(tmp_path / "library").entry("new").card
-    assert (card.stopped, card.steps) == (STOPPED, 3)
+    assert (card.stopped, card.steps) == (None if stop_at is None else STOPPED, last)
     assert not (tmp_path / "run").exists()
     run = TuningRun("x", tmp_path / "x.csv", "running", "new")
     for line in output.getvalue().splitlines():
         run.take(json.loads(line))
-    assert (run.state, run.steps, run.step, len(run.history)) == ("done", 1000, 3, 2)
-    assert "stopped in the studio" in run.note
+    assert (run.state, run.steps, run.step) == ("done", steps, last)
+    assert len(run.history) == evaluations
+    assert ("stopped in the studio" in run.note) == (stop_at is not None)
+
+
+def test_a_run_that_resumes_has_its_whole_curve(tmp_path: Path) -> None:
+    class Killed(Events):
+        def on_evaluation(self, run: Any) -> None:
+            super().on_evaluation(run)
+            if run.step == 4:
+                raise KeyboardInterrupt
+
+    settings = toy_settings(tmp_path, steps=6, evaluate_every=2, checkpoint_every=2)
+    order = Order(settings, str(tmp_path / "run"), str(tmp_path / "library"), "new")
+    with pytest.raises(KeyboardInterrupt):
+        tune(order, Killed(io.StringIO(), threading.Event()))
+    output = io.StringIO()
+    tune(order, Events(output, threading.Event()))
+    run = TuningRun("x", tmp_path / "x.csv", "running", "new")
+    for line in output.getvalue().splitlines():
+        run.take(json.loads(line))
+    assert run.first_step == 2
+    assert [entry["step"] for entry in run.history] == [2, 4, 6]
+
+
+@pytest.mark.parametrize("steps", [0, 1000], ids=["that has just failed", "under way"])
+def test_a_server_that_shuts_down_waits_for_a_run(tmp_path: Path, steps: int) -> None:
+    async def start_and_close() -> TuningRun:
+        runs = TuningRuns(tmp_path / "library")
+        upload = runs.upload("rows.csv", "text,label\na,b\n")
+        await runs.start(upload, "new", toy_settings(tmp_path, steps=steps))
+        run = runs.find(upload.identity)
+        while run.active and not run.step:
+            await asyncio.sleep(0.01)
+        await runs.close()
+        return run
+
+    run = asyncio.run(start_and_close())
+    assert run.state == "failed"
+    assert run.process is not None
+    assert run.process.returncode == (2 if steps == 0 else -signal.SIGTERM)
+    assert ("steps" in run.note) == (steps == 0)
 
 
 def test_markup_is_escaped() -> None:

@@ -14,6 +14,7 @@ from fastapi.responses import FileResponse, HTMLResponse, Response
 from ...errors import UserError
 from ..async_engine import AsyncEngine
 from ..http_errors import HttpError, as_http
+from ..requests import MIB, UnknownPrompt
 from . import (
     library_page,
     map_page,
@@ -24,7 +25,7 @@ from . import (
     tune_page,
 )
 from .context import Page, Studio, Visit, library_folder
-from .markup import ROOT, notice, page
+from .markup import ROOT, Child, link, notice, page
 from .tuning_runs import TuningRuns
 
 Show = Callable[[Studio, Visit], Awaitable[Page | Response]]
@@ -74,18 +75,20 @@ def build(
     *,
     studies: str | Path | Sequence[str | Path] = (),
     timeout: float = 60.0,
+    max_body: int = 4 * MIB,
 ) -> APIRouter:
     """The studio of an engine's prompts at `/studio`, for an application of `create_app`:
 
         app = create_app(engine)
         app.include_router(build(engine, studies="runs"))
 
-    `studies`: folders of studies, or that hold some. `timeout`: seconds for an answer. Prompts that
-    are tuned in the studio go into the engine's first library.
+    `studies`: folders of studies, or that hold some. `timeout`: seconds for an answer. `max_body`:
+    bytes of an upload, as `create_app` allows them. Prompts that are tuned in the studio go into
+    the engine's first library.
     """
     folders = [studies] if isinstance(studies, str | Path) else studies
     runs = TuningRuns(library_folder(engine))
-    studio = Studio(engine, timeout, [Path(folder) for folder in folders], runs)
+    studio = Studio(engine, timeout, [Path(folder) for folder in folders], runs, max_body)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -117,7 +120,11 @@ def _endpoint(studio: Studio, show: Show) -> Callable[[Request], Awaitable[Respo
         except (UserError, HttpError) as error:
             name = str(request.path_params.get("name", ""))
             http = error if isinstance(error, HttpError) else as_http(error, name)
-            body = notice(str(http.detail), error=True)
+            message: list[Child] = [str(http.detail)]
+            if isinstance(error, UnknownPrompt):
+                library = link(ROOT, "see the library")
+                message = [f"There is no prompt {name[:100]!r}; ", library, "."]
+            body = notice(*message, error=True)
             shown = Page("That did not work", body, status=http.status_code)
         if isinstance(shown, Response):
             return shown

@@ -46,14 +46,20 @@ def guess_columns(rows: Sequence[Row]) -> Columns:
     return Columns(names, max(lengths, key=lengths.__getitem__), label, free_text)
 
 
+def ending_of(text: str) -> str:
+    """The ending of a file of pasted rows: CSV or TSV with a header, or JSON."""
+    first = text.strip().partition("\n")[0]
+    if first.startswith(("{", "[")):
+        return ".jsonl" if first.startswith("{") else ".json"
+    return ".tsv" if "\t" in first else ".csv"
+
+
 def parse_rows(text: str) -> list[Row]:
-    """Pasted rows: CSV or TSV with a header, or JSON lines."""
-    lines = text.strip().splitlines()
-    if not lines:
+    """Pasted rows: CSV or TSV with a header, or JSON."""
+    if not text.strip():
         raise UserError("There are no rows; paste some, with a header such as text,label.")
-    ending = ".jsonl" if lines[0].startswith("{") else ".tsv" if "\t" in lines[0] else ".csv"
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"rows{ending}"
+        path = Path(folder) / f"rows{ending_of(text)}"
         path.write_text(text.strip() + "\n", encoding="utf-8")
         try:
             rows = read_rows(str(path))

@@ -15,9 +15,9 @@ from ...artifacts.run_folder import RunFolder
 from ..answers import Asker, unless_gone
 from ..async_engine import AsyncEngine
 from ..gate import exchange_of
-from ..http_errors import HttpError, unknown_prompt
+from ..http_errors import HttpError
 from ..keys import ANYONE, Key
-from ..requests import ServedPrompt
+from ..requests import ServedPrompt, UnknownPrompt
 from .markup import Html
 from .tuning_runs import TuningRuns
 
@@ -46,6 +46,8 @@ class Studio:
     timeout: float
     studies: list[Path]
     runs: TuningRuns
+    max_body: int
+    """Bytes of an upload."""
     cache: OrderedDict[str, tuple[Any, Any]] = field(default_factory=OrderedDict)
     """Values that take long to compute, each with what it was computed from."""
 
@@ -88,6 +90,11 @@ class Visit:
         """A value of the form, or else of the address."""
         return (self.form.get(name) or self.query.get(name) or [default])[0].strip()
 
+    def number(self, name: str, default: int) -> int:
+        """A whole number; the default if there is none, or another text."""
+        value = self.value(name)
+        return int(value) if is_number(value) else default
+
     def values(self, name: str) -> list[str]:
         return [*self.form.get(name, ()), *self.query.get(name, ())]
 
@@ -112,7 +119,7 @@ class Visit:
 
     async def prompt(self, studio: Studio, name: str) -> ServedPrompt:
         if not self.key.allows(name):
-            raise unknown_prompt(name)
+            raise UnknownPrompt(f"There is no prompt {name!r}.")
         served = await asyncio.to_thread(studio.engine.prompt, name)
         exchange_of(self.request).prompt = name
         return served
@@ -131,6 +138,11 @@ def _check_origin(request: Request) -> None:
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
         raise HttpError(403, "This form was sent from another site; open the studio itself.")
+
+
+def is_number(value: str) -> bool:
+    """Whether a text is a whole number of a sensible size."""
+    return value.isascii() and value.isdigit() and len(value) < 10
 
 
 def score_of(card: Card) -> tuple[str, float] | None:

@@ -36,13 +36,14 @@ async def show(studio: Studio, visit: Visit) -> Page:
     query, sort = visit.value("q"), visit.value("sort", "name")
     sort = sort if sort in SORTS else "name"
     matches = sorted((p for p in prompts if matches_query(p, query)), key=SORTS[sort])  # type: ignore[arg-type]
-    number = visit.value("page", "1")
-    first = max(0, (int(number) if number.isdigit() else 1) - 1) * ROWS
+    last_page = -(-len(matches) // ROWS)
+    first = max(0, min(visit.number("page", 1), last_page) - 1) * ROWS
     shown = matches[first : first + ROWS]
     body = [
         paragraph(
-            f"{len(prompts):,} prompts of {studio.engine.backbone.name}, all served by one frozen "
-            "model. Choose one to see what it learned, or several to try them on one text."
+            f"{len(prompts):,} prompt{'s' * (len(prompts) != 1)} of {studio.engine.backbone.name}, "
+            "served by one frozen model. Choose one to see what it learned, or several to try them "
+            "on one text."
         ),
         _search_form(query, sort),
         element("div", _results(shown, len(matches), first, query, sort), id="results"),
@@ -107,7 +108,7 @@ def _results(
     columns: list[Child] = ["Prompt and task", "Score", "Answers", "Method", "Size"]
     count = element(
         "p",
-        f"{first + 1:,} to {first + len(shown):,} of {total:,} prompts",
+        f"{first + 1:,} to {first + len(shown):,} of {total:,} prompt{'s' * (total != 1)}",
         role="status",
     )
     chosen = element(

@@ -92,8 +92,10 @@ async def show(studio: Studio, visit: Visit) -> Page:
             "Prompts whose vectors are similar are near each other. The letter is the cluster; "
             "the stronger the colour, the higher the score."
         ),
+        _legend(scores),
         paragraph(f"{more:,} more prompts are not drawn.") if more else None,
         _picture(known, scores),
+        paragraph("Scroll the map sideways to see all of it.", class_="hint phone"),
         section("Clusters", _cluster_table(known, scores)),
     ]
     return Page("Map of tasks", text(body), PATH)
@@ -110,8 +112,8 @@ def _places(vectors: Tensor) -> Tensor:
     largest = places.gather(0, places.abs().argmax(0, keepdim=True))
     places = places * torch.where(largest < 0, -1.0, 1.0)
     low, high = places.amin(0), places.amax(0)
-    scaled: Tensor = (places - low) / (high - low).clamp(min=1e-9)
-    return scaled
+    spread = high - low  # 0 across the line that two prompts are on
+    return torch.where(spread > 1e-6, (places - low) / spread.clamp(min=1e-6), 0.5)
 
 
 def _clusters(similarities: Tensor) -> list[int]:
@@ -152,9 +154,36 @@ def _letter(cluster: int) -> str:
 
 
 def _shade(name: str, scores: dict[str, float]) -> str:
+    """The colour of a score, between those of the lowest and the highest one."""
     if name not in scores:
         return "shade-none"
-    return f"shade-{round(max(0.0, min(100.0, scores[name])) / 100 * SHADES)}"
+    low, high = min(scores.values()), max(scores.values())
+    share = (scores[name] - low) / (high - low) if high > low else 1.0
+    return f"shade-{round(share * SHADES)}"
+
+
+def _legend(scores: dict[str, float]) -> Html | None:
+    """What the colours mean."""
+    if not scores:
+        return None
+    low, high = min(scores.values()), max(scores.values())
+    steps = range(SHADES + 1) if high > low else [SHADES]
+    swatches = [
+        element("circle", class_=f"shade-{step}", cx=10 + 18 * index, cy=10, r=8)
+        for index, step in enumerate(steps)
+    ]
+    key = element(
+        "svg",
+        element("title", f"Colours of the scores from {low:.1f} to {high:.1f}"),
+        *swatches,
+        class_="swatches",
+        role="img",
+        viewBox=f"0 0 {2 + 18 * len(swatches)} 20",
+        width=2 + 18 * len(swatches),
+        height=20,
+    )
+    words = [f"Score {low:.1f} ", key, f" {high:.1f}"] if high > low else ["Score ", key, high]
+    return paragraph(*words, class_="legend")
 
 
 def _spread(places: Tensor) -> Tensor:

@@ -54,12 +54,14 @@ SHOWN_ERRORS = 50
 SIMILAR = 5
 """Similar prompts that are shown."""
 ROUTED_ROWS = 256
+SHOWN_LETTERS = 80
+"""Of an example in a table of many."""
 
 
 async def show(studio: Studio, visit: Visit) -> Page:
     served = await visit.prompt(studio, visit.name)
     card = served.card
-    curves = await asyncio.to_thread(_curves, card)
+    curves = await asyncio.to_thread(_curves, card, served.name)
     parts: list[Child] = [
         paragraph(
             _summary(served),
@@ -155,11 +157,14 @@ def _scores(card: Card) -> Html:
     )
 
 
-def _curves(card: Card) -> list[Html]:
+def _curves(card: Card, name: str) -> list[Html]:
     if card.path is None:
         return []
     with suppress(UserError):
         curves = summarize(read_runs(card.path.parent))["curves"]
+        for curve in curves:
+            if len(curve["arms"]) == 1:
+                curve["arms"] = {name: next(iter(curve["arms"].values()))}
         return [Html(curve_figure(curve, number)) for number, curve in enumerate(curves)]
     return []
 
@@ -179,6 +184,15 @@ def _confusion(card: Card) -> Html | None:
     caption = "Rows by target (down) and prediction (across)"
     columns: list[Child] = ["Target", *labels]
     return section("Confusion", table(caption, columns, rows, class_="heat"))
+
+
+def _long(words: str) -> Html:
+    """A cell that stays wide enough to read on a phone."""
+    return element("td", words, class_="long")
+
+
+def _cut(words: str) -> str:
+    return words if len(words) <= SHOWN_LETTERS else f"{words[: SHOWN_LETTERS - 1]}…"
 
 
 def _shaded(count: int, share: float) -> Html:
@@ -241,10 +255,15 @@ def _routing(explanation: Explanation, with_texts: bool) -> Html | None:
     total = sum(part.rows for part in explanation.routing) or 1
     rows = [
         [
-            f"prompt {part.prompt}",
-            [bar(part.rows / total, f"{part.rows / total:.0%}"), f" {part.rows:,}"],
-            ", ".join(f"{label} {count}" for label, count in part.classes.items()),
-            *(["; ".join(line[:80] for line in part.examples)] if with_texts else []),
+            element("span", f"prompt {part.prompt}", class_="score"),
+            element(
+                "span",
+                bar(part.rows / total, f"{part.rows / total:.0%}"),
+                f"{part.rows:,}",
+                class_="score",
+            ),
+            _long(", ".join(f"{label} {count}" for label, count in part.classes.items())),
+            *([_long(" · ".join(map(_cut, part.examples)))] if with_texts else []),
         ]
         for part in explanation.routing
         if part.rows
@@ -325,11 +344,11 @@ async def errors(studio: Studio, visit: Visit) -> Page:
         lambda: visit.unless_gone(_wrong(studio, loaded, examples)),
     )
     rows = [
-        [str(number), example.input, example.target, answer, f"{probability:.0%}"]
+        [str(number), _long(example.input), example.target, answer, f"{probability:.0%}"]
         for number, (example, answer, probability) in enumerate(wrong[:SHOWN_ERRORS], 1)
     ]
     count = f"{len(wrong):,} of {len(examples):,} validation rows are answered wrongly."
-    columns = ["", "Text", "Target", "Answer", "Probability"]
+    columns = ["Row", "Text", "Target", "Answer", "Probability"]
     listing = table(
         "Examples it gets wrong", columns, rows, numbers=[4], class_="texts", titled=True
     )

@@ -75,7 +75,8 @@ async def _results(studio: Studio, visit: Visit, pasted: str) -> Html:
     columns = guess_columns(rows)
     search = studio.engine.search(
         [_as_read(row, columns, list(prompts.values())) for row in rows],
-        max(1, len(studio.engine.names())),
+        SHOWN,
+        names=list(prompts),
         timeout=studio.timeout,
     )
     read = paragraph(f"Texts are in the column {columns.text}, labels in {columns.label}.")
@@ -83,10 +84,11 @@ async def _results(studio: Studio, visit: Visit, pasted: str) -> Html:
         fits = await visit.unless_gone(search)
     except BadRequest:
         fits = []
-    fits = [fit for fit in fits if fit.name in prompts]
     if not fits:
         return text([read, _nothing(rows, columns)])
-    return text([read, _table(fits[:SHOWN], prompts), _next_steps(fits[0])])
+    can_tune = visit.unrestricted and studio.runs.library is not None
+    start = _start_form(fits[0], pasted) if can_tune else None
+    return text([read, _table(fits, prompts), start])
 
 
 def _as_read(row: Row, columns: Columns, prompts: Sequence[ServedPrompt]) -> dict[str, Any]:
@@ -117,24 +119,28 @@ def _table(fits: Sequence[Fit], prompts: dict[str, ServedPrompt]) -> Html:
         probability = math.exp(fit.score)
         rows.append(
             [
-                prompt_link(fit.name),
+                [prompt_link(fit.name), element("small", card.task.name)],
                 element(
                     "span",
                     bar(probability, f"{probability:.0%}"),
                     f"{probability:.0%}",
                     class_="score",
                 ),
-                card.task.name,
                 "" if score is None else f"{score[1]:.1f}",
             ]
         )
     caption = "Prompts by the probability that they give to the labels"
-    return table(caption, ["Prompt", "Probability", "Task", "Its own score"], rows, numbers=[3])
+    columns = ["Prompt and task", "Probability", "Score on its task"]
+    return table(caption, columns, rows, numbers=[2], class_="sources")
 
 
-def _next_steps(best: Fit) -> Html:
-    return paragraph(
-        "To start from it, ",
-        link(f"{ROOT}/tune", "tune on your rows"),
-        f" and choose {best.name} under “Start from”.",
+def _start_form(best: Fit, pasted: str) -> Html:
+    """A button that takes the rows to the page where a run is started."""
+    return element(
+        "form",
+        element("input", type="hidden", name="rows", value=pasted),
+        element("input", type="hidden", name="start", value=best.name),
+        element("button", f"Tune on these rows, starting from {best.name}", type="submit"),
+        method="post",
+        action=f"{ROOT}/tune",
     )

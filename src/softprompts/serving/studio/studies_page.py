@@ -125,7 +125,7 @@ def _table(part: Table) -> Html:
     ]
     title = part["title"] or "Scores"
     numbers = range(1, len(names) + 1)
-    return section(title, table(title, ["", *names], rows, numbers=numbers, titled=True))
+    return section(title, table(title, ["Runs", *names], rows, numbers=numbers, titled=True))
 
 
 def _score(score: Score | None) -> Child:
@@ -166,7 +166,7 @@ def _figures(path: Path, name: str) -> Html:
         source = f"{PATH}/{quote(name)}/figures/{number}"
         image = element("img", src=source, alt=f"Figure: {title}; the tables have its numbers")
         figures.append(element("figure", link(source, image), element("figcaption", title)))
-    return section("Heatmaps", element("div", *figures, class_="figures"))
+    return section("Heatmaps", element("div", *figures, class_="pictures"))
 
 
 async def figure(studio: Studio, visit: Visit) -> Response:

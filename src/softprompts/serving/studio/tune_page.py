@@ -2,12 +2,15 @@
 
 import asyncio
 from typing import Any
+from urllib.parse import quote
 
 from fastapi.responses import RedirectResponse, Response
 
 from ...analysis.curve_svg import curve_figure
 from ...analysis.summary import CurvePoint
 from ...errors import UserError
+from ..requests import MIB
+from .columns import ending_of
 from .context import Page, Studio, Visit
 from .markup import (
     Child,
@@ -49,14 +52,14 @@ async def show(studio: Studio, visit: Visit) -> Page:
             "Tune a prompt on your own rows: a table with a column of texts and a column of "
             "labels or answers. It is served as soon as it is done."
         ),
-        _upload_form(),
+        _upload_form(studio.max_body),
         section("Uploaded rows", uploads) if runs else None,
     ]
     return Page("Tune", text(body), PATH)
 
 
-def _upload_form() -> Html:
-    kinds = ", ".join(ENDINGS)
+def _upload_form(most: int) -> Html:
+    kinds, size = ", ".join(ENDINGS), f"{most / MIB:,.3g} MiB"
     file = element("input", type="file", id="file", accept=kinds, data_fills="rows")
     rows = element(
         "textarea",
@@ -69,22 +72,32 @@ def _upload_form() -> Html:
     )
     return element(
         "form",
-        field("A file of rows", file, "file", f"{kinds}, with a header"),
+        field("A file of rows", file, "file", f"{kinds}, with a header, up to {size}"),
         field("Rows", rows, "rows", "The file's rows appear here; or paste some."),
-        element("input", type="hidden", name="file", value="rows.csv", id="file-name"),
+        element("input", type="hidden", name="file", id="file-name"),
         element("button", "Look at the rows", type="submit"),
+        element("div", id="problem"),
         method="post",
         action=PATH,
         class_="card",
+        data_uploads="problem",
+        data_most=most,
+        data_size=size,
     )
 
 
 async def upload(studio: Studio, visit: Visit) -> Response:
+    """Keep the rows of a form, or those that `studio.js` sends as they are."""
     visit.check_unrestricted()
-    run = await asyncio.to_thread(
-        studio.runs.upload, visit.value("file", "rows.csv"), visit.value("rows")
-    )
-    return RedirectResponse(f"{PATH}/{run.identity}", 303)
+    rows = visit.body or visit.value("rows")
+    file = visit.value("file") or f"rows{ending_of(rows)}"
+    run = await asyncio.to_thread(studio.runs.upload, file, rows)
+    start = visit.value("start")
+    query = f"?start={quote(start, safe='')}" if start else ""
+    page = f"{PATH}/{run.identity}{query}"
+    if visit.body:
+        return Response(status_code=201, headers={"Location": page})
+    return RedirectResponse(page, 303)
 
 
 async def show_run(studio: Studio, visit: Visit) -> Page:
@@ -179,8 +192,9 @@ async def again(studio: Studio, visit: Visit) -> Response:
 
 
 def _status(run: TuningRun) -> str:
+    best = max((entry["score"] for entry in run.history), default=None)
     if run.state == "done":
-        return run.note
+        return run.note if best is None else f"{run.note} Its {run.metric} is {best:.1f}."
     if run.state == "failed":
         return "The run left no prompt."
     if not run.steps:
@@ -189,9 +203,8 @@ def _status(run: TuningRun) -> str:
     time_left = "" if left is None or run.state == "stopping" else f", about {duration(left)} left"
     verb = "Stopping after step" if run.state == "stopping" else "Step"
     scores = ""
-    if run.history:
-        last, best = run.history[-1], max(entry["score"] for entry in run.history)
-        scores = f"; {run.metric} {last['score']:.1f} (best {best:.1f})"
+    if best is not None:
+        scores = f"; {run.metric} {run.history[-1]['score']:.1f} (best {best:.1f})"
     return f"{verb} {run.step:,} of {run.steps:,}{time_left}{scores}"
 
 

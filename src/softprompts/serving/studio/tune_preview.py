@@ -12,7 +12,7 @@ from ...library.library import Library, ignore
 from ...tasks import Row, Task, load_task, lone_classes, read_rows
 from ..answers import together
 from .columns import Columns, guess_columns
-from .context import Page, Studio, Visit
+from .context import Page, Studio, Visit, is_number
 from .markup import (
     ROOT,
     Child,
@@ -89,8 +89,8 @@ def _settings(studio: Studio, visit: Visit, run: TuningRun, columns: Columns) ->
         "device": str(backbone.device),
         "task": task.plain(),
     }
-    if not steps.isdecimal():
-        raise UserError(f"The steps are {steps!r}; they must be a number.")
+    if not is_number(steps):
+        raise UserError(f"The steps are {steps[:100]!r}; they must be a number.")
     settings |= {"steps": int(steps), "evaluate_every": max(1, int(steps) // EVALUATIONS)}
     if source and source != NEW:
         path = studio.engine.prompt(source).card.path
@@ -108,7 +108,7 @@ def _first_rows(rows: Sequence[Row], columns: Columns) -> Html:
     ]
     heads = [f"{name} ({role})" if role else name for name, role in _roles(columns)]
     title = f"The first {len(shown)} of {len(rows):,} rows"
-    return section("Rows", table(title, ["", *heads], shown, class_="texts"))
+    return section("Rows", table(title, ["Row", *heads], shown, class_="texts"))
 
 
 def _roles(columns: Columns) -> list[tuple[str, str]]:
@@ -144,7 +144,7 @@ async def _cost(studio: Studio, visit: Visit, config: RunConfig, task: Task) -> 
     warning = lone_classes(task)
     return section(
         "What it will take",
-        table("What it will take", ["", "Value"], facts, class_="facts", titled=True),
+        table("What it will take", ["What", "Value"], facts, class_="facts", titled=True),
         notice(warning) if warning else None,
     )
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 from ...config import run_config, sections
 from ...errors import UserError
 from ...library.library import Library, ignore
-from ...tuning.run import Run
+from ...tuning.run import Run, check_losses
 from ...tuning.tune import tune_config
 from ...tuning.watch import Watcher
 
@@ -62,17 +62,25 @@ class Events(Watcher):
         task = run.task
         rows = {"train": len(task.train), "validation": len(task.validation)}
         self.send("start", step=run.step, steps=run.steps, metric=run.metric, rows=rows)
+        for entry in run.history:  # of a run that resumes
+            self._send_evaluation(run, entry)
 
     def on_step(self, run: Run) -> None:
         if self.stop.is_set() and run.stopped is None:
-            run.stopped = STOPPED
+            check_losses([run])
+            if not run.history and not run.failed:  # its first evaluation is its last
+                run.record(run.predictions())
+                self.on_evaluation(run)
+            run.stopped = run.stopped or STOPPED
         if time.monotonic() >= self.next_step or run.finished:
             self.next_step = time.monotonic() + EVENT_SECONDS
             self.send("step", step=run.step)
 
     def on_evaluation(self, run: Run) -> None:
-        last = run.history[-1]
-        self.send("evaluation", step=run.step, score=last[run.metric], loss=last["loss"])
+        self._send_evaluation(run, run.history[-1])
+
+    def _send_evaluation(self, run: Run, entry: Mapping[str, Any]) -> None:
+        self.send("evaluation", step=entry["step"], score=entry[run.metric], loss=entry["loss"])
 
 
 def tune(order: Order, events: Events) -> None:

@@ -53,7 +53,6 @@ class TuningRun:
     advice: str = ""
     """What to try if the prompt is no better than a baseline."""
     process: asyncio.subprocess.Process | None = None
-    reader: asyncio.Task[None] | None = None
 
     @property
     def folder(self) -> Path:
@@ -103,6 +102,7 @@ class TuningRuns:
     def __init__(self, library: Path | None) -> None:
         self.library = library
         self._runs: dict[str, TuningRun] = {}
+        self._readers: set[asyncio.Task[None]] = set()
 
     def all(self) -> list[TuningRun]:
         """Newest first; those of earlier servers are found in the folder."""
@@ -141,9 +141,15 @@ class TuningRuns:
         if len(self.all()) >= MOST_UPLOADS:
             raise UserError(f"There are {MOST_UPLOADS} uploads already; remove some of them.")
         folder = self._uploads / f"{stem[:40]}-{secrets.token_hex(3)}"
-        make_folder(folder)
         path = folder / f"{stem}{ending.lower()}"
-        write_text(path, text)
+        try:
+            make_folder(folder)
+            write_text(path, text)
+        except (UserError, OSError):
+            raise UserError(
+                "The server cannot write to its library, where uploads and new prompts go; serve a "
+                "library that it can write to."
+            ) from None
         run = self._runs[folder.name] = TuningRun(folder.name, path)
         return run
 
@@ -172,7 +178,9 @@ class TuningRuns:
             )
         assert fresh.process.stdin is not None
         fresh.process.stdin.write(order.line())
-        fresh.reader = asyncio.create_task(_follow(fresh, fresh.process))
+        reader = asyncio.create_task(_follow(fresh, fresh.process))
+        self._readers.add(reader)
+        reader.add_done_callback(self._readers.discard)
 
     def stop(self, run: TuningRun) -> None:
         """Let a run end after its step; the best prompt so far is kept."""
@@ -181,11 +189,12 @@ class TuningRuns:
             run.process.stdin.write(b"stop\n")
 
     async def close(self) -> None:
-        """Stop the run under way; the same rows resume it later."""
+        """Stop the run under way, which the same rows resume later; wait for its process to end."""
         run = self.active
-        if run is not None and run.process is not None and run.reader is not None:
-            run.process.terminate()
-            await run.reader
+        if run is not None and run.process is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                run.process.terminate()
+        await asyncio.gather(*self._readers)
 
 
 async def _follow(run: TuningRun, process: asyncio.subprocess.Process) -> None:

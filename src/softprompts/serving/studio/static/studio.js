@@ -6,7 +6,10 @@ const FRAGMENT = { headers: { "X-Fragment": "1" } };
 
 async function fetchPart(path, options) {
   const reply = await fetch(path, { ...FRAGMENT, ...options });
-  return { ok: reply.ok, url: reply.url, html: await reply.text() };
+  if ((reply.headers.get("Content-Type") || "").startsWith("application/json")) {
+    throw new Error((await reply.json()).error.message);
+  }
+  return { created: reply.headers.get("Location"), html: await reply.text() };
 }
 
 function parse(html) {
@@ -22,7 +25,8 @@ function failed(box, error) {
   const line = document.createElement("p");
   line.className = "notice error";
   line.setAttribute("role", "alert");
-  line.textContent = `The server did not answer (${error.message}); try again.`;
+  const lost = error instanceof TypeError; // so fetch calls a connection that fails
+  line.textContent = lost ? "The server cannot be reached; try again." : error.message;
   show(box, line);
 }
 
@@ -133,6 +137,36 @@ function fills(input) {
   });
 }
 
+// A form whose rows are sent as they are, so that their size is that of the file.
+function uploads(form) {
+  const box = document.getElementById(form.dataset.uploads);
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const rows = form.elements.rows.value;
+    const button = form.querySelector("button[type=submit]");
+    button.disabled = true;
+    try {
+      if (new Blob([rows]).size > Number(form.dataset.most)) {
+        throw new Error(`The rows are larger than ${form.dataset.size}; upload fewer.`);
+      }
+      const file = document.getElementById("file-name").value;
+      const path = `${form.action}?${new URLSearchParams({ file })}`;
+      const { created, html } = await fetchPart(path, {
+        method: "POST", body: rows, headers: { ...FRAGMENT.headers, "Content-Type": "text/plain" },
+      });
+      if (created) {
+        location.href = created;
+      } else {
+        show(box, ...parse(html).childNodes);
+      }
+    } catch (error) {
+      failed(box, error);
+    } finally {
+      button.disabled = false;
+    }
+  });
+}
+
 // A run that is followed until it ends. Only what has changed is replaced, so that a screen reader
 // reads the status once, and the button keeps the focus.
 async function poll(box) {
@@ -175,6 +209,7 @@ function prepare(root) {
   root.querySelectorAll("a[data-load]").forEach(loads);
   root.querySelectorAll("input[data-filter]").forEach(filters);
   root.querySelectorAll("input[data-fills]").forEach(fills);
+  root.querySelectorAll("form[data-uploads]").forEach(uploads);
 }
 
 prepare(document);
