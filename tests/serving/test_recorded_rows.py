@@ -12,11 +12,11 @@ from softprompts.backbone.kv_cache import DecodingState
 from softprompts.backbone.speed.graphs import StepGraphs
 from softprompts.backbone.speed.packed_rows import CAUSAL_TYPES
 from softprompts.serving import recorded_rows
-from softprompts.serving.recorded_rows import RecordedRows, padded_rows
+from softprompts.serving.recorded_rows import RecordedRows, padded_columns, padded_rows
 from softprompts.serving.recording import try_recording
 from softprompts.serving.requests import Limits
 
-from ..backbone.speed.test_inference import model, run_directly
+from ..backbone.speed.test_inference import batch, model, run_directly
 from ..backbone.speed.test_packed_rows import inputs
 from .test_async_engine import (  # noqa: F401 - they run again, with recorded passes
     test_a_seed_gives_the_same_sample_whatever_is_in_the_batch,
@@ -88,7 +88,7 @@ def test_rows_have_the_logits_that_they_would_have_alone(
     kind: str, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With few columns, rows are moved and buffers grow often."""
-    monkeypatch.setattr(recorded_rows, "COLUMNS", columns)
+    monkeypatch.setattr(recorded_rows, "FEWEST_COLUMNS", columns)
     monkeypatch.setattr(recorded_rows, "SPARE_COLUMNS", columns // 2)
     backbone = model(kind)
     play(backbone, recorded(backbone))
@@ -103,23 +103,128 @@ def test_a_step_has_few_sizes() -> None:
 
     play(backbone, recorded(backbone, record))
     assert len(kinds) <= 4
-    assert [padded_rows(count) for count in (1, 4, 5, 17, 70, 2000)] == [4, 4, 16, 64, 128, 2000]
+    assert [padded_rows(count) for count in (1, 4, 5, 17, 70)] == [4, 4, 8, 32, 128]
+    assert [padded_columns(count) for count in (0, 1, 129, 300)] == [0, 128, 256, 512]
+
+
+def join(rows: RecordedRows, *new: Alone) -> None:
+    for alone in new:
+        rows.join(copy(alone), [0], [alone.length])
+
+
+def compare(rows: RecordedRows, playing: list[Alone]) -> None:
+    got = rows.step([alone.tokens[-1] for alone in playing])
+    expected = torch.stack([alone.step() for alone in playing])
+    torch.testing.assert_close(got, expected, atol=2e-4, rtol=2e-4)
+
+
+def held(rows: RecordedRows) -> int:
+    return rows.own.keys_values.nbytes + rows.cross.keys_values.nbytes
 
 
 @torch.no_grad()
-def test_slots_stay_within_their_memory_and_large_ones_are_given_back() -> None:
-    backbone = model("llama")
-    rows = RecordedRows(backbone, 64, 0, run_directly)
-    long, short = Alone(backbone, 200, 1), Alone(backbone, 3, 2)
-    rows.join(copy(long), [0], [long.length])
-    assert rows.own.slots == 1
-    before = rows.own.columns
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+def test_slots_stay_within_their_memory(kind: str) -> None:
+    """A long row takes columns that many short ones need as slots after it has left."""
+    backbone = model(kind)
+    long, short = Alone(backbone, 200, 1), [Alone(backbone, 3, seed) for seed in range(2, 34)]
+    alone = recorded(backbone, most=64)
+    join(alone, long)
+    limit = 6 * held(alone)
+    rows = RecordedRows(backbone, 64, limit, run_directly)
+    join(rows, long, *short[:2])
+    compare(rows, [long, *short[:2]])
     rows.leave([0])
+    join(rows, *short[2:])
+    assert held(rows) <= limit
+    compare(rows, short)
+    nothing = RecordedRows(backbone, 64, 0, run_directly)
+    join(nothing, *short[:3])
+    assert nothing.own.slots == 3
+    assert nothing.cross.slots in (0, 3)
+
+
+@torch.no_grad()
+def test_buffers_that_are_short_of_memory_grow_by_several_slots() -> None:
+    backbone = model("llama")
+    one = recorded(backbone, most=64)
+    join(one, Alone(backbone, 3, 1))
+    rows = RecordedRows(backbone, 64, held(one) // one.own.slots * 50, run_directly)
+    sizes = set()
+    for seed in range(50):
+        join(rows, Alone(backbone, 3, seed))
+        sizes.add(rows.own.slots)
+    assert sizes == {4, 8, 16, 32, 48, 50}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["t5", "gpt2"])
+def test_a_row_leaves_nothing_behind(kind: str) -> None:
+    """Not even NaN, which a weight of zero does not hide."""
+    backbone = model(kind)
+    rows = recorded(backbone)
+    join(rows, Alone(backbone, 30, 1))
+    rows.own.keys_values.fill_(torch.nan)
+    rows.cross.keys_values.fill_(torch.nan)
+    rows.leave([0])
+    good = Alone(backbone, 5, 2)
+    join(rows, good)
+    compare(rows, [good])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+def test_ranks_are_closed(kind: str) -> None:
+    """A step for the last of many rows is small."""
+    backbone, sizes = model(kind), list[int]()
+
+    def record(step: Any, tensors: Any, kind: object) -> Any:
+        sizes.append(tensors[0].shape[1])
+        return step(*tensors)
+
+    rows, playing = recorded(backbone, record, most=64), list[Alone]()
+    for seed in range(20):
+        playing.append(Alone(backbone, 3 + seed, seed))
+        join(rows, playing[-1])
+    compare(rows, playing)
+    playing = [playing[row] for row in rows.leave(range(19))]
+    compare(rows, playing)
+    assert sizes == [32, 4]
+
+
+@torch.no_grad()
+def test_long_answers_are_recorded_once() -> None:
+    backbone, kinds = model("llama"), set[object]()
+
+    def record(step: Any, tensors: Any, kind: object) -> Any:
+        kinds.add(kind)
+        return step(*tensors)
+
+    rows = recorded(backbone, record)
+    for request in range(3):
+        join(rows, Alone(backbone, 3, request))
+        for _ in range(150):
+            rows.step([7])
+        rows.leave([0])
+        if request == 0:
+            first = set(kinds)
+    assert len(kinds) <= len(first) + 1
+
+
+@torch.no_grad()
+def test_a_step_can_be_repeated_after_it_ran_out_of_memory() -> None:
+    backbone, alone = model("t5"), Alone(model("t5"), 5, 1)
+    rows = recorded(backbone)
+    join(rows, alone)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorded_rows, "TOO_LARGE", 1)
-        rows.join(copy(short), [0], [short.length])
-    assert rows.own.columns < before
-    torch.testing.assert_close(rows.step(short.tokens[-1:])[0], short.step(), atol=2e-4, rtol=2e-4)
+
+        def fail(*_: Any) -> None:
+            raise torch.OutOfMemoryError("full")
+
+        patch.setattr(rows, "record", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            rows.step(alone.tokens[-1:])
+    compare(rows, [alone])
 
 
 def test_an_engine_records(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +240,10 @@ def test_an_engine_records(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
+    assert recording.scores(*batch(backbone, [3] * 4), [[[7], [8]]] * 4) is not None
+    monkeypatch.setattr(recording.passes, "record", fail)
+    assert recording.scores(*batch(backbone, [3] * 4), [[[7], [8]]] * 4) is None
+    assert not recording.fits(4, 10), "it does not try again"
     monkeypatch.setattr("softprompts.serving.recording.recorder", lambda _: fail)
     assert try_recording(backbone, Limits()) is None
     monkeypatch.setattr("softprompts.serving.recording.recorder", lambda _: None)

@@ -7,6 +7,7 @@ has in a table.
 import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..backbone import Backbone, PromptCache, Text, to_device
-from ..backbone.batch import Candidates
 from ..backbone.generative import Generative
 from ..backbone.kv_cache import DecodingState
 from ..prompt import Prompt
@@ -26,6 +26,8 @@ from .recorded_rows import padded_rows
 from .recording import PROMPT_COLUMNS, Recording
 from .requests import Limits
 from .row_pool import NO_ROWS, RowPool, Rows
+
+Item = TypeVar("Item")
 
 
 class DeviceTier:
@@ -58,6 +60,18 @@ class DeviceTier:
     def recorded_sizes(self) -> int:
         """How many sizes of passes were recorded so far."""
         return 0 if self.recording is None else self.recording.sizes
+
+    def on_failed_step(self, error: Exception) -> None:
+        """Record nothing from now on if an answer's next step could not be had so."""
+        out_of_memory = isinstance(error, torch.OutOfMemoryError)
+        if self.recording is not None and isinstance(error, RuntimeError) and not out_of_memory:
+            self.recording.stop(error)
+
+    def free_memory(self) -> None:
+        """Release memory that can be filled again."""
+        if self.recording is not None:
+            self.recording.clear()
+        self.backbone.free_memory()
 
     def drop(self, key: Key) -> None:
         """Forget a version of a prompt."""
@@ -111,13 +125,15 @@ class DeviceTier:
         vectors = self.vectors.gather([self.vectors.rows(prompt.key)])[0]
         return torch.cat([self.backbone.embedding(opening), vectors])
 
+    def prefix_columns(self, longest: int) -> int:
+        """The columns of cached prompts of which the longest has this many."""
+        step = 1 if self.recording is None else PROMPT_COLUMNS
+        return -(-longest // step) * step
+
     def prefix(self, parts: Sequence[Rows]) -> PromptCache:
         """The keys and values of each row's prompt."""
         assert self.prefixes is not None
-        width = max(map(len, parts))
-        if self.recording is not None:
-            width = -(-width // PROMPT_COLUMNS) * PROMPT_COLUMNS
-        rows = self.prefixes.gather(parts, width)
+        rows = self.prefixes.gather(parts, self.prefix_columns(max(map(len, parts))))
         sizes = [heads * width for heads, width in self._shapes]
         columns = [
             part.view(*part.shape[:2], *shape).transpose(1, 2)
@@ -152,34 +168,41 @@ class ServedBank(PromptBank):
                 yield kind, batch[:most]
                 batch = batch[most:]
 
-    def score(self, kind: BatchKind, rows: Sequence[Query], candidates: Candidates) -> Tensor:
+    def score(
+        self,
+        kind: BatchKind,
+        rows: Sequence[Query],
+        candidates: Sequence[Sequence[Sequence[int]]],
+    ) -> Tensor:
         """The log-probability of each row's own candidates [B, C]."""
-        padded = self._padded(rows)
-        prompt, text = self._prompts_and_text(kind, padded)
-        of_row = [*candidates, *[candidates[0]] * (len(padded) - len(rows))]
-        scores, recording = None, self.tier.recording
-        if recording is not None and kind.pool is None:
-            scores = recording.passes.scores(prompt, text, of_row)
-        if scores is None:
-            scores = self._backbone(kind, padded).scores(prompt, text, of_row)
-        return scores[: len(rows)]
+        recording = self._recording(rows) if kind.pool is None else None
+        if recording is not None:
+            prompt, text = self._prompts_and_text(kind, _padded(rows))
+            scores = recording.scores(prompt, text, _padded(candidates))
+            if scores is not None:
+                return scores[: len(rows)]
+        prompt, text = self._prompts_and_text(kind, rows)
+        return self._backbone(kind, rows).scores(prompt, text, candidates)
 
     def prefill(self, kind: BatchKind, rows: Sequence[Query]) -> DecodingState:
         """Process prompts and texts up to where the answers begin; the state may have more rows
         than these."""
-        padded, recording = self._padded(rows), self.tier.recording
-        prompt, text = self._prompts_and_text(kind, padded)
-        state = None if recording is None else recording.passes.prefill(prompt, text)
-        if state is not None:
-            return state
-        backbone = self._backbone(kind, padded)
+        recording = self._recording(rows)
+        if recording is not None:
+            state = recording.prefill(*self._prompts_and_text(kind, _padded(rows)))
+            if state is not None:
+                return state
+        prompt, text = self._prompts_and_text(kind, rows)
+        backbone = self._backbone(kind, rows)
         assert isinstance(backbone, Generative)
         return backbone.prefill(prompt, text)
 
-    def _padded(self, rows: Sequence[Query]) -> Sequence[Query]:
-        """As many rows as a recorded pass has: the first one again."""
-        more = 0 if self.tier.recording is None else padded_rows(len(rows)) - len(rows)
-        return [*rows, *[rows[0]] * more]
+    def _recording(self, rows: Sequence[Query]) -> Recording | None:
+        """The recorded passes, if one for these rows is worth it."""
+        recording = self.tier.recording
+        longest = max(self.predictors[n].prompt.config.length + len(row) for n, row in rows)
+        fits = recording is not None and recording.fits(padded_rows(len(rows)), longest)
+        return recording if fits else None
 
     # -- prompt vectors ----------------------------------------------------------------------------
 
@@ -256,7 +279,7 @@ class ServedBank(PromptBank):
             if self.prompts[number].key in pool
         }
         if tier.max_columns is not None:
-            longest = max(map(len, ready.values()), default=0)
+            longest = tier.prefix_columns(max(map(len, ready.values()), default=0))
             limit = tier.max_columns - longest - self.answer_length
         return [
             use and number in ready and len(row) < limit
@@ -275,6 +298,11 @@ class ServedBank(PromptBank):
     def _cached_prompts(self, numbers: Sequence[int]) -> PromptCache:
         assert self.tier.prefixes is not None
         return self.tier.prefix([self.tier.prefixes.rows(self.prompts[n].key) for n in numbers])
+
+
+def _padded(items: Sequence[Item]) -> list[Item]:
+    """As many as a recorded pass has: the first one again."""
+    return [*items, *[items[0]] * (padded_rows(len(items)) - len(items))]
 
 
 def _mixed(pool: RowPool, prompts: Sequence[LoadedPrompt], means: Tensor) -> tuple[Tensor, Tensor]:

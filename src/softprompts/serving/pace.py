@@ -9,7 +9,7 @@ FIRST_TOKENS = 2048
 """Tokens of the first passes, until it is known how long they take."""
 FEW_TOKENS = 512
 """Tokens that a pass may always have: with fewer, it takes hardly less time."""
-MEMORY = 0.9
+DECAY = 0.9
 """How much of the past counts, beside each new pass."""
 PROPORTIONAL = 0.0003
 """The weight of the assumption that there is no fixed time, which decides if all passes have had
@@ -31,11 +31,11 @@ class Pace:
         if not self._is_warm:
             self._is_warm = True
             return
-        self._passes = MEMORY * self._passes + 1
-        self._tokens = MEMORY * self._tokens + tokens
-        self._seconds = MEMORY * self._seconds + seconds
-        self._squares = MEMORY * self._squares + tokens**2
-        self._products = MEMORY * self._products + tokens * seconds
+        self._passes = DECAY * self._passes + 1
+        self._tokens = DECAY * self._tokens + tokens
+        self._seconds = DECAY * self._seconds + seconds
+        self._squares = DECAY * self._squares + tokens**2
+        self._products = DECAY * self._products + tokens * seconds
 
     def choose(self, tokens: int, seconds: float) -> None:
         """Set the budget after so many tokens, in one pass or several, took so long; it grows to

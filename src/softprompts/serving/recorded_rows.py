@@ -1,7 +1,7 @@
 """Rows in the middle of their answers, whose next step is replayed from a CUDA graph.
 
 Buffers hold the keys and values of all slots, and stay where they are. A step has few sizes: it
-runs for the first 4, 16, 64, ... slots, free ones included, and the first 128, 256, ... columns. As
+runs for the first 4, 8, 16, ... slots, free ones included, and the first 128, 256, ... columns. As
 in `slots.py`, all rows write the same column next, the clock.
 
 Shape letters as in `slots.py`.
@@ -22,52 +22,65 @@ from ..backbone import Backbone, to_device
 from ..backbone.kv_cache import DecodingState
 from ..backbone.speed.inference import Record, added, attention_masks
 
-ROWS = (4, 16, 64, 128, 256, 512, 1024)
-"""The rows of recorded passes."""
-COLUMNS = 128
-"""The columns of buffers and steps are a multiple of this."""
+FEWEST_ROWS = 4
+"""The rows of a recorded pass, at least; more are a power of two."""
+FEWEST_COLUMNS = 128
+"""The columns of a buffer or of a step, at least; more are a power of two."""
 SPARE_COLUMNS = 64
 """Columns for more tokens, at least, whenever rows are moved."""
-TOO_LARGE = 4
-"""Empty buffers with so many times the columns that are needed are discarded."""
+FEW_SLOTS = 16
+"""Slots to add at a time when memory is short."""
 
 _versions = itertools.count()
 
 
 def padded_rows(count: int) -> int:
     """The rows of the pass that `count` rows take part in."""
-    return next((size for size in ROWS if size >= count), count)
+    return max(FEWEST_ROWS, 1 << (count - 1).bit_length())
+
+
+def padded_columns(count: int) -> int:
+    """The columns of the buffer or of the step that holds `count`; none for none."""
+    return max(FEWEST_COLUMNS, 1 << (count - 1).bit_length()) if count else 0
 
 
 class Buffer:
     """The keys and values of all layers and slots: [2 layers, S, A, W, D]."""
 
     def __init__(self) -> None:
-        self.numbers = torch.zeros(0, 0, 0, 0, 0)
+        self.keys_values = torch.zeros(0, 0, 0, 0, 0)
 
     @property
     def slots(self) -> int:
-        return self.numbers.shape[1]
+        return self.keys_values.shape[1]
 
     @property
     def columns(self) -> int:
-        return self.numbers.shape[3]
+        return self.keys_values.shape[3]
 
-    def reserve(self, like: Tensor, slots: int, columns: int) -> bool:
-        """Have this many slots and columns, for rows [2 layers, B, A, ., D]; whether the buffer was
-        moved to be larger."""
-        slots, columns = max(slots, self.slots), max(columns, self.columns)
-        if (slots, columns) == (self.slots, self.columns):
-            return False
+    def resized(self, like: Tensor, slots: int, columns: int, old: slice, new: slice) -> Tensor:
+        """Keys and values with this many slots and columns, for rows [2 layers, ., A, ., D]; the
+        columns `old` become `new`."""
         layers, _, heads, _, size = like.shape
-        numbers = like.new_zeros(layers, slots, heads, columns, size)
-        if self.slots:
-            numbers[:, : self.slots, :, : self.columns] = self.numbers
-        self.numbers = numbers
-        return True
+        keys_values, before = like.new_zeros(layers, slots, heads, columns, size), self.keys_values
+        if before.numel():
+            kept = min(slots, before.shape[1])
+            keys_values[:, :kept, :, new] = before[:, :kept, :, old]
+        return keys_values
 
-    def bytes_per_column(self) -> float:
-        return self.numbers.nbytes / max(1, self.slots * self.columns)
+    def write(self, slots: Tensor, columns: slice, rows: Tensor) -> None:
+        """Put rows into slots; nothing is left there of earlier ones, which may be NaN."""
+        self.keys_values[:, slots] = 0
+        self.keys_values[:, slots, :, columns] = rows
+
+    def move(self, slots: Tensor, to: Tensor) -> None:
+        self.keys_values[:, to] = self.keys_values[:, slots]
+
+    def layers(self, rows: int, columns: int, clock: Tensor | None = None) -> Cache:
+        """The first rows and columns, as the model takes them."""
+        parts = [part[:rows, :, :columns] for part in self.keys_values]
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        return Cache(layers=[RecordedLayer(keys, values, clock) for keys, values in pairs])
 
 
 class RecordedLayer(DynamicLayer):  # type: ignore[misc]
@@ -96,8 +109,8 @@ class RecordedRows:
 
     open = True
 
-    def __init__(self, backbone: Backbone, most: int, most_bytes: int, record: Record) -> None:
-        self.backbone, self.most, self.most_bytes = backbone, most, most_bytes
+    def __init__(self, backbone: Backbone, max_slots: int, max_bytes: int, record: Record) -> None:
+        self.backbone, self.max_slots, self.max_bytes = backbone, max_slots, max_bytes
         self.record = record
         self.lengths: list[int] = []
         """Columns that each row uses."""
@@ -123,63 +136,67 @@ class RecordedRows:
         free = (slot for slot in itertools.count() if slot not in taken)
         slots = list(itertools.islice(free, len(sources)))
         index, to = self._index(sources), self._index(slots)
-        cache, columns, sees = state.cache, list(lengths), [0] * len(sources)
+        cache, columns, source_lengths = state.cache, list(lengths), [0] * len(sources)
+        across = None
         if isinstance(cache, EncoderDecoderCache):
-            across = _stacked(cache.cross_attention_cache, index)
-            width = min(max(lengths), across.shape[3])
-            self._reserve(self.cross, across, slots, width)
-            self.cross.numbers[:, to, :, :width] = across[..., :width, :]
-            cache, columns, sees = cache.self_attention_cache, [1] * len(sources), list(lengths)
+            across = _stacked(cache.cross_attention_cache, index)[..., : max(lengths), :]
+            cache, columns = cache.self_attention_cache, [1] * len(sources)
+            source_lengths = list(lengths)
         width = max(columns)
         rows = _stacked(cache, index, width)
         if pads_inside:
             order = state.mask.argsort(dim=1, stable=True)[index]
             rows = rows.gather(3, order[None, :, None, :, None].expand_as(rows))
         rows = rows[..., -width:, :]
-        self._make_room(rows, slots, width)
-        self.own.numbers[:, to, :, self.clock - width : self.clock] = rows
+        self._make_room(max([*self.slots, *slots]) + 1, rows, across)
+        self.own.write(to, slice(self.clock - width, self.clock), rows)
+        if across is not None:
+            self.cross.write(to, slice(0, across.shape[3]), across)
         self.lengths += columns
-        self.source_lengths += sees
+        self.source_lengths += source_lengths
         self.slots += slots
 
     def step(self, tokens: Sequence[int]) -> Tensor:
-        self._make_room(self.own.numbers, self.slots, 0)
-        window = _rounded(self.clock + 1), _rounded(max(self.source_lengths))
+        self._make_room(max(self.slots) + 1)
+        window = padded_columns(self.clock + 1), padded_columns(max(self.source_lengths))
         count = min(padded_rows(max(self.slots) + 1), self.own.slots)
-        numbers = torch.zeros(4, count, dtype=torch.long)
-        numbers[0, self.slots] = torch.tensor(list(tokens))
-        numbers[1, self.slots] = torch.tensor(self.lengths)
-        numbers[2, self.slots] = torch.tensor(self.source_lengths)
-        numbers[3] = self.clock
-        inputs = [to_device(numbers, self.backbone.device)]
-        step = partial(self._step, window)
-        (logits,) = self.record(step, inputs, ("decode", self._version, window))
+        inputs = torch.zeros(4, count, dtype=torch.long)
+        inputs[0, self.slots] = torch.tensor(list(tokens))
+        inputs[1, self.slots] = torch.tensor(self.lengths)
+        inputs[2, self.slots] = torch.tensor(self.source_lengths)
+        inputs[3] = self.clock
+        kind = "decode", self._version, window
+        inputs = to_device(inputs, self.backbone.device)
+        (logits,) = self.record(partial(self._step, window), [inputs], kind)
         self.lengths = [length + 1 for length in self.lengths]
         self.clock += 1
         in_order = self.slots == list(range(len(self)))
         return logits[: len(self)] if in_order else logits[self._index(self.slots)]
 
     def leave(self, rows: Sequence[int]) -> list[int]:
-        """The slots become free; nothing is moved."""
+        """The slots become free. Rows are moved only if a step can then be smaller."""
         leaving = set(rows)
         stay = [row for row in range(len(self)) if row not in leaving]
         self.lengths, self.source_lengths, self.slots = (
             [numbers[row] for row in stay]
             for numbers in (self.lengths, self.source_lengths, self.slots)
         )
+        if stay and padded_rows(max(self.slots) + 1) > padded_rows(len(stay)):
+            self._close_ranks()
         return stay
 
     def column_bytes(self) -> float:
-        return (self.cross if self.cross.slots else self.own).bytes_per_column()
+        like = self.cross if self.cross.slots else self.own
+        return like.keys_values.nbytes / max(1, like.slots * like.columns)
 
-    def _step(self, window: tuple[int, int], numbers: Tensor) -> tuple[Tensor, ...]:
+    def _step(self, window: tuple[int, int], inputs: Tensor) -> tuple[Tensor, ...]:
         """The logits after each slot's next token [B, V], from the first columns of the buffers.
         Free slots see what they have just written, and what they write is never seen."""
-        model, (tokens, lengths, sources, clocks) = self.backbone.model, numbers
+        model, (tokens, lengths, sources, clocks) = self.backbone.model, inputs
         clock, columns = clocks[:1], self._columns(window[0])
         visible = (columns <= clock) & (columns >= clock - lengths[:, None])
-        mask = attention_masks(model, visible[:, None], (clock - columns)[None, None])
-        cache = Cache(layers=_layers(self.own, len(tokens), window[0], clock))
+        mask = attention_masks(model, visible[:, None], clock[None], columns[None])
+        cache = self.own.layers(len(tokens), window[0], clock)
         if not self.cross.slots:
             output = model(
                 input_ids=tokens[:, None],
@@ -191,8 +208,8 @@ class RecordedRows:
             return (output.logits[:, -1],)
         seen = self._columns(window[1]) < sources[:, None]
         # cross-attention has its keys and values, so that the model needs the states' shape only
-        states = torch.zeros((), device=numbers.device, dtype=model.dtype)
-        across = Cache(layers=_layers(self.cross, len(tokens), window[1]))
+        states = torch.zeros((), device=inputs.device, dtype=model.dtype)
+        across = self.cross.layers(len(tokens), window[1])
         output = model(
             encoder_outputs=BaseModelOutput(states.expand(*seen.shape, self.backbone.hidden)),
             attention_mask=added(seen, model.dtype)[:, None, None],
@@ -205,44 +222,74 @@ class RecordedRows:
 
     # -- buffers -----------------------------------------------------------------------------------
 
-    def _make_room(self, rows: Tensor, slots: Sequence[int], width: int) -> None:
-        """Have these slots, `width` columns before the clock, and some from the clock on."""
+    def _make_room(
+        self, slots: int, rows: Tensor | None = None, across: Tensor | None = None
+    ) -> None:
+        """Have this many slots, columns before the clock for new rows, and some from it on."""
         longest = max(self.lengths, default=0)
-        needed = max(longest, width) + SPARE_COLUMNS
-        self._reserve(self.own, rows, slots, needed)
-        if not longest:
-            self.clock = width
-        elif self.clock < width or self.clock >= _rounded(needed):
-            self._move(max(longest, width))
-
-    def _move(self, clock: int) -> None:
-        """Move all rows, so that their columns end at another clock."""
-        longest = max(self.lengths)
-        used = self.own.numbers[..., self.clock - longest : self.clock, :].clone()
-        self.own.numbers[..., clock - longest : clock, :] = used
+        width = longest if rows is None else max(longest, rows.shape[3])
+        sources = max(self.source_lengths, default=0)
+        if across is not None:
+            sources = max(sources, across.shape[3])
+        needed = padded_columns(width + SPARE_COLUMNS), padded_columns(sources)
+        sizes = self._sizes(slots, needed, rows, across)
+        # the clock goes back before a step would have more columns than are needed
+        clock = self.clock if longest and width <= self.clock < needed[0] else width
+        old, new = (slice(end - longest, end) for end in (self.clock, clock))
+        if sizes != (self.own.slots, self.own.columns, self.cross.columns):
+            like = [
+                buffer.keys_values if part is None else part
+                for buffer, part in ((self.own, rows), (self.cross, across))
+            ]
+            same = slice(0, min(self.cross.columns, sizes[2]))
+            # both before either changes: memory may be short
+            own = self.own.resized(like[0], sizes[0], sizes[1], old, new)
+            cross = self.cross.resized(like[1], sizes[0] if sizes[2] else 0, sizes[2], same, same)
+            self.own.keys_values, self.cross.keys_values = own, cross
+            self._version = next(_versions)
+        elif clock != self.clock and longest:
+            self.own.keys_values[..., new, :] = self.own.keys_values[..., old, :].clone()
         self.clock = clock
 
-    def _reserve(self, buffer: Buffer, rows: Tensor, slots: Sequence[int], columns: int) -> None:
-        columns = _rounded(columns)
-        if not self.lengths and buffer.columns > TOO_LARGE * columns:
-            buffer.numbers = buffer.numbers[:, :0, :, :0]
-        needed = max(slots) + 1
-        count = min(padded_rows(needed), max(self.most, needed))
-        size = columns * rows[:, 0, :, 0].nbytes
-        if count * size > self.most_bytes:
-            count = max(needed, self.most_bytes // size)
-        if buffer.reserve(rows, count, columns):
-            self._version = next(_versions)
+    def _sizes(
+        self, slots: int, needed: tuple[int, int], rows: Tensor | None, across: Tensor | None
+    ) -> tuple[int, int, int]:
+        """Slots, and columns of both buffers: they stay or grow, unless memory is short."""
+        bytes_per_column = [
+            (buffer.keys_values if new is None else new)[:, :1, :, :1].nbytes
+            for buffer, new in ((self.own, rows), (self.cross, across))
+        ]
+
+        def size(count: int, columns: tuple[int, int]) -> int:
+            return count * sum(n * b for n, b in zip(columns, bytes_per_column, strict=True))
+
+        columns = max(needed[0], self.own.columns), max(needed[1], self.cross.columns)
+        most = max(self.max_slots, slots)
+        count = max(self.own.slots, min(padded_rows(slots), most))
+        if size(count, columns) > self.max_bytes:
+            columns = needed
+        if size(count, columns) > self.max_bytes:
+            count = max(self.own.slots, min(-(-slots // FEW_SLOTS) * FEW_SLOTS, most))
+        if size(count, columns) > self.max_bytes:
+            count = max(slots, self.max_bytes // size(1, columns))
+        return count, *columns
+
+    def _close_ranks(self) -> None:
+        """Move the rows in the last slots to the first free ones."""
+        free = sorted(set(range(len(self))) - set(self.slots))
+        last = [row for row, slot in enumerate(self.slots) if slot >= len(self)]
+        slots, to = self._index([self.slots[row] for row in last]), self._index(free)
+        for buffer in (self.own, self.cross):
+            if buffer.slots:
+                buffer.move(slots, to)
+        for row, slot in zip(last, free, strict=True):
+            self.slots[row] = slot
 
     def _columns(self, count: int) -> Tensor:
         return torch.arange(count, device=self.backbone.device)
 
     def _index(self, numbers: Sequence[int]) -> Tensor:
         return to_device(torch.tensor(list(numbers), dtype=torch.long), self.backbone.device)
-
-
-def _rounded(columns: int) -> int:
-    return -(-columns // COLUMNS) * COLUMNS
 
 
 def _stacked(cache: Any, index: Tensor, least: int = 0) -> Tensor:
@@ -255,13 +302,3 @@ def _stacked(cache: Any, index: Tensor, least: int = 0) -> Tensor:
         for part in parts
     ]
     return torch.stack(parts)[:, index]
-
-
-def _layers(
-    buffer: Buffer, rows: int, columns: int, clock: Tensor | None = None
-) -> list[RecordedLayer]:
-    parts = [part[:rows, :, :columns] for part in buffer.numbers]
-    return [
-        RecordedLayer(keys, values, clock)
-        for keys, values in zip(parts[::2], parts[1::2], strict=True)
-    ]

@@ -20,6 +20,7 @@ from .fair_queue import FairQueue
 from .jobs import Answer, Job, Message
 from .pace import Pace
 from .prompt_store import Key
+from .recorded_rows import RecordedRows
 from .recording import try_recording
 from .requests import Classified, Closed, DeadlineExceeded, Limits, QueueFull, TooLong
 from .sampler import next_tokens
@@ -178,6 +179,7 @@ class Worker:
             try:
                 self._extend(group)
             except Exception as error:
+                self.tier.on_failed_step(error)
                 self._fail([answer.job for answer in group.answers], error)
                 group.answers = []
         self._groups = [group for group in self._groups if group.answers]
@@ -186,17 +188,21 @@ class Worker:
         """Do the work, in halves if memory is short; an error is that of its jobs."""
         if not jobs:
             return
+        short: Exception | None = None
         try:
             work(jobs)
         except torch.OutOfMemoryError as error:
-            self.backbone.free_memory()
-            if len(jobs) == 1 or any(job.done or job.unfinished for job in jobs):
-                self._fail(jobs, error)
-                return
-            for half in (jobs[: len(jobs) // 2], jobs[len(jobs) // 2 :]):
-                self._attempt(work, half)
+            short = error.with_traceback(None)  # which would keep the tensors of the pass
         except Exception as error:
             self._fail(jobs, error)
+        if short is None:
+            return
+        self.tier.free_memory()
+        if len(jobs) == 1 or any(job.done or job.unfinished for job in jobs):
+            self._fail(jobs, short)
+            return
+        for half in (jobs[: len(jobs) // 2], jobs[len(jobs) // 2 :]):
+            self._attempt(work, half)
 
     def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
         if not isinstance(error, UserError):
@@ -261,9 +267,13 @@ class Worker:
                 f"The text has {len(row)} tokens; the prompt {job.prompt.name} reads at most "
                 f"{predictor.budget}."
             )
-        limit = self._max_positions
+        limit, length = self._max_positions, predictor.prompt.config.length + len(truncated)
+        if job.target is not None and limit is not None and length + len(job.target) > limit:
+            raise TooLong(
+                f"A text of {len(truncated)} tokens and a target of {len(job.target)} are more "
+                f"than the {limit} tokens that the model takes."
+            )
         if (job.sampling is not None or whole) and limit is not None:
-            length = predictor.prompt.config.length + len(truncated)
             together = not self.backbone.model.config.is_encoder_decoder
             if job.max_tokens + together * length > limit:
                 raise TooLong(
@@ -401,16 +411,27 @@ class Worker:
         self._time(self._begin_pace, jobs, first, several=True)
 
     def _empty_rows(self, state: DecodingState) -> Rows:
-        if self.tier.recording is not None:
-            return self.tier.recording.empty_rows()
+        recording = self.tier.recording
+        if recording is not None and recording.works:
+            return recording.empty_rows()
         return rows_for(self.backbone, state, self.limits.slots)
 
     def _extend(self, group: Group) -> None:
         """Generate one more token of each answer."""
-        logits = group.rows.step([answer.ids[-1] for answer in group.answers])
+        logits = self._next_logits(group)
         self._count(len(group.answers))
         self._add_tokens(logits, group.answers)
         group.leave(lambda answer: answer.finish_reason is not None)
+
+    def _next_logits(self, group: Group) -> Tensor:
+        tokens = [answer.ids[-1] for answer in group.answers]
+        try:
+            return group.rows.step(tokens)
+        except torch.OutOfMemoryError:
+            if not isinstance(group.rows, RecordedRows):
+                raise
+        self.tier.free_memory()
+        return group.rows.step(tokens)  # which has changed nothing yet
 
     def _add_tokens(self, logits: Tensor, answers: Sequence[Answer]) -> None:
         for answer, choice in zip(answers, next_tokens(logits, answers), strict=True):

@@ -93,8 +93,29 @@ def test_large_passes_are_not_recorded(kind: str, monkeypatch: pytest.MonkeyPatc
     recorded = passes(backbone)
     monkeypatch.setattr(inference, "MAX_LOGITS", backbone.vocab_size * 16)
     assert recorded.scores(prompt, text, [[7, 8, 9], [7]]) is None
-    monkeypatch.setattr(inference, "MAX_NUMBERS", 64)
-    assert recorded.prefill(prompt, text) is None
+    assert recorded.fits(8, 97)
+    monkeypatch.setattr(inference, "MAX_WORK", 8 * 128 * backbone.hidden**2)
+    assert recorded.fits(8, 128)
+    assert not recorded.fits(8, 129)
+    monkeypatch.setattr(inference, "MAX_SCORES", 8 * 64 * 64)
+    assert recorded.fits(8, 3)
+    assert not recorded.fits(8, 65)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "opt"])
+def test_pads_need_no_positions(kind: str) -> None:
+    """Candidates are padded to a power of two, beyond which there may be no position."""
+    backbone = model(kind)
+    longest = backbone.max_positions
+    assert longest is not None
+    text = backbone.embed_rows(inputs(backbone, 0, [longest - 3 - 5]))
+    prompt = torch.randn(1, 3, backbone.hidden)
+    candidates = [[[7, 8, 9, 10, 11], [12]]]
+    with torch.no_grad():
+        expected = backbone.scores(prompt, text, candidates)
+        scores = passes(backbone).scores(prompt, text, candidates)
+    assert scores is not None
+    torch.testing.assert_close(scores, expected, atol=2e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize("kind", ["bart", "bert"])

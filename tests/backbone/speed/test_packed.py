@@ -278,8 +278,7 @@ def test_the_least_recently_used_graph_is_dropped(monkeypatch: pytest.MonkeyPatc
             return self.step(*inputs)
 
     monkeypatch.setattr(graphs, "_Graph", Fake)
-    monkeypatch.setattr(graphs, "MAX_GRAPHS", 3)
-    steps, sizes = graphs.StepGraphs(), []
+    steps, sizes = graphs.StepGraphs(most=3), []
     for size in (1, 2, 3, 1, 4, 1, 2, 4):
         outputs = steps(lambda tensor: (tensor, tensor + 1), [torch.zeros(size)])
         assert outputs[1].shape == (size,)

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MAX_GRAPHS = 64  # recorded steps to keep; they share their memory
+MAX_GRAPHS = 64
+"""Recorded steps to keep; they share their memory."""
 
 Step = Callable[..., tuple[Tensor, ...]]
 """From tensors to tensors."""
@@ -21,7 +22,8 @@ Step = Callable[..., tuple[Tensor, ...]]
 class StepGraphs:
     """The recorded steps of a model, by the sizes of their inputs."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_GRAPHS) -> None:
+        self.most = most
         self.graphs: OrderedDict[tuple[Any, ...], _Graph] = OrderedDict()
         self.buffers = _Buffers()
         self.recorded = 0  # steps so far, discarded ones included
@@ -42,7 +44,7 @@ class StepGraphs:
             self.recorded += 1
             self.seconds += time.monotonic() - began
         self.graphs.move_to_end(key)
-        if len(self.graphs) > MAX_GRAPHS:
+        if len(self.graphs) > self.most:
             self.graphs.popitem(last=False)
         return self.graphs[key](inputs)
 

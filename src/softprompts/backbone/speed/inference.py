@@ -4,8 +4,7 @@ Columns and candidates are padded to a few sizes; a pass is recorded once for it
 replayed. All candidates of a row are scored in one pass: they follow its text side by side, at the
 same positions, and none sees another.
 
-Shape letters: W columns, L tokens of a candidate, A attention heads, D numbers of a head; the
-others as in `backbone.py`.
+Shape letters: W columns, L tokens of a candidate; the others as in `backbone.py`.
 """
 
 from abc import ABC, abstractmethod
@@ -23,18 +22,22 @@ from ..batch import Candidates, Text, candidates_per_row, to_device
 from ..kv_cache import STRETCHED_POSITIONS, DecodingState, PromptCache
 from ..modules import only_columns
 from .graphs import Step
+from .layout import round_up
 from .packed import MASKED, MODEL_TYPES, cross_attention
 from .packed_rows import CAUSAL_TYPES
 
-COLUMNS = 64
-"""The columns of a pass are a multiple of this."""
-MAX_NUMBERS = 2**26
-"""Tokens times width of a recorded pass: a larger one takes longer than launching its kernels."""
+FEWEST_COLUMNS = 64
+"""The columns of a pass, at least."""
+MAX_WORK = 2**34
+"""Tokens times width squared of a recorded pass: a larger one is limited by compute, not by kernel
+launches, and only loses by padding."""
+MAX_SCORES = 2**27
+"""The attention scores of a recorded pass, for one head."""
 MAX_LOGITS = 2**29
-"""Numbers in the logits of a recorded pass."""
+"""The logits of a recorded pass."""
 
 Record = Callable[[Step, Sequence[Tensor], object], tuple[Tensor, ...]]
-"""Runs a step on inputs; steps that differ in more than their inputs differ in the third."""
+"""Runs a step on inputs; the third argument tells apart steps whose inputs have the same shapes."""
 
 
 class InferencePasses(ABC):
@@ -46,24 +49,25 @@ class InferencePasses(ABC):
     def scores(
         self, prompt: Tensor | PromptCache, text: Text, candidates: Candidates
     ) -> Tensor | None:
-        """The log-probability of each row's candidates [B, C]; None if the pass is too large."""
+        """The log-probability of each row's candidates [B, C]; None if they are too many."""
         by_row = candidates_per_row(candidates, len(text.mask))
-        inputs, ids = self._inputs(prompt, text), self._ids(by_row)
-        if ids[0].numel() * self.backbone.vocab_size > MAX_LOGITS or self._is_large(*inputs):
+        ids = self._ids(by_row)
+        if ids[0].numel() * self.backbone.vocab_size > MAX_LOGITS:
             return None
+        inputs = self._inputs(prompt, text)
         (scores,) = self.record(self._score, [*ids, *inputs], self._score)
         return scores[:, : max(map(len, by_row))]
 
-    def prefill(self, prompt: Tensor | PromptCache, text: Text) -> DecodingState | None:
-        """Process prompt and text, up to where the answer begins; None if the pass is too
-        large."""
+    def prefill(self, prompt: Tensor | PromptCache, text: Text) -> DecodingState:
+        """Process prompt and text, up to where the answer begins."""
         inputs = self._inputs(prompt, text)
-        if self._is_large(*inputs):
-            return None
         return self._state(inputs, *self.record(self._read, inputs, self._read))
 
-    def _is_large(self, embeds: Tensor, *others: Tensor) -> bool:
-        return embeds.numel() > MAX_NUMBERS
+    def fits(self, rows: int, columns: int) -> bool:
+        """Whether a pass with this many rows, and columns for prompt and text, is recorded."""
+        columns = padded_columns(columns)
+        work = rows * columns * self.backbone.hidden**2
+        return work <= MAX_WORK and rows * columns**2 <= MAX_SCORES
 
     def _ids(self, by_row: Sequence[Sequence[Sequence[int]]]) -> Tensor:
         """The tokens of all candidates, and whether they are used: [2, B, C, L], padded."""
@@ -85,7 +89,7 @@ class InferencePasses(ABC):
 
     @abstractmethod
     def _read(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The next token's logits [B, V], and the numbers to continue from."""
+        """The next token's logits [B, V], and the keys and values to continue from."""
 
     @abstractmethod
     def _state(self, inputs: Sequence[Tensor], *outputs: Tensor) -> DecodingState:
@@ -99,7 +103,7 @@ class CausalPasses(InferencePasses):
         cached = isinstance(prompt, PromptCache)
         joined = self.backbone.join(text.embeds[:, :0] if cached else prompt, text)
         embeds, mask = joined["inputs_embeds"], joined["attention_mask"]
-        more = -mask.shape[1] % COLUMNS
+        more = padded_columns(mask.shape[1]) - mask.shape[1]
         inputs = [functional.pad(embeds, (0, 0, more, 0)), functional.pad(mask, (more, 0))]
         if isinstance(prompt, PromptCache):
             inputs += [prompt.mask(), *(part for layer in prompt.layers for part in layer)]
@@ -134,14 +138,13 @@ class CausalPasses(InferencePasses):
         owner = (column // size).clamp(min=-1)  # a candidate's number; -1 for prompt and text
         visible = (column <= column[:, None]) & ((owner < 0) | (owner == owner[:, None]))
         inside = torch.arange(size, device=mask.device).repeat(count)
-        positions = [(before.cumsum(1) - 1).clamp(min=0), before.sum(1, keepdim=True) + inside]
-        position = torch.cat(positions, dim=1)
+        after = before.sum(1, keepdim=True) + inside
+        if self.backbone.max_positions is not None:  # only pads are beyond
+            after = after.clamp(max=self.backbone.max_positions - 1)
+        position = torch.cat([(before.cumsum(1) - 1).clamp(min=0), after], dim=1)
         own = position[:, past.shape[1] :]
-        masks = attention_masks(
-            self.model,
-            visible[past.shape[1] :] & seen[:, None],
-            own[:, :, None] - position[:, None],
-        )
+        visible = visible[past.shape[1] :] & seen[:, None]
+        masks = attention_masks(self.model, visible, own, position)
         pairs = zip(prompt[1::2], prompt[2::2], strict=True)
         layers = [_Layer(*pair) for pair in pairs]
         if not prompt:
@@ -171,7 +174,7 @@ class T5Passes(InferencePasses):
     def _inputs(self, prompt: Tensor | PromptCache, text: Text) -> list[Tensor]:
         joined = self.backbone.join(prompt, text)
         embeds, mask = joined["inputs_embeds"], joined["attention_mask"]
-        more = -mask.shape[1] % COLUMNS
+        more = padded_columns(mask.shape[1]) - mask.shape[1]
         return [functional.pad(embeds, (0, 0, 0, more)), functional.pad(mask, (0, more))]
 
     def _encode(self, embeds: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -258,18 +261,26 @@ def passes_for(backbone: Any, record: Record) -> InferencePasses | None:
     return CausalPasses(backbone, record) if fits else None
 
 
-def attention_masks(model: Any, visible: Tensor, distance: Tensor) -> Tensor | dict[str, Tensor]:
-    """What a decoder-only model adds to the attention scores [B, 1, Q, K], by kind of layer if
-    there are several, for queries that are so far from visible columns [B, Q, K]."""
+def attention_masks(
+    model: Any, visible: Tensor, queries: Tensor, keys: Tensor
+) -> Tensor | dict[str, Tensor]:
+    """What a decoder-only model adds to its attention scores [B, 1, Q, K], by kind of layer if
+    there are several: from the visible columns [B, Q, K], and the positions of queries [B, Q] and
+    keys [B, K], which a sliding window needs."""
     config = model.config
     window = getattr(config, "sliding_window", None)
     everything = added(visible, model.dtype)[:, None]
     if window is None:
         return everything
-    near = added(visible & (distance < window), model.dtype)[:, None]
+    near = visible & (queries[:, :, None] - keys[:, None] < window)
     if getattr(config, "layer_types", None) is None:
-        return near
-    return {"full_attention": everything, "sliding_attention": near}
+        return added(near, model.dtype)[:, None]
+    return {"full_attention": everything, "sliding_attention": added(near, model.dtype)[:, None]}
+
+
+def padded_columns(count: int) -> int:
+    """The columns of the pass that has `count`."""
+    return max(FEWEST_COLUMNS, round_up(count, 2))
 
 
 def _power_of_two(number: int) -> int:
