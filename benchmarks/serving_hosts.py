@@ -30,7 +30,7 @@ from softprompts.serving.logs import JsonLog
 from softprompts.serving.requests import Sampling
 
 Counts = dict[str, float]
-BURSTS = (1, 4, 16, 64, 64, 128, 128, 256, 256)
+BURSTS = (1, 4, 8, 16, 32, 64, 64, 128, 128, 256, 256)
 """Requests to rehearse with."""
 TOGETHER = 256
 """Prompts to warm up together."""

@@ -165,6 +165,8 @@ class ServedBank(PromptBank):
         for kind, batch in self._batches(queries, scoring, limits.batch_rows):
             while batch:  # the longest row is the first, and more of the shorter ones fit
                 most = max(1, limits.batch_tokens // lengths[batch[0]])
+                if self.tier.recording is not None:  # whose passes have a power of two
+                    most = 1 << (most.bit_length() - 1)
                 yield kind, batch[:most]
                 batch = batch[most:]
 

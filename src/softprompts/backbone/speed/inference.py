@@ -28,7 +28,7 @@ from .packed_rows import CAUSAL_TYPES
 
 FEWEST_COLUMNS = 64
 """The columns of a pass, at least."""
-MAX_WORK = 2**34
+MAX_WORK = 2**35
 """Tokens times width squared of a recorded pass: a larger one is limited by compute, not by kernel
 launches, and only loses by padding."""
 MAX_SCORES = 2**27
