@@ -191,6 +191,12 @@ def test_log_probabilities_have_both_shapes(client: OpenAI, all_prompts: dict[st
         assert len(top) in (1, 2)  # two tokens may be spelled the same
         assert log <= 0
         assert math.isclose(max(top.values()), log, abs_tol=1e-5), token
+    sample = client.completions.create(**asked, logprobs=1, temperature=2, seed=1, n=4)
+    for logs_of_sample in [choice.logprobs for choice in sample.choices]:
+        assert logs_of_sample is not None
+        tops, tokens = logs_of_sample.top_logprobs or [], logs_of_sample.tokens or []
+        assert all(token in top for token, top in zip(tokens, tops, strict=True))
+        assert max(map(len, tops)) == 2, "the likeliest token, and the one that was drawn"
     messages: Any = [{"role": "user", "content": TEXTS[0]}]
     chat = client.chat.completions.create(
         model="free", messages=messages, max_tokens=4, logprobs=True, top_logprobs=2
@@ -227,6 +233,7 @@ def test_labels_have_vllms_shape(server: Running, all_prompts: dict[str, Tuned])
         body = {"model": name, "input": TEXTS[:3]}
         status, reply, _ = ask(f"{server.base_url}/classify", body)
         assert status == 200
+        assert ask(f"{server.url}/classify", body)[1]["data"] == reply["data"], "vLLM's own path"
         assert (reply["object"], reply["model"]) == ("list", name)
         expected = all_prompts[name].probabilities(TEXTS[:3], verbose=False)
         for index, (item, shares) in enumerate(zip(reply["data"], expected, strict=True)):
@@ -272,6 +279,9 @@ def test_tasks_are_embedded_and_searched(
     assert len(scores) == 2
     assert scores == sorted(scores, reverse=True)
     assert {item["id"] for item in found["data"]} <= set(prompts(backbone))
+    status, reply, _ = ask(f"{server.base_url}/search", {"rows": rows, "timeout": 1e-4})
+    assert status == 504
+    assert " of 5 prompts; send fewer rows, or give it more time." in reply["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -281,14 +291,21 @@ def test_tasks_are_embedded_and_searched(
         ({"temprature": 1}, "There is no parameter 'temprature'; did you mean temperature?"),
         ({"best_of": 4}, "The parameter best_of is not supported; leave it out."),
         ({"prompt": [[1, 2]]}, "prompt must be a text, an object with columns, or a list"),
-        ({"prompt": []}, "A request has from 1 to 256 inputs, and this one has 0"),
+        ({"prompt": []}, "A request has from 1 to 256 inputs, and this one has 0; send some."),
         ({"prompt": ["x"] * 257}, "from 1 to 256 inputs, and this one has 257; split it."),
         ({"prompt": ""}, "the column 'text' is empty"),
         ({"prompt": {"txt": "x"}}, "has no column 'text'; its columns are txt."),
+        ({"prompt": {}}, "has no column 'text'; its columns are none."),
         ({"max_tokens": 0}, "max_tokens: input should be greater than or equal to 1."),
         ({"max_tokens": 513}, "An answer may have at most 512 tokens, not 513."),
         ({"prompt": "x" * 100_001}, "The question has 100001 characters"),
         ({"n": 17}, "n is 17; it must be from 1 to 16."),
+        ({"n": 10**400}, "n: input should be less than 2147483648."),
+        ({"n": "2"}, "n: input should be a valid integer."),
+        ({"max_tokens": True}, "max_tokens: input should be a valid integer."),
+        ({"max_tokens": -1}, "max_tokens: input should be greater than or equal to 1."),
+        ({"stop": 5}, "stop must be a text, or a list of texts."),
+        ({"stream_options": {"include_usage": True}}, "stream_options needs stream to be true."),
         ({"stop": [""]}, "stop must be up to 16 texts of 1 to 1,000 characters."),
         ({"model": "mood", "n": 2}, "This prompt chooses a label, which is the same every time"),
         ({"model": "pair"}, "The prompt pair reads the columns kind, text, not one text"),
@@ -304,6 +321,26 @@ def test_a_bad_request_is_one_sentence(
         client.post("/completions", body=asked, cast_to=object)
     assert message in str(caught.value)
     assert caught.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "The last message must have the role user"),
+        ("hello", "messages: input should be a valid list."),
+        ([{"role": "user", "content": 5}], "messages.0.content must be a text, or a list of parts"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "parts of the type text."),
+        ([{"role": "robot", "content": "x"}], "functions are not supported (role 'robot')."),
+        ([{"content": "x"}], "The parameter messages.0.role is missing."),
+        ([{"role": "user"}], "the column 'text' is empty"),
+    ],
+    ids=str,
+)
+def test_bad_messages_are_one_sentence(server: Running, messages: Any, message: str) -> None:
+    body = {"model": "free", "messages": messages}
+    status, reply, _ = ask(f"{server.base_url}/chat/completions", body)
+    assert status == 400
+    assert message in reply["error"]["message"]
 
 
 @pytest.mark.parametrize(

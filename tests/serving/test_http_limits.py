@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import logging
 import re
 import socket
 import threading
@@ -20,6 +21,7 @@ from softprompts.errors import UserError
 from softprompts.library.library import Library
 from softprompts.serving.async_engine import AsyncEngine
 from softprompts.serving.keys import Key, Keys, check_open, read_keys
+from softprompts.serving.logs import JsonLog
 from softprompts.serving.metrics import OTHER, Metrics
 from softprompts.serving.requests import Limits
 from softprompts.serving.server import limits_of
@@ -109,8 +111,10 @@ def test_a_key_sees_only_its_own_prompts(server: Running) -> None:
             )
             assert status == 404
         assert refusals[0] == refusals[1], "nothing says that the other one exists"
+    before = server.engine.stats().rows
     _, found, _ = ask(f"{server.base_url}/search", {"rows": rows, "top": 1}, bearer(SOME))
     assert [item["id"] for item in found["data"]] == ["team-mood"]
+    assert server.engine.stats().rows == before + 1, "no other prompt was asked"
     assert ask(f"{server.url}/metrics", None, bearer(SOME))[0] == 403
     body = {"model": "t5-tiny", "input": rows}
     assert ask(f"{server.base_url}/embeddings", body, bearer(SOME))[0] == 403
@@ -139,12 +143,23 @@ def test_names_never_reach_the_file_system(
     assert not any("outside" in path or "passwd" in path for path in opened)
 
 
-def test_a_broken_prompt_is_named_in_the_log_only(server: Running, library: Path) -> None:
-    body = {"model": "broken", "input": "x"}
-    status, reply, _ = ask(f"{server.base_url}/classify", body, bearer(ALL))
-    assert status == 404
-    assert str(library) not in json.dumps(reply)
-    assert "the server's log says why" in reply["error"]["message"]
+def test_a_broken_prompt_is_named_in_the_log_only(
+    tiny: Backbone, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("softprompts"), "handlers", [])
+    monkeypatch.setattr(logging.getLogger("softprompts"), "propagate", True)
+    with running(AsyncEngine(tiny, library)) as server:
+        JsonLog(server.log).take_over("softprompts")
+        for _ in range(2):
+            status, reply, _ = ask(f"{server.base_url}/classify", {"model": "broken", "input": "x"})
+            assert status == 404
+            assert str(library) not in json.dumps(reply)
+            assert "the server's log says why" in reply["error"]["message"]
+        listed = ask(f"{server.base_url}/models")[1]["data"]
+        assert [model["id"] for model in listed] == ["free", "mood", "team-mood"]
+        warning = server.wait_for_line(level="warning")
+        assert "The prompt broken cannot be used" in warning["message"]
+        assert [line for line in server.lines() if line["level"] == "warning"] == [warning], "once"
 
 
 @pytest.mark.parametrize(
@@ -219,6 +234,18 @@ def test_a_large_body_of_unknown_length_is_refused(server: Running) -> None:
         except OSError:
             pass  # refused before the end
         assert b" 413 " in connection.recv(200)
+
+
+def test_a_body_that_comes_too_slowly_is_refused(tiny: Backbone, library: Path) -> None:
+    settings = ServeSettings(timeout=0.3)
+    with running(AsyncEngine(tiny, library, limits=limits_of(settings)), settings) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+            connection.sendall(head.encode() + b"{")
+            reply = connection.recv(2000).decode()
+    assert " 408 " in reply.splitlines()[0]
+    assert "did not arrive in time; send it again." in reply
 
 
 def test_a_full_queue_says_when_to_come_back(server: Running) -> None:
@@ -392,6 +419,8 @@ def test_metrics_count_what_happens(server: Running) -> None:
         if not name.startswith("#")
     }
     stats = server.engine.stats()
+    for name in ("prefix_hits", "prefix_misses", "device_misses", "loads", "refused"):
+        assert values[f"softprompts_engine_{name}_total"] == getattr(stats, name)
     for name in ("waiting", "decoding", "known", "on_device", "last_batch"):
         assert values[f"softprompts_engine_{name}"] == getattr(stats, name)
     for name in ("passes", "rows", "prompt_tokens", "completion_tokens", "device_hits"):
@@ -409,6 +438,9 @@ def test_labels_of_metrics_are_bounded(server: Running) -> None:
     text = metrics.text().decode()
     assert set(re.findall(r'prompt="([^"]*)"', text)) == {"prompt-0", "prompt-1", "prompt-2", OTHER}
     assert 'softprompts_tokens_total{kind="prompt",prompt="other"} 2991.0' in text
+    for prompt, count in (("prompt-0", 1), ("other", 997)):
+        labels = f'{{prompt="{prompt}",route="/v1/classify"}}'
+        assert f"softprompts_request_seconds_count{labels} {count}.0" in text
 
 
 # -- the end ---------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def findings(explanation: Explanation) -> list[str]:
             f"The router gives the prompt it chooses {explanation.confidence:.0%} on average; its "
             f"entropy is {explanation.entropy:.0%} of the largest possible."
         )
-    if explanation.router_steps:
+    if len(explanation.router_steps) > 1:
         first, last = explanation.router_steps[0], explanation.router_steps[-1]
         sentences.append(
             f"Between steps {first.step:,} and {last.step:,} its confidence went from "

@@ -90,15 +90,19 @@ def _announce(
 ) -> None:
     """Print where the server listens."""
     result: dict[str, object] = {"url": url, "model": model, "prompts": prompts, "api_keys": keys}
-    text = f"serving {prompts} prompts of {model} at {url} ({keys or 'no'} API keys)"
+    text = f"serving {_count(prompts, 'prompt')} of {model} at {url} ({_count(keys, 'API key')})"
     if options.ray is not None:
         result["replicas"] = settings.replicas
-        text += f", {settings.replicas} replicas"
+        text += f", {_count(settings.replicas, 'replica')}"
     if settings.studio:
         result["studio"] = f"{url}/studio"
         text += f"\nthe studio is at {url}/studio"
     print_result(options, result, text)
     sys.stdout.flush()
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}{'s' * (number != 1)}"
 
 
 def _folders(options: argparse.Namespace) -> list[Path]:

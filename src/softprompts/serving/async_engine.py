@@ -330,10 +330,18 @@ class AsyncEngine:
     # -- which prompt fits examples ----------------------------------------------------------------
 
     async def search(
-        self, rows: Sequence[Mapping[str, object]], k: int = 5, *, timeout: float | None = None
+        self,
+        rows: Sequence[Mapping[str, object]],
+        k: int = 5,
+        *,
+        names: Sequence[str] | None = None,
+        timeout: float | None = None,
     ) -> list[Fit]:
-        """The prompts that predict labelled examples best: rows as the prompts' tasks read them."""
-        fits = await self._fits(rows, timeout)
+        """The prompts that predict labelled examples best: rows as the prompts' tasks read them.
+
+        `names`: search only these prompts.
+        """
+        fits = await self._fits(rows, timeout, names)
         return [fit for fit, _ in fits[: max(1, k)]]
 
     async def embed(
@@ -358,11 +366,15 @@ class AsyncEngine:
         return self.store.embedding(name).tolist()
 
     async def _fits(
-        self, rows: Sequence[Mapping[str, object]], timeout: float | None
+        self,
+        rows: Sequence[Mapping[str, object]],
+        timeout: float | None,
+        names: Sequence[str] | None = None,
     ) -> list[tuple[Fit, float]]:
         timeout = self.limits.timeout if timeout is None else timeout
         deadline = None if timeout is None else time.monotonic() + timeout
-        names = await asyncio.to_thread(self.names)
+        if names is None:
+            names = await asyncio.to_thread(self.names)
         together = max(1, self.limits.queue // 2 // max(1, len(rows)))
         return await all_fits(rows, names, self._load, self.result, deadline, together)
 

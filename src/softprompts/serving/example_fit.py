@@ -32,15 +32,24 @@ async def all_fits(
     all targets; `together` prompts are asked at a time."""
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         raise BadRequest("A search needs labelled rows, such as {'text': ..., 'label': ...}.")
-    turn = asyncio.Semaphore(together)
+    turn, asked = asyncio.Semaphore(together), 0
 
     async def fit(name: str) -> tuple[Fit, float] | None:
+        nonlocal asked
         async with turn:
-            return await _fit(name, rows, load, ask, deadline)
+            found = await _fit(name, rows, load, ask, deadline)
+        asked += 1
+        return found
 
-    fits = [found for found in await _all(map(fit, names)) if found is not None]
+    try:
+        fits = [found for found in await _all(map(fit, names)) if found is not None]
+    except DeadlineExceeded:
+        raise DeadlineExceeded(
+            f"The search timed out after {asked:,} of {len(names):,} prompts; send fewer rows, or "
+            "give it more time."
+        ) from None
     if not fits:
-        columns = ", ".join(map(str, rows[0]))
+        columns = ", ".join(map(str, rows[0])) or "none"
         raise BadRequest(f"No prompt reads rows with these columns and labels: {columns}.")
     return sorted(fits, key=lambda pair: (-pair[0].score, pair[0].name))
 
@@ -78,7 +87,7 @@ async def _patiently(ask: Ask, job: Job) -> Message:
             return await ask(job)
         except QueueFull as error:
             if job.deadline is not None and time.monotonic() > job.deadline:
-                raise DeadlineExceeded("The search timed out.") from None
+                raise DeadlineExceeded from None
             await asyncio.sleep(error.retry_after)
 
 

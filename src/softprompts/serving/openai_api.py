@@ -43,12 +43,20 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "dimensions": (),
 }
 """Parameters that are refused, and their values that mean nothing is asked for."""
+_TEXTS = "a text, an object with columns, or a list of these"
+UNIONS = {
+    "prompt": _TEXTS,
+    "input": _TEXTS,
+    "stop": "a text, or a list of texts",
+    "content": "a text, or a list of parts of the type text",
+}
+"""What parameters with values of several types may be."""
 
 
 class Body(BaseModel):
     """A request that names a prompt."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False, strict=True)
 
     model: str = Field(min_length=1, max_length=NAME_LIMIT, description="a prompt's name")
     timeout: float | None = Field(
@@ -89,11 +97,11 @@ class Generation(Ask):
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    n: int | None = Field(None, ge=1)
+    n: int | None = Field(None, ge=1, lt=2**31)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: str | list[str] | None = None
     max_tokens: int | None = Field(
-        None, ge=1, description="default: as many as the prompt's task needs"
+        None, ge=1, lt=2**31, description="default: as many as the prompt's task needs"
     )
     scoring: Literal["generate", "labels"] | None = Field(
         None, description="generate the answer, or choose a label (default: as tuned)"
@@ -109,6 +117,8 @@ class Generation(Ask):
 
     def sampling(self, logprobs: int | None, max_tokens: int | None) -> Sampling:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if self.stream_options is not None and not self.stream:
+            raise BadRequest("stream_options needs stream to be true.")
         if len(stop) > 16 or not all(0 < len(text) <= 1000 for text in stop):
             raise BadRequest("stop must be up to 16 texts of 1 to 1,000 characters.")
         return Sampling(
@@ -169,7 +179,7 @@ class ChatRequest(Generation):
     kind: ClassVar[str] = "chat.completion"
 
     messages: list[Message]
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
 
@@ -209,7 +219,7 @@ class EmbeddingRequest(Body):
 class SearchRequest(BaseModel):
     """`POST /v1/search`: which prompts predict these labelled rows best?"""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
     rows: list[dict[str, Any]]
     top: int = Field(5, ge=1, le=1000)
@@ -224,8 +234,9 @@ def in_words(errors: Sequence[Mapping[str, Any]]) -> str:
         return "The body is not valid JSON."
     if not where:
         return "The body must be a JSON object, sent with Content-Type: application/json."
-    if where[0] in ("prompt", "input") and len({e["loc"][:2] for e in errors}) == 1 and where[1:]:
-        return f"{where[0]} must be a text, an object with columns, or a list of these."
+    for index, name in enumerate(where[:-1]):
+        if name in UNIONS:
+            return f"{'.'.join(where[: index + 1])} must be {UNIONS[name]}."
     if error.get("type") == "missing":
         return f"The parameter {'.'.join(where)} is missing."
     if error.get("type") == "extra_forbidden":

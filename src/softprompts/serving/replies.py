@@ -111,7 +111,7 @@ class Reply:
         return {
             "tokens": token.token,
             "token_logprobs": token.logprob,
-            "top_logprobs": dict(token.top) or {token.token: token.logprob},
+            "top_logprobs": {**dict(token.top), token.token: token.logprob},
             "text_offset": offset,
         }
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import socket
-import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -39,7 +38,7 @@ from .openai_api import (
     in_words,
 )
 from .replies import Json, Reply, classification, embeddings, model_details, model_entry
-from .requests import MIB, BadRequest, BrokenPrompt, Limits, Piece, ServedPrompt
+from .requests import MIB, BadRequest, Limits, Piece, ServedPrompt
 from .studio import build as build_studio
 
 Pieces = AsyncGenerator[tuple[int, Piece]]
@@ -132,12 +131,11 @@ class Api:
         """The prompts that predict labelled rows best."""
         self._check_count(body.rows)
         key = exchange_of(request).key
-        k = body.top if key.prompts is None else sys.maxsize
-        fits = await unless_gone(
-            request, self.engine.search(body.rows, k, timeout=self._time(body, request))
-        )
-        allowed = [fit for fit in fits if key.allows(fit.name)][: body.top]
-        return {"object": "list", "data": [{"id": f.name, "score": f.score} for f in allowed]}
+        names = [n for n in await asyncio.to_thread(self.engine.names) if key.allows(n)]
+        time = self._time(body, request)
+        search = self.engine.search(body.rows, body.top, names=names, timeout=time)
+        fits = await unless_gone(request, search)
+        return {"object": "list", "data": [{"id": fit.name, "score": fit.score} for fit in fits]}
 
     # -- answers -----------------------------------------------------------------------------------
 
@@ -227,8 +225,6 @@ class Api:
         try:
             served = await asyncio.to_thread(self.engine.prompt, name)  # it may read files
         except UserError as error:
-            if isinstance(error, BrokenPrompt):
-                self.log.warn("broken prompt", prompt=name, why=str(error))
             raise as_http(error, name) from None
         exchange.prompt = name
         return served
@@ -265,7 +261,7 @@ class Api:
         if not 0 < len(inputs) <= self.settings.max_inputs:
             raise BadRequest(
                 f"A request has from 1 to {self.settings.max_inputs:,} inputs, and this one has "
-                f"{len(inputs):,}; split it."
+                f"{len(inputs):,}; {'split it' if inputs else 'send some'}."
             )
 
     def _checked(self, questions: list[Question], served: ServedPrompt) -> list[Question]:
@@ -298,6 +294,7 @@ def create_app(
     settings = settings or ServeSettings()
     keys = read_keys(settings.api_keys or None) if keys is None else keys
     log = log or JsonLog(texts=settings.log_texts)
+    max_body = int(settings.max_body * MIB)
     api = Api(engine, settings, log)
 
     @asynccontextmanager
@@ -332,7 +329,9 @@ def create_app(
         method, path = route.split()
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
     if settings.studio:
-        studio = build_studio(engine, studies=settings.studies, timeout=settings.timeout)
+        studio = build_studio(
+            engine, studies=settings.studies, timeout=settings.timeout, max_body=max_body
+        )
         app.include_router(studio)
     _add_error_handlers(app)
     app.state.metrics = api.metrics
@@ -341,7 +340,7 @@ def create_app(
         keys=keys,
         log=log,
         metrics=api.metrics,
-        max_body=int(settings.max_body * MIB),
+        max_body=max_body,
         timeout=settings.timeout,
     )
     return app

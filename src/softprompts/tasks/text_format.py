@@ -164,9 +164,8 @@ def _cell(row: Row, column: str) -> str:
     """A cell as text, which must not be missing or empty."""
     value = _value(row, column)
     if value is _MISSING:
-        raise UserError(
-            f"{row.location} has no column {column!r}; its columns are {', '.join(row.values)}."
-        )
+        columns = ", ".join(row.values) or "none"
+        raise UserError(f"{row.location} has no column {column!r}; its columns are {columns}.")
     if value is None or str(value).strip().lower() in ("", "nan"):
         raise UserError(f"{row.location}: the column {column!r} is empty.")
     if not isinstance(value, (str, int, float)):

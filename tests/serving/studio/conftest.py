@@ -1,5 +1,6 @@
 """A library with a prompt of every kind, and one server with a studio for all tests."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,17 @@ def make_library(backbone: Backbone, folder: Path) -> Path:
     }
     for name, prompt in others.items():
         prompt.save(library / name)
+    evaluations = [
+        {"step": step, "loss": 1.0, "accuracy": 50.0, "router": router(confidence)}
+        for step, confidence in ((2, 0.4), (4, 0.7))
+    ]
+    lines = "".join(f"{json.dumps(evaluation)}\n" for evaluation in evaluations)
+    (library / "mixture" / "metrics.jsonl").write_text(lines)
     return library
+
+
+def router(confidence: float) -> dict[str, Any]:
+    return {"confidence": confidence, "entropy": 0.5, "load": [0.5, 0.5, 0.0]}
 
 
 @pytest.fixture(scope="session")

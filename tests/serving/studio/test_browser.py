@@ -124,12 +124,15 @@ def test_prompts_are_found_and_tried_by_keyboard_alone(
         page.keyboard.press("Enter")
         page.get_by_role("heading", name="Ensemble").wait_for()
         assert page.get_by_role("article").count() == 3
+        playwright.expect(page.get_by_role("button", name="Run")).to_be_focused()
         assert page.get_by_label("Text", exact=True).input_value() == TEXT
         page.get_by_role("article").get_by_role("link", name="reviews").click()
         page.get_by_role("table", name="The words nearest").wait_for()
         page.get_by_role("button", name="Answer its validation rows again").focus()
         page.keyboard.press("Space")
         page.get_by_text("validation rows are answered wrongly").wait_for()
+        focused = page.locator(":focus")
+        playwright.expect(focused).to_contain_text("rows are answered wrongly")  # not lost
 
 
 def test_sources_are_found_without_loading_the_page_again(
@@ -215,6 +218,9 @@ def test_a_prompt_is_tuned_on_an_uploaded_file_and_served_at_once(
         page.goto("/studio/tune")
         page.get_by_role("link", name="reviews.csv").click()
         page.get_by_text("The prompt fresh is served now").wait_for()
+        page.get_by_role("button", name="Rows and settings").click()
+        page.get_by_role("button", name="Remove these rows").click()
+        playwright.expect(page.get_by_role("link", name="reviews.csv")).to_have_count(0)
     Library(library).remove("fresh")
 
 

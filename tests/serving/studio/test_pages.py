@@ -10,8 +10,11 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import torch
@@ -27,7 +30,7 @@ from softprompts.serving.studio import map_page
 from softprompts.serving.studio.columns import guess_columns, parse_rows
 from softprompts.serving.studio.markup import element, table
 from softprompts.serving.studio.tuner import STOPPED, Events, Order, tune
-from softprompts.serving.studio.tuning_runs import TuningRun, TuningRuns
+from softprompts.serving.studio.tuning_runs import TuningRun, TuningRuns, _follow
 
 from ..http_server import Running, running
 from .conftest import ALL, PAGES, TEXT, toy_settings
@@ -104,6 +107,8 @@ def test_nearest_words_and_errors_are_those_of_the_prompt(server: Running, libra
     words = get(f"{server.url}/studio/prompts/reviews/words", X_Fragment="1")[1]
     assert words.count('<th scope="row">') == 3  # tokens
     assert "<html" not in words
+    mixture = get(f"{server.url}/studio/prompts/mixture/words")[1]
+    assert "Between steps 2 and 4 its confidence went from 40% to 70%" in mixture
     page = get(f"{server.url}/studio/prompts/reviews/errors")[1]
     found = re.search(r"(\d) of (\d) validation rows are answered wrongly", page)
     assert found is not None
@@ -130,7 +135,7 @@ def test_the_playground_answers_as_predict_does(server: Running, library: Path) 
         shown = {
             label: float(share)
             for label, share in re.findall(
-                r"<li><span>(\w+)</span>.*?<title>([\d.]+)%", cards[name]
+                r'<li><span>(\w+)</span>.*?class="number">([\d.]+)%', cards[name]
             )
         }
         assert shown == pytest.approx({k: 100 * v for k, v in probabilities.items()}, abs=0.11)
@@ -378,6 +383,20 @@ def test_a_server_that_shuts_down_waits_for_a_run(tmp_path: Path, steps: int) ->
     assert run.process is not None
     assert run.process.returncode == (2 if steps == 0 else -signal.SIGTERM)
     assert ("steps" in run.note) == (steps == 0)
+
+
+def test_a_later_server_knows_what_was_tuned(tmp_path: Path) -> None:
+    async def events() -> AsyncIterator[bytes]:
+        yield b'{"event": "done", "stopped": null, "advice": null}\n'
+
+    uploaded = TuningRuns(tmp_path).upload("rows.csv", "text,label\na,b\n")
+    later = TuningRuns(tmp_path).find(uploaded.identity)
+    assert (later.state, later.name) == ("ready", "")
+    uploaded.state, uploaded.name = "running", "new"
+    process: Any = SimpleNamespace(stdout=events(), wait=AsyncMock(return_value=0))
+    asyncio.run(_follow(uploaded, process))
+    later = TuningRuns(tmp_path).find(uploaded.identity)
+    assert (later.state, later.name) == ("done", "new")
 
 
 def test_markup_is_escaped() -> None:

@@ -135,7 +135,7 @@ def _score(prompt: ServedPrompt) -> Child:
     metric, value = score
     return element(
         "span",
-        bar(value / 100, f"{metric} {value:.1f}"),
+        bar(value / 100),
         f"{value:.1f} ",
         element("small", metric),
         class_="score",

@@ -129,16 +129,15 @@ def facts(pairs: Iterable[tuple[str, Child]]) -> Html:
     )
 
 
-def bar(share: float, label: str) -> Html:
-    """A share from 0 to 1 as a bar; `label` is for readers that show no pictures."""
+def bar(share: float) -> Html:
+    """A share from 0 to 1 as a bar, beside its number."""
     width = max(0.0, min(1.0, share)) * 100
     return element(
         "svg",
-        element("title", label),
         element("rect", class_="track", width=100, height=10),
         element("rect", class_="fill", width=f"{width:.1f}", height=10),
         class_="bar",
-        role="img",
+        aria_hidden="true",
         viewBox="0 0 100 10",
         preserveAspectRatio="none",
     )

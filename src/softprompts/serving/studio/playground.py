@@ -165,7 +165,7 @@ def _answer_card(
             element(
                 "li",
                 element("span", label),
-                bar(share, f"{share:.1%}"),
+                bar(share),
                 element("span", f"{share:.1%}", class_="number"),
             )
             for label, share in ranked

@@ -208,11 +208,10 @@ async def words(studio: Studio, visit: Visit) -> Page:
     loaded = await asyncio.to_thread(studio.engine.store.load, served.name)
     if not loaded.tuned.prompt.table.shape[1]:
         return Page(f"{served.name}: nearest words", notice("This prompt has no tokens."))
-    rows = await asyncio.to_thread(_own_rows, served.card) if _is_mixture(served) else []
     explanation = await studio.cached(
         f"words {served.name}",
         loaded.stamp,
-        lambda: asyncio.to_thread(explain, loaded.tuned, rows[:ROUTED_ROWS], worth=False),
+        lambda: asyncio.to_thread(_explain, loaded, served.card),
     )
     body = [
         element("ul", [element("li", sentence) for sentence in findings(explanation)]),
@@ -222,8 +221,10 @@ async def words(studio: Studio, visit: Visit) -> Page:
     return Page(f"{served.name}: nearest words", text(body))
 
 
-def _is_mixture(served: ServedPrompt) -> bool:
-    return served.card.prompt.count > 1
+def _explain(loaded: LoadedPrompt, card: Card) -> Explanation:
+    rows = _own_rows(card)[:ROUTED_ROWS] if card.prompt.count > 1 else []
+    history = [] if card.path is None else RunFolder(card.path.parent).history()
+    return explain(loaded.tuned, rows, worth=False, history=history)
 
 
 def _word_tables(explanation: Explanation) -> list[Html]:
@@ -258,7 +259,7 @@ def _routing(explanation: Explanation, with_texts: bool) -> Html | None:
             element("span", f"prompt {part.prompt}", class_="score"),
             element(
                 "span",
-                bar(part.rows / total, f"{part.rows / total:.0%}"),
+                bar(part.rows / total),
                 f"{part.rows:,}",
                 class_="score",
             ),

@@ -122,7 +122,7 @@ def _table(fits: Sequence[Fit], prompts: dict[str, ServedPrompt]) -> Html:
                 [prompt_link(fit.name), element("small", card.task.name)],
                 element(
                     "span",
-                    bar(probability, f"{probability:.0%}"),
+                    bar(probability),
                     f"{probability:.0%}",
                     class_="score",
                 ),

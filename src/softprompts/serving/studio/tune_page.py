@@ -166,27 +166,30 @@ def _progress(run: TuningRun) -> list[Child]:
         parts.append(notice(f"{capitalized(run.advice)}.") if run.advice else None)
     if run.state == "failed":
         parts.append(notice(run.note, error=True))
-        parts.append(
-            element(
-                "form",
-                element("button", "Change the settings", type="submit"),
-                method="post",
-                action=f"{PATH}/{run.identity}/again",
-            )
-        )
     figures = [Html(curve_figure(curve, number)) for number, curve in enumerate(_curves(run))]
     parts.append(element("div", *figures, class_="figures") if figures else None)
     if run.messages:
         lines = element("ul", [element("li", line) for line in run.messages])
         parts.append(element("details", element("summary", "Messages"), lines))
+    parts.append(None if run.active else _again_form(run))
     return parts
 
 
+def _again_form(run: TuningRun) -> Html:
+    label = "Change the settings" if run.state == "failed" else "Rows and settings"
+    return element(
+        "form",
+        element("button", label, type="submit", class_="quiet"),
+        method="post",
+        action=f"{PATH}/{run.identity}/again",
+    )
+
+
 async def again(studio: Studio, visit: Visit) -> Response:
-    """The settings of a run that failed."""
+    """The rows and settings of a run that has ended."""
     visit.check_unrestricted()
     run = await asyncio.to_thread(studio.runs.find, visit.name)
-    if run.state == "failed":
+    if not run.active:
         run.state = "ready"
     return RedirectResponse(f"{PATH}/{run.identity}", 303)
 

@@ -3,6 +3,7 @@
 LIBRARY/.studio/ID/FILE     the rows, which the prompt's page reads again
 LIBRARY/.studio/ID/run/     the run's folder, until its prompt is in the library
 LIBRARY/.studio/ID/log.txt  what the process wrote to standard error
+LIBRARY/.studio/ID/name.txt the prompt that was tuned on the rows
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from ...files import make_folder, safe_name, write_text
 from .tuner import Order
 
 UPLOADS = ".studio"
-RUN, LOG = "run", "log.txt"
+RUN, LOG, NAME = "run", "log.txt", "name.txt"
 MOST_UPLOADS = 100
 ENDINGS = (".csv", ".tsv", ".jsonl", ".json")
 State = Literal["ready", "running", "stopping", "done", "failed"]
@@ -111,7 +112,7 @@ class TuningRuns:
             for item in items:
                 files = [p for p in Path(item.path).glob("*") if p.suffix in ENDINGS]
                 if files and item.name not in self._runs:
-                    self._runs[item.name] = TuningRun(item.name, files[0])
+                    self._runs[item.name] = _earlier_run(item.name, files[0])
         runs = [run for run in self._runs.values() if run.file.exists()]
         return sorted(runs, key=lambda run: -run.file.stat().st_mtime)
 
@@ -197,6 +198,15 @@ class TuningRuns:
         await asyncio.gather(*self._readers)
 
 
+def _earlier_run(identity: str, file: Path) -> TuningRun:
+    """Rows that an earlier server took, and what it tuned on them."""
+    run = TuningRun(identity, file)
+    with contextlib.suppress(OSError):
+        run.name = (run.folder / NAME).read_text(encoding="utf-8")
+        run.state, run.note = "done", f"The prompt {run.name} was tuned on these rows."
+    return run
+
+
 async def _follow(run: TuningRun, process: asyncio.subprocess.Process) -> None:
     """Take the events of a process until it ends."""
     assert process.stdout is not None
@@ -208,4 +218,6 @@ async def _follow(run: TuningRun, process: asyncio.subprocess.Process) -> None:
         run.state = "failed"
         where = f"{UPLOADS}/{run.identity}/{LOG} in the library"
         run.note = f"The process ended with status {code}; {where} has the reason."
+    if run.state == "done":
+        await asyncio.to_thread(write_text, run.folder / NAME, run.name)
     run.ended = time.monotonic()

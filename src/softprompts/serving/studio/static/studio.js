@@ -21,6 +21,14 @@ function show(box, ...nodes) {
   prepare(box);
 }
 
+// A disabled button loses the focus, and the keyboard its place.
+function enable(button) {
+  button.disabled = false;
+  if (document.activeElement === document.body) {
+    button.focus();
+  }
+}
+
 function failed(box, error) {
   const line = document.createElement("p");
   line.className = "notice error";
@@ -75,7 +83,7 @@ function replaces(form) {
     } catch (error) {
       failed(box, error);
     } finally {
-      button.disabled = false;
+      enable(button);
       box.removeAttribute("aria-busy");
     }
   });
@@ -85,6 +93,10 @@ function replaces(form) {
 function loads(link) {
   const load = async () => {
     const box = link.parentElement;
+    if (document.activeElement === link) {
+      box.tabIndex = -1;
+      box.focus();
+    }
     box.setAttribute("aria-busy", "true");
     box.textContent = "Loading …";
     try {
@@ -162,7 +174,7 @@ function uploads(form) {
     } catch (error) {
       failed(box, error);
     } finally {
-      button.disabled = false;
+      enable(button);
     }
   });
 }
