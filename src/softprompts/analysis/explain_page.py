@@ -110,7 +110,7 @@ def findings(explanation: Explanation) -> list[str]:
             f"{first.confidence:.0%} to {last.confidence:.0%}, its entropy from "
             f"{first.entropy:.0%} to {last.entropy:.0%}."
         )
-    elif any(token.prompt for token in explanation.tokens):
+    elif not explanation.router_steps and any(token.prompt for token in explanation.tokens):
         sentences.append(
             "How sure the router was over training is not known: the prompt came without its "
             "evaluations, or from a version that did not record the router."
