@@ -1,6 +1,7 @@
 """Slots whose steps are recorded: every row's logits are those that it would have alone, whoever
 joins and leaves; and engines that record give the answers of those that do not."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,16 +10,19 @@ from torch import Tensor
 
 from softprompts.backbone import Generative
 from softprompts.backbone.kv_cache import DecodingState
+from softprompts.backbone.speed import inference
 from softprompts.backbone.speed.graphs import StepGraphs
 from softprompts.backbone.speed.packed_rows import CAUSAL_TYPES
 from softprompts.serving import recorded_rows
+from softprompts.serving.async_engine import AsyncEngine
 from softprompts.serving.recorded_rows import RecordedRows, padded_columns, padded_rows
 from softprompts.serving.recording import try_recording
 from softprompts.serving.requests import Limits
 
 from ..backbone.speed.test_inference import batch, model, run_directly
 from ..backbone.speed.test_packed_rows import inputs
-from .test_async_engine import (  # noqa: F401 - they run again, with recorded passes
+from .test_async_engine import (  # noqa: F401 - tests run again, with recorded passes
+    run,
     test_a_seed_gives_the_same_sample_whatever_is_in_the_batch,
     test_answers_are_those_of_predict,
     test_chat_prompts_and_plain_ones_share_an_engine,
@@ -26,6 +30,7 @@ from .test_async_engine import (  # noqa: F401 - they run again, with recorded p
     test_requests_keep_their_answers_while_prompts_come_and_go,
     test_rows_join_and_leave_and_each_answer_is_that_of_its_prompt_alone,
 )
+from .test_engine import tuned
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 KINDS = ["t5", "mt5", *sorted(CAUSAL_TYPES)]
@@ -225,6 +230,26 @@ def test_a_step_can_be_repeated_after_it_ran_out_of_memory() -> None:
         with pytest.raises(torch.OutOfMemoryError):
             rows.step(alone.tokens[-1:])
     compare(rows, [alone])
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma3_text"])
+def test_plain_passes_after_cached_prompts_stay_within_the_window(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where recorded passes would pad a cached prompt, a plain one counts its pads, too."""
+    monkeypatch.setattr(inference, "MAX_WORK", 0)
+    backbone = model(kind)
+    prompt = tuned(backbone, 1, ["good", "bad"], scoring="labels", length=5)
+    texts = ["a" * size for size in (1, 4, 6, 9, 30)]
+
+    async def ask(engine: AsyncEngine) -> list[dict[str, float]]:
+        found = await asyncio.gather(*(engine.classify("mood", text) for text in texts))
+        return [answer.probabilities for answer in found]
+
+    for got, expected in zip(
+        run(backbone, {"mood": prompt}, ask), prompt.probabilities(texts), strict=True
+    ):
+        assert got == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_an_engine_records(monkeypatch: pytest.MonkeyPatch) -> None:
