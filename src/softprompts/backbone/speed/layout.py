@@ -19,22 +19,25 @@ SMALL_STEP = 2**25
 """Up to this many tokens times width, computing more pads costs less than recording more sizes."""
 FEW_BUCKETS, MANY_BUCKETS = 8, 16
 """Bucket sizes between a number and its double, for steps up to `SMALL_STEP` and beyond."""
+CPU_BUCKETS = 32
+"""The same on a CPU, where oneDNN compiles a kernel for each size, and keeps it in memory."""
 
 
 class Layout(NamedTuple):
     """Where the rows of a batch are when they are packed end to end.
 
     source: what is at each position, as an index into all prompt vectors followed by all text
-        tokens [N]
+        tokens [N]; the first vector at positions that no row uses
     prompt_positions: of each prompt vector [B, P]; its row's first if the row does not use it
     prompt_mask: which prompt vectors a row uses [B, P]
     rows: the batch's rows in packed order [B], longest first where there are groups
     padded: the position of each column of each group's rows, group by group; beyond its end, a row
         repeats its last token
-    inverse: the column of each position [N]
+    inverse: the column of each position [N]; 0 for positions that no row uses
     groups: rows and columns of each group
     masks: which columns a row uses, by group [G, L]
     tiles: the parts of rows that the GPU's attention works on, see `kernels.tiles`
+    used: the number of positions that rows use; the others come last
     """
 
     source: Tensor
@@ -46,6 +49,7 @@ class Layout(NamedTuple):
     groups: list[tuple[int, int]]
     masks: list[Tensor]
     tiles: Tensor
+    used: int
 
 
 def _row_numbers(text: Text, length: int) -> Tensor:
@@ -90,6 +94,8 @@ def grouped_layout(text: Text, length: int) -> Layout:
     column = np.arange(len(column_row)) - row_begins[column_row]
     padded = starts[column_row] + np.minimum(column, lengths[column_row] - 1)
     inverse = row_begins[packed_row] + offset
+    more = round_up(len(source), CPU_BUCKETS) - len(source)
+    source, inverse = (np.pad(array, (0, more)) for array in (source, inverse))
     masks = [
         np.arange(width) < members[:, None]
         for width, members in zip(widths, np.split(lengths, sizes.cumsum()[:-1]), strict=True)
@@ -99,7 +105,7 @@ def grouped_layout(text: Text, length: int) -> Layout:
         for array in (source, prompt_positions, prompt_mask, rows, padded, inverse, *masks)
     ]
     no_tiles = torch.zeros(0, 5, dtype=torch.int32, device=device)
-    return Layout._make([*tensors[:6], groups, tensors[6:], no_tiles])
+    return Layout._make([*tensors[:6], groups, tensors[6:], no_tiles, len(packed_row)])
 
 
 def bucketed_layout(text: Text, length: int, columns: int, rows: int | None = None) -> Layout:
@@ -147,6 +153,7 @@ def bucketed_layout(text: Text, length: int, columns: int, rows: int | None = No
         [(len(total), columns)],
         [column < total[:, None]],
         to_device(torch.from_numpy(tiles), device),
+        count,
     )
 
 
@@ -226,6 +233,8 @@ def unpack(states: Tensor, layout: Layout) -> list[Tensor]:
 
 
 def pack(groups: Sequence[Tensor], layout: Layout) -> Tensor:
-    """The reverse: [G, L, ...] each -> [N, ...]."""
+    """The reverse: [G, L, ...] each -> [N, ...]; zeros at positions that no row uses."""
     flat = [part.flatten(0, 1) for part in groups]
-    return to_positions(torch.cat(flat) if len(flat) > 1 else flat[0], layout.inverse)
+    columns, inverse = torch.cat(flat) if len(flat) > 1 else flat[0], layout.inverse
+    states, more = to_positions(columns, inverse[: layout.used]), len(inverse) - layout.used
+    return nn.functional.pad(states, (*(0, 0) * (states.dim() - 1), 0, more)) if more else states

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from ..batch import Losses, Text
-from . import kernels
+from . import cpu, kernels
 from .layout import FEW_BUCKETS, Layout, bucketed_layout, grouped_layout, pack, round_up, unpack
 from .step import DIVERGED, Packed
 
@@ -37,6 +37,7 @@ class PackedBias(NamedTuple):
     layout: Layout | None = None
     biases: Sequence[Tensor] = ()  # for padded groups of rows: bias and mask [G, heads, L, L]
     tiles: Tensor | None = None  # for our kernels
+    cells: cpu.Cells | None = None  # for our attention on a CPU
 
 
 class PackedT5(Packed):
@@ -140,25 +141,35 @@ class PackedT5(Packed):
 
     @contextmanager
     def _packed_attention(self) -> Iterator[None]:
-        """Inside, the encoder's attention is ours; so are its norms, unless they are compiled."""
+        """Inside, the encoder's attention is ours; so are norms and, on a CPU, other modules,
+        unless they are compiled."""
         configs = self.encoder.config, self.decoder.config
-        norms = [] if self.compiled else self._norms
+        forwards = [] if self.compiled else self._forwards
         before = [config._attn_implementation for config in configs]
         configs[0]._attn_implementation = ATTENTION
         configs[1]._attn_implementation = "eager"  # as fast as a fused one for a few tokens
-        for norm in norms:
-            norm.forward = partial(rms_norm, norm)
+        for module, forward in forwards:
+            module.forward = forward
         try:
             yield
         finally:
             for config, implementation in zip(configs, before, strict=True):
                 config._attn_implementation = implementation
-            for norm in norms:
-                del norm.forward
+            for module, _ in forwards:
+                del module.forward
 
-    @cached_property
-    def _norms(self) -> list[Any]:
-        return [module for module in self.model.modules() if hasattr(module, "variance_epsilon")]
+    _fast: tuple[object, list[tuple[Any, cpu.Forward]]] | None = None
+    """Where the model is and in which precision, and its modules' faster forward functions."""
+
+    @property
+    def _forwards(self) -> list[tuple[Any, cpu.Forward]]:
+        """Modules, each with a faster forward function."""
+        place = self.model.device, self.model.dtype
+        if self._fast is None or self._fast[0] != place:
+            norms = [part for part in self.model.modules() if hasattr(part, "variance_epsilon")]
+            forwards = [(norm, partial(rms_norm, norm)) for norm in norms]
+            self._fast = place, [*forwards, *cpu.fast_forwards(self.model)]
+        return self._fast[1]
 
     @cached_property
     def _layers(self) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
@@ -186,7 +197,9 @@ class PackedT5(Packed):
             distance = (column[None] - column[:, None]).clamp(-middle, middle) + middle
             hidden = _hidden_columns(mask, table.dtype)
             biases.append(table[:, distance] + hidden[:, None, None])
-        return PackedBias(table, layout, biases)
+        ours = on_cpu and embeds.dtype == torch.float32
+        cells = cpu.attention_cells(layout, len(table)) if ours else None
+        return PackedBias(table, layout, biases, cells=cells)
 
     def _layer(self, which: int, block: nn.Module, states: Tensor, *rest: Any) -> Tensor:
         if self.compiled:
@@ -278,10 +291,13 @@ def packed_attention(
         sides = kernels.Sides(tiles, tiles)
         return kernels.ragged_attention(query, key, value, sides, scaling, table), None
     assert packed_bias.layout is not None
-    layout = packed_bias.layout
-    unpacked = [unpack(part[0].transpose(0, 1), layout) for part in (query, key, value)]
+    layout, biases = packed_bias.layout, packed_bias.biases
+    packed = [part[0].transpose(0, 1) for part in (query, key, value)]
+    if packed_bias.cells is not None:
+        return cpu.attention(packed, packed_bias.cells, biases, scaling)[None], None
+    unpacked = [unpack(part, layout) for part in packed]
     attended = []
-    for *parts, bias in zip(*unpacked, packed_bias.biases, strict=True):
+    for *parts, bias in zip(*unpacked, biases, strict=True):
         queries, keys, values = (part.to(bias.dtype).transpose(1, 2) for part in parts)
         output = nn.functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=bias, scale=scaling
