@@ -12,6 +12,7 @@ import cProfile
 import pstats
 import re
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from softprompts.bench.learners import OurRuns, make_run, set_compile
-from softprompts.bench.measure import Clock, environment, spread, synchronized_time
+from softprompts.bench.measure import Clock, environment, spread
 from softprompts.bench.models import load_model
 from softprompts.bench.workload import draw_batches
 from softprompts.errors import UserError, as_flag
@@ -45,6 +46,13 @@ def kind_of(name: str) -> str:
         if re.search(pattern, name, re.IGNORECASE):
             return kind
     return "other pointwise"
+
+
+def synchronized_time(device: torch.device) -> float:
+    """The time when all work launched so far is finished."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def profile_steps(options: argparse.Namespace) -> dict[str, Any]:

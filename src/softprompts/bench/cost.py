@@ -10,7 +10,7 @@ import numpy as np
 from ..analysis.cost import Cost, Shape, method_cost
 from ..backbone import Backbone
 from ..backbone.hardware import environment
-from ..config import RunConfig, merge, schema_of, sections
+from ..config import RunConfig, schema_of, sections
 from ..config.cost import CostSettings, method_configs
 from .learners import our_run, set_compile
 from .measure import spread
@@ -73,19 +73,9 @@ def time_step(
     backbone: Backbone, config: RunConfig, rows: CostSettings, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """The seconds of a training step as `tune` takes it, without compiling, and its peak memory."""
-    steps = {
-        "schedule": "constant",
-        "warmup": 0,
-        "steps": WARMUP + STEPS,
-        "epochs": None,
-        "evaluate_every": 10**9,
-        "checkpoint_every": 10**9,
-        "chat": False,
-    }
-    settings = merge(config.plain(), {"tuning": steps})
     batches = _batches(backbone, config, rows)
     set_compile(backbone, False)
-    make = partial(our_run, backbone, batches, settings, config.seed, compiles=False)
+    make = partial(our_run, backbone, batches, config.plain(), config.seed, compiles=False)
     subject = Subject(config.method, config.method, make)
     *_, (measured, _) = measure_all([subject], backbone, WARMUP, STEPS, say)
     found = measured[subject.name]

@@ -18,15 +18,7 @@ from torch import Tensor
 from ..backbone import Backbone, Causal
 from ..errors import UserError
 from .learners import compile_layers, original_model, peft_modes
-from .measure import (
-    Say,
-    Timings,
-    compare_with_peft,
-    environment,
-    peft_library,
-    say_ratios,
-    time_in_turn,
-)
+from .measure import Say, compare_with_peft, environment, peft_library
 from .models import load_model
 from .settings import DecodingSettings as Settings
 
@@ -57,7 +49,6 @@ def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
             100, backbone.vocab_size, (size, settings.text)
         ).tolist()
         batches.append({"batch": size, **_compare(settings, backbone, peers, prompt, rows, say)})
-        say_ratios(say, f"batch {size}", batches[-1]["peft"], "tokens")
         yield {
             **environment(backbone.device, backbone.dtype),
             "settings": asdict(settings),
@@ -108,9 +99,5 @@ def _compare(
         "remembered": lambda: ours(cache.rows(first, len(prompt))),
         **{mode: partial(with_peft, peer) for mode, peer in peers.items()},
     }
-    timings = time_in_turn(
-        calls, backbone.device, settings.warmup, settings.rounds, say, optional=["regions"]
-    )
-    tokens = {name: generated.flatten().tolist() for name, generated in timings.first.items()}
-    compared = Timings(tokens, timings.seconds, timings.left_out)
-    return compare_with_peft(compared, MIN_AGREEMENT[backbone.dtype], "tokens")
+    minimum, title = MIN_AGREEMENT[backbone.dtype], f"batch {len(rows)}"
+    return compare_with_peft(calls, backbone.device, settings, minimum, title, "tokens", say)

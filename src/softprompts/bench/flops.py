@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..analysis.flops import Architecture
+from ..backbone import Backbone
+from .workload import RunBatches
 
 FORMULA = (
     "For each row with L encoder tokens (prompt and text, no pads) and n target tokens: 2 "
@@ -43,3 +45,17 @@ def t5_flops(model: Architecture, inputs: Sequence[int], targets: Sequence[int])
         frozen += matrices - by_keys[0] + cross[0]
         products += attention - by_keys[1] + cross[1]
     return Flops(frozen + products, 2 * frozen + 3 * products)
+
+
+def step_flops(
+    backbone: Backbone, batches: Sequence[RunBatches], prompt: int, warmup: int
+) -> Flops:
+    """Those of an average timed step of one run of a T5, without a router's few."""
+    inputs = [batch for run in batches for batch in run.inputs[warmup:]]
+    targets = [batch for run in batches for batch in run.targets[warmup:]]
+    total = t5_flops(
+        Architecture.of(backbone.model, backbone.family),
+        [len(text) + prompt for batch in inputs for text in batch],
+        [len(target) for batch in targets for target in batch],
+    )
+    return Flops(total.forward / len(inputs), total.step / len(inputs))

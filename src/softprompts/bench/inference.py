@@ -23,7 +23,7 @@ from ..serving.engine import Engine
 from ..tasks import load_task
 from ..tuning.tuned import Tuned, import_peft, load
 from .learners import compile_layers, original_model, peft_modes
-from .measure import Say, compare_with_peft, environment, peft_library, say_ratios, time_in_turn
+from .measure import Say, compare_with_peft, environment, peft_library
 from .models import load_model
 from .settings import InferenceSettings as Settings
 
@@ -62,11 +62,10 @@ def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
             calls = {"ours": partial(engine.answer, questions)}
             for mode, peer in peers.items():
                 calls[mode] = partial(peer.answers, questions, scoring, settings.new_tokens)
-            timings = time_in_turn(
-                calls, backbone.device, settings.warmup, settings.rounds, say, ["regions"]
+            minimum = MIN_AGREEMENT[scoring][backbone.dtype]
+            compared = compare_with_peft(
+                calls, backbone.device, settings, minimum, scoring, "answers", say
             )
-            compared = compare_with_peft(timings, MIN_AGREEMENT[scoring][backbone.dtype], "answers")
-            say_ratios(say, scoring, compared["peft"], "answers")
             results[scoring] = {"about": about, **compared}
             yield {
                 **environment(backbone.device, backbone.dtype),

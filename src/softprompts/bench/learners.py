@@ -52,14 +52,13 @@ def peft_modes(
 
 
 class FixedBatches(Batches):
-    """Batches that were drawn already: the rows of each step, in order."""
+    """The rows of each step in order, `size` at a time."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        ends = np.cumsum(sizes).tolist()
-        self.rows = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+    def __init__(self, size: int) -> None:
+        self.size = size
 
     def __getitem__(self, index: int) -> list[int]:
-        return self.rows[index]
+        return list(range(index * self.size, (index + 1) * self.size))
 
 
 class FixedRows(TextRows):
@@ -82,22 +81,21 @@ def make_run(
     backbone: Backbone, batches: RunBatches, settings: Mapping[str, Any], seed: int
 ) -> Run:
     """A run as `tune` makes it, on rows that are tokenised already."""
-    never = 10**9
-    schedule = {
+    steps = {
         "schedule": "constant",
         "warmup": 0,
         "steps": len(batches.inputs),
-        "evaluate_every": never,
-        "checkpoint_every": never,
+        "evaluate_every": 10**9,
+        "checkpoint_every": 10**9,
         "chat": False,  # the rows are tokenised already
     }
-    config = run_config({"model": backbone.name, "seed": seed, "tuning": schedule}, settings)
+    config = run_config(settings, {"model": backbone.name, "seed": seed, "tuning": steps})
     examples = [Example("x", "yes"), Example("y", "no")]
     form = TextFormat("{text}", "label", {"yes": "yes", "no": "no"})
     run = Run(config, Task("bench", form, examples, examples), backbone)
     run.inputs = FixedRows([row for batch in batches.inputs for row in batch])
     run.targets = FixedRows([row for batch in batches.targets for row in batch])
-    run.batches = FixedBatches([len(batch) for batch in batches.inputs])
+    run.batches = FixedBatches(len(batches.inputs[0]))
     return run
 
 

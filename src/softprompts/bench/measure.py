@@ -7,8 +7,8 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,14 +16,12 @@ import torch
 from ..backbone import Backbone
 from ..backbone.hardware import device_name, versions
 from ..errors import UserError
+from .settings import RoundSettings
 from .tables import PEFT_NAMES
 
 Say = Callable[[str], None]
 """Shows a line of progress."""
 T = TypeVar("T")
-
-TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
-"""The largest relative difference between two losses of the same step."""
 
 
 class DisagreementError(Exception):
@@ -58,97 +56,85 @@ class Clock:
         return event
 
 
-class Progress:
-    """A line every ten seconds, for long benchmarks."""
-
-    def __init__(self, say: Say, unit: str, total: int) -> None:
-        self.say, self.unit, self.total, self.last = say, unit, total, time.monotonic()
-
-    def update(self, completed: int) -> None:
-        if time.monotonic() - self.last > 10:
-            self.last = time.monotonic()
-            self.say(f"  {self.unit} {completed} of {self.total}")
+def counted(total: int, unit: str, say: Say) -> Iterator[int]:
+    """The numbers below `total`; every ten seconds a line says how far it is."""
+    last = time.monotonic()
+    for number in range(total):
+        yield number
+        if time.monotonic() - last > 10:
+            last = time.monotonic()
+            say(f"  {unit} {number + 1} of {total}")
 
 
-class Timings(NamedTuple, Generic[T]):
-    """For several sides: the result of the first call, the seconds of each, and why some failed."""
+def compare_with_peft(
+    calls: Mapping[str, Callable[[], Any]],
+    device: torch.device,
+    settings: RoundSettings,
+    minimum: float,
+    title: str,
+    unit: str,
+    say: Say,
+) -> dict[str, Any]:
+    """Seconds of our sides, and for each mode of PEFT its seconds, their ratio to our last side's,
+    and the share of `unit` on which it agrees with ours, which must be at least `minimum`."""
+    first, times, left_out = time_in_turn(calls, device, settings.warmup, settings.rounds, say)
+    ours = [name for name in times if name not in PEFT_NAMES]
+    peers: dict[str, Any] = {}
+    for mode in [name for name in times if name in PEFT_NAMES]:
+        share = min(float(np.mean(_equal(first[mode], first[name]))) for name in ours)
+        if not share >= minimum:
+            raise DisagreementError(
+                f"We and PEFT agree on {share:.1%} of the {unit}, and {minimum:.0%} is required; "
+                "the times are discarded."
+            )
+        slower = ratio(times[mode], times[ours[-1]])
+        peers[mode] = {"seconds": spread(times[mode]), "ratio": slower, "agreement": share}
+        say(
+            f"{title}: {PEFT_NAMES[mode]} takes {slower['median']:.2f} times as long, "
+            f"{share:.1%} of {unit} agree"
+        )
+    return {**{name: spread(times[name]) for name in ours}, "peft": peers, "left_out": left_out}
 
-    first: dict[str, T]
-    seconds: dict[str, list[float]]
-    left_out: dict[str, str]
+
+def _equal(one: Any, other: Any) -> list[bool]:
+    """Whether each answer, or each token of a tensor, is the same."""
+    if isinstance(one, torch.Tensor):
+        return (one == other).flatten().tolist()
+    return [a == b for a, b in zip(one, other, strict=True)]
 
 
 def time_in_turn(
-    calls: Mapping[str, Callable[[], T]],
+    calls: Mapping[str, Callable[[], Any]],
     device: torch.device,
     warmup: int,
     rounds: int,
     say: Say,
-    optional: Iterable[str] = (),
-) -> Timings[T]:
-    """Time all sides round by round, so that other load on the machine affects all of them.
+) -> tuple[dict[str, Any], dict[str, list[float]], dict[str, str]]:
+    """The first result of each side, the seconds of its timed calls, and why some sides failed.
 
-    An optional side that fails in the first round is left out.
+    All sides go round by round, so that other load on the machine affects all of them. Compiled
+    layers that fail in the first round are left out.
     """
     clocks = {name: Clock(device) for name in calls}
-    timings: Timings[T] = Timings({}, {}, {})
-    progress = Progress(say, "round", warmup + rounds)
-    for number in range(warmup + rounds):
-        progress.update(number)
+    first, left_out = dict[str, Any](), dict[str, str]()
+    for number in counted(warmup + rounds, "round", say):
         for name, clock in list(clocks.items()):
             try:
                 result = clock.time(calls[name])
             except Exception as error:
-                if number or name not in optional:
+                if number or name != "regions":
                     raise
-                timings.left_out[name] = failure_reason(error)
-                say(f"{name} failed: {timings.left_out[name]}")
+                left_out[name] = failure_reason(error)
+                say(f"{name} failed: {left_out[name]}")
                 del clocks[name]
             else:
-                timings.first.setdefault(name, result)
-    timings.seconds.update({name: clock.seconds()[warmup:] for name, clock in clocks.items()})
-    return timings
-
-
-def compare_with_peft(timings: Timings[Any], minimum: float, unit: str) -> dict[str, Any]:
-    """Seconds of our sides, and for each mode of PEFT its seconds, their ratio to our last side's,
-    and the share of `unit` on which it agrees with ours, which must be at least `minimum`."""
-    ours = [name for name in timings.seconds if name not in PEFT_NAMES]
-    peers: dict[str, Any] = {}
-    for mode in [name for name in timings.seconds if name in PEFT_NAMES]:
-        agreement = min(_agreement(timings.first[mode], timings.first[name]) for name in ours)
-        peers[mode] = {
-            "seconds": spread(timings.seconds[mode]),
-            "ratio": ratio(timings.seconds[mode], timings.seconds[ours[-1]]),
-            "agreement": check_agreement(agreement, minimum, unit),
-        }
-    seconds = {name: spread(timings.seconds[name]) for name in ours}
-    return {**seconds, "peft": peers, "left_out": timings.left_out}
-
-
-def _agreement(one: Sequence[Any], other: Sequence[Any]) -> float:
-    return float(np.mean([a == b for a, b in zip(one, other, strict=True)]))
-
-
-def say_ratios(say: Say, name: str, peers: Mapping[str, Mapping[str, Any]], unit: str) -> None:
-    """Show the result of `compare_with_peft`, a line for each mode of PEFT."""
-    for mode, result in peers.items():
-        say(
-            f"{name}: {PEFT_NAMES[mode]} takes {result['ratio']['median']:.2f} times as long, "
-            f"{result['agreement']:.1%} of {unit} agree"
-        )
+                first.setdefault(name, result)
+    return first, {name: clock.seconds()[warmup:] for name, clock in clocks.items()}, left_out
 
 
 def failure_reason(error: Exception) -> str:
     """The error in one line."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-
-
-def synchronized_time(device: torch.device) -> float:
-    """The time when all work launched so far is finished."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def reset_memory(backbone: Backbone) -> None:
@@ -180,37 +166,6 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 def ratio(theirs: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
     """How many times as long the others take, step by step on the same batches."""
     return spread([slow / fast for slow, fast in zip(theirs, ours, strict=True)])
-
-
-def compare_losses(
-    first: str,
-    first_losses: Sequence[Sequence[float]],
-    name: str,
-    losses: Sequence[Sequence[float]],
-    dtype: str,
-) -> float:
-    """The largest relative difference between losses [runs, steps]; an error if it is too large."""
-    expected, actual = np.asarray(first_losses), np.asarray(losses)
-    differences = np.nan_to_num(np.abs(expected - actual) / np.abs(expected), nan=np.inf)
-    largest = float(differences.max())
-    if largest > TOLERANCE[dtype]:
-        run, step = np.unravel_index(int(differences.argmax()), differences.shape)
-        raise DisagreementError(
-            f"{name} and {first} do not train alike: at step {step} of run {run} their losses "
-            f"are {actual[run, step]:.6g} and {expected[run, step]:.6g}, which differ by "
-            f"{largest:.1e} where {dtype} allows {TOLERANCE[dtype]:.0e}; the times are discarded."
-        )
-    return largest
-
-
-def check_agreement(share: float, minimum: float, unit: str) -> float:
-    """The share of `unit` that agree; an error if it is below the minimum."""
-    if not share >= minimum:
-        raise DisagreementError(
-            f"We and PEFT agree on {share:.1%} of the {unit}, and {minimum:.0%} is required; the "
-            "times are discarded."
-        )
-    return share
 
 
 def peft_library() -> Any:

@@ -36,7 +36,7 @@ class CommonSettings(Settings):
 
 @dataclass(frozen=True)
 class StepSettings(CommonSettings):
-    """The settings of benchmarks that measure training steps."""
+    """The settings of benchmarks that measure training steps, and all those of smop."""
 
     workload: Literal["synthetic", "sst2"] = "synthetic"
     """synthetic: random texts of log-normal length, about 115 tokens, at most 256."""
@@ -56,10 +56,6 @@ class StepSettings(CommonSettings):
 
     compile_ours: bool = True
     """Compile our side too, where possible: on a GPU."""
-
-
-class SmopSettings(StepSettings):
-    """The settings of the benchmark smop."""
 
 
 @dataclass(frozen=True)

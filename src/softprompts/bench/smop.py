@@ -9,16 +9,14 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from ..analysis.flops import Architecture
-from ..backbone import Backbone
 from ..errors import UserError
-from .flops import FORMULA, t5_flops
+from .flops import FORMULA, step_flops
 from .learners import our_run, set_compile
 from .measure import Say, environment, ratio
 from .models import load_model
-from .settings import SmopSettings as Settings
+from .settings import StepSettings as Settings
 from .training import Subject, measure_all
-from .workload import RunBatches, draw_batches
+from .workload import draw_batches
 
 PAPER = {"time": 0.146, "memory": 0.229, "flops": 0.272}
 METHODS: dict[str, tuple[str, int, dict[str, Any]]] = {
@@ -52,11 +50,11 @@ def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
         for name, (about, _, config) in METHODS.items()
     ]
     *_, (measured, _) = measure_all(subjects, backbone, settings.warmup, settings.steps, say)
-    records = {
-        subject.name: measured[subject.name].record(subject.about, 1)
-        | _flops(settings, backbone, batches, METHODS[subject.name][1])
-        for subject in subjects
-    }
+    records = {}
+    for name, (about, length, _) in METHODS.items():
+        forward, step = step_flops(backbone, [batches], length, settings.warmup)
+        flops = {"forward_flops": forward, "step_flops": step}
+        records[name] = measured[name].record(about, 1) | flops
     yield {
         **environment(backbone.device, backbone.dtype),
         "settings": asdict(settings),
@@ -66,19 +64,6 @@ def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
         "savings": _savings(*records.values()),
         "paper": PAPER,
         "flops": FORMULA,
-    }
-
-
-def _flops(
-    settings: Settings, backbone: Backbone, batches: RunBatches, length: int
-) -> dict[str, float]:
-    """Those of an average step, without the router's few."""
-    texts = [len(text) + length for batch in batches.inputs[settings.warmup :] for text in batch]
-    targets = [len(target) for batch in batches.targets[settings.warmup :] for target in batch]
-    flops = t5_flops(Architecture.of(backbone.model, backbone.family), texts, targets)
-    return {
-        "forward_flops": flops.forward / settings.steps,
-        "step_flops": flops.step / settings.steps,
     }
 
 

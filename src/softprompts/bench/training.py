@@ -13,12 +13,12 @@ from math import inf
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..analysis.flops import Architecture
 from ..backbone import Backbone
-from .flops import FORMULA, t5_flops
+from .flops import FORMULA, step_flops
 from .learners import (
     COMPILED,
     PEFT_MODES,
@@ -31,12 +31,10 @@ from .learners import (
     set_compile,
 )
 from .measure import (
-    TOLERANCE,
     Clock,
     DisagreementError,
-    Progress,
     Say,
-    compare_losses,
+    counted,
     environment,
     failure_reason,
     peak_gib,
@@ -44,7 +42,6 @@ from .measure import (
     ratio,
     reset_memory,
     spread,
-    synchronized_time,
 )
 from .models import load_model
 from .settings import TrainingSettings as Settings
@@ -52,6 +49,8 @@ from .workload import MAX_TEXT, RunBatches, draw_batches, padding_ratio
 
 WEIGHT_DECAY = 1e-5
 """On both sides."""
+TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
+"""The largest relative difference between two losses of the same step."""
 MAX_ALONE = 4
 """Runs of the cohort that are also trained alone, by default."""
 
@@ -162,16 +161,27 @@ def _result(
 
 
 def _compare_losses(measured: dict[str, Measurement], alone: int, dtype: str) -> dict[str, float]:
-    """How far the losses of each subject are from those of PEFT's first mode."""
+    """The largest relative difference of each subject's losses to those of PEFT's first mode; an
+    error if one is too large."""
     first = next(name for name in measured if name.startswith("peft"))
-    dtypes = {name: "bf16" if "peft autocast" in (first, name) else dtype for name in measured}
-    return {
-        name: compare_losses(
-            first, measured[first].losses, name, other.losses[:alone], dtypes[name]
-        )
-        for name, other in measured.items()
-        if name != first
-    }
+    expected = np.asarray(measured[first].losses)
+    largest = {}
+    for name, other in measured.items():
+        if name == first:
+            continue
+        losses = np.asarray(other.losses[:alone])
+        differences = np.nan_to_num(np.abs(expected - losses) / np.abs(expected), nan=inf)
+        largest[name] = float(differences.max())
+        precision = "bf16" if "peft autocast" in (first, name) else dtype
+        if largest[name] > TOLERANCE[precision]:
+            run, step = np.unravel_index(int(differences.argmax()), differences.shape)
+            raise DisagreementError(
+                f"{name} and {first} do not train alike: at step {step} of run {run} their losses "
+                f"are {losses[run, step]:.6g} and {expected[run, step]:.6g}, which differ by "
+                f"{largest[name]:.1e} where {precision} allows {TOLERANCE[precision]:.0e}; the "
+                "times are discarded."
+            )
+    return largest
 
 
 def _peers(settings: Settings, backbone: Backbone, batches: Sequence[RunBatches]) -> list[Subject]:
@@ -277,32 +287,26 @@ def _measure_group(
     model_gib = round(torch.cuda.memory_allocated(device) / 2**30, 3) if on_gpu else None
     learners = {subject.name: subject.make() for subject in subjects}
     clocks = {name: [Clock(device) for _ in group] for name, group in learners.items()}
-    warmup_seconds = dict.fromkeys(learners, 0.0)
-    progress = Progress(say, "step", warmup + steps)
-    for number in range(warmup + steps):
+    for number in counted(warmup + steps, "step", say):
         for name, group in learners.items():
             for learner, clock in zip(group, clocks[name], strict=True):
                 learner.prepare()
-                if number < warmup:
-                    began = synchronized_time(device)
-                    learner.step(number)
-                    warmup_seconds[name] += synchronized_time(device) - began
-                else:
-                    clock.time(partial(learner.step, number))
-        progress.update(number + 1)
+                clock.time(partial(learner.step, number))
     results = {}
     for name, group in learners.items():
         seconds = [clock.seconds() for clock in clocks[name]]
+        warmup_seconds = sum(sum(times[:warmup]) for times in seconds)
         per_run = [
             fmean(times[step] / learner.runs for learner, times in zip(group, seconds, strict=True))
-            for step in range(steps)
+            for step in range(warmup, warmup + steps)
         ]
-        compile_s = round(max(0.0, warmup_seconds[name] - warmup * sum(map(median, seconds))), 2)
+        usual = sum(median(times[warmup:]) for times in seconds)
+        compile_s = round(max(0.0, warmup_seconds - warmup * usual), 2)
         losses = [run for learner in group for run in learner.losses()]
         results[name] = Measurement(per_run, compile_s, peak_gib(device), losses, model_gib)
         say(
             f"{name}: {1000 * median(per_run):.2f} ms per step of one run, warm-up "
-            f"{warmup_seconds[name]:.1f} s"
+            f"{warmup_seconds:.1f} s"
         )
     return results
 
@@ -316,16 +320,7 @@ def _flops_rate(
     """Achieved TFLOP/s, if the model's operations are known."""
     if backbone.model.config.model_type not in ("t5", "mt5"):
         return {"tflops": None, "utilisation": None}
-    timed = slice(settings.warmup, None)
-    texts = [
-        len(text) + settings.prompt
-        for run in batches
-        for batch in run.inputs[timed]
-        for text in batch
-    ]
-    targets = [len(target) for run in batches for batch in run.targets[timed] for target in batch]
-    flops = t5_flops(Architecture.of(backbone.model, backbone.family), texts, targets).step
-    flops /= len(batches) * settings.steps
+    flops = step_flops(backbone, batches, settings.prompt, settings.warmup).step
     achieved = flops / median(measurement.seconds) / 1e12
     peak_known = backbone.device.type == "cuda" and backbone.dtype == "bf16"
     utilisation = achieved / settings.peak_tflops if peak_known else None

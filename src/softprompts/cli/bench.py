@@ -11,7 +11,7 @@ from ..bench.settings import (
     CommonSettings,
     DecodingSettings,
     InferenceSettings,
-    SmopSettings,
+    StepSettings,
     TrainingSettings,
 )
 from ..bench.tables import table
@@ -40,7 +40,7 @@ BENCHMARKS = {
         "softprompts bench decoding --model llama-135m --batches 1,16",
     ),
     "smop": (
-        SmopSettings,
+        StepSettings,
         "Measure what SMoP's short prompts save over one long prompt, both in this package.",
         "softprompts bench smop --model t5-large --output smop.json",
     ),
