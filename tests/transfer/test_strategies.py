@@ -15,19 +15,16 @@ from softprompts.backbone import Backbone
 from softprompts.config import Choice, RunConfig, run_config
 from softprompts.errors import UserError
 from softprompts.library.entry import Entry
-from softprompts.library.library import Match
 from softprompts.prompt import Material, Source
 from softprompts.prompt.prompt import build_prompt
 from softprompts.transfer.sources import SAME_TASK, source_mismatch
 from softprompts.transfer.strategies import (
-    best_of,
-    mixture,
+    multi_task,
     probe,
     probe_steps,
     shares,
     start_from,
     task_names,
-    weighted,
 )
 
 
@@ -35,20 +32,14 @@ def target(**settings: Any) -> RunConfig:
     return run_config({"preset": "prompt-tuning", "task": {"task": "helpdesk/urgency"}}, settings)
 
 
-def match(
-    name: str,
-    similarity: float = 0.5,
-    task: str = "helpdesk/intent",
-    own_data: bool = False,
-    **prompt: Any,
-) -> Match:
+def entry_of(task: str = "helpdesk/intent", own_data: bool = False, **prompt: Any) -> Entry:
     card = {
         "backbone": {"name": "t5-tiny", "fingerprint": "f" * 32},
         "task": {"name": task},
         "config": {"task": {"task": None if own_data else task}},
         "prompt": {"length": 20, "count": 1, "route": {"kind": "single"}, **prompt},
     }
-    return Match(Entry(name, Path("library") / name, Card.of(card)), similarity)
+    return Entry("a", Path("library/a"), Card.of(card))
 
 
 def without_start(config: RunConfig) -> RunConfig:
@@ -83,24 +74,16 @@ def test_weights_sum_to_one_and_keep_the_order(similarities: list[float]) -> Non
 # -- runs ------------------------------------------------------------------------------------------
 
 
-def test_best_of_starts_the_same_run_from_each_of_the_nearest() -> None:
+def test_a_run_from_a_source_is_the_same_run_with_another_start() -> None:
     usual = target(tuning={"lr": 0.1})
-    matches = [match("a"), match("b"), match("c")]
-    runs = best_of(matches, 2, usual)
-    assert [run.prompt.start.plain() for run in runs] == [
-        {"kind": "prompt", "sources": [str(Path("library", name))]} for name in "ab"
-    ]
-    assert [without_start(run) for run in runs] == [usual, usual]
-    assert len(best_of(matches, 9, usual)) == 3
+    run = start_from(usual, [Path("library", "a")])
+    assert run.prompt.start.plain() == {"kind": "prompt", "sources": [str(Path("library", "a"))]}
+    assert without_start(run) == usual
 
 
 def test_the_weighted_average_starts_from_the_mean_of_the_nearest(t5: Backbone) -> None:
-    run = weighted(
-        [match("a", 0.6), match("b", 0.2), match("c", -0.1), match("d", -0.2)],
-        3,
-        target(prompt={"length": 4}),
-    )
     held = {str(Path("library", name)): torch.randn(1, 4, t5.hidden) for name in "abc"}
+    run = start_from(target(prompt={"length": 4}), list(held), shares([0.6, 0.2, -0.1]))
     prompt = build_prompt(
         run.prompt, Material(t5, fetch=lambda name: Source(held[name])), 0, t5.unit
     )
@@ -109,20 +92,11 @@ def test_the_weighted_average_starts_from_the_mean_of_the_nearest(t5: Backbone) 
 
 
 def test_a_mixture_has_the_target_first_and_every_task_once() -> None:
-    matches = [
-        match("a", task="helpdesk/intent"),
-        match("a2", task="helpdesk/intent"),
-        match("m", task="boolq+helpdesk/urgency"),
-        match("d", task="helpdesk/area"),
-    ]
-    run = mixture(
-        matches,
-        3,
-        target(
-            task={"metric": "macro_f1", "cap": 9},
-            tuning={"evaluate_every": 10, "patience": 2, "steps": 70},
-        ),
+    usual = target(
+        task={"metric": "macro_f1", "cap": 9},
+        tuning={"evaluate_every": 10, "patience": 2, "steps": 70},
     )
+    run = multi_task(usual, ["helpdesk/intent", "helpdesk/intent", "boolq+helpdesk/urgency"])
     assert run.task.task == "helpdesk/urgency+helpdesk/intent+superglue/boolq"
     assert (run.task.metric, run.task.cap) == (None, 9)
     assert run.tuning.evaluate_every > run.tuning.steps == 70, (
@@ -134,7 +108,7 @@ def test_a_mixture_has_the_target_first_and_every_task_once() -> None:
 def test_a_mixture_needs_tasks_with_names() -> None:
     own_run = run_config({"task": {"train": "reviews.csv", "text": "review", "label": "mood"}})
     with pytest.raises(UserError, match="use strategy='best' or strategy='average'"):
-        mixture([match("a")], 1, own_run)
+        multi_task(own_run, ["helpdesk/intent"])
 
 
 def test_names_of_mixtures_and_benchmarks_are_spelled_out() -> None:
@@ -172,13 +146,11 @@ def test_a_probe_ends_at_the_step_of_most_embeddings() -> None:
 
 def test_the_targets_own_task_is_left_out_unless_kept() -> None:
     for task in ("helpdesk/urgency", "helpdesk/intent+helpdesk/urgency"):
-        entry = match("a", task=task).entry
+        entry = entry_of(task=task)
         assert source_mismatch(entry, target(), "best") == SAME_TASK
         assert source_mismatch(entry, target(), "best", keep_same_task=True) is None
     assert (
-        source_mismatch(
-            match("a", task="superglue/boolq").entry, target(task={"task": "boolq"}), "best"
-        )
+        source_mismatch(entry_of(task="superglue/boolq"), target(task={"task": "boolq"}), "best")
         is not None
     )
     own_run = run_config(
@@ -188,29 +160,25 @@ def test_the_targets_own_task_is_left_out_unless_kept() -> None:
         }
     )
     assert (
-        source_mismatch(match("a", task="reviews.csv:mood", own_data=True).entry, own_run, "best")
+        source_mismatch(entry_of(task="reviews.csv:mood", own_data=True), own_run, "best")
         is not None
     )
     assert (
-        source_mismatch(match("a", task="reviews.csv:stars", own_data=True).entry, own_run, "best")
-        is None
+        source_mismatch(entry_of(task="reviews.csv:stars", own_data=True), own_run, "best") is None
     )
 
 
 def test_what_cannot_be_averaged_or_mixed_is_reported() -> None:
     assert "mixtures cannot be averaged" in str(
-        source_mismatch(match("a", count=4, route={"kind": "top1"}).entry, target(), "average")
+        source_mismatch(entry_of(count=4, route={"kind": "top1"}), target(), "average")
     )
     assert "5 tokens and the target 20" in str(
-        source_mismatch(match("a", length=5).entry, target(), "average")
+        source_mismatch(entry_of(length=5), target(), "average")
     )
-    assert source_mismatch(match("a", length=5).entry, target(), "best") is None
-    assert "has no name" in str(
-        source_mismatch(match("a", own_data=True).entry, target(), "mixture")
-    )
+    assert source_mismatch(entry_of(length=5), target(), "best") is None
+    assert "has no name" in str(source_mismatch(entry_of(own_data=True), target(), "mixture"))
     assert (
-        source_mismatch(match("a", count=4, route={"kind": "top1"}).entry, target(), "mixture")
-        is None
+        source_mismatch(entry_of(count=4, route={"kind": "top1"}), target(), "mixture") is None
     ), "only its task is used"
 
 
@@ -238,5 +206,5 @@ def test_a_prompt_is_left_out_exactly_where_it_could_not_start_the_target(
         fits = True
     except UserError:
         fits = False
-    entry = match("a", length=3, count=source_count, route=source_route).entry
+    entry = entry_of(length=3, count=source_count, route=source_route)
     assert (source_mismatch(entry, usual, "best") is None) == fits

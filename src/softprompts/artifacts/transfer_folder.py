@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from ..errors import setting
-from ..files import read_object, write_json
+from ..files import read_object
 
 CHOICE, RUNS = "choice.json", "runs"
 RANKED = ("name", "task", "similarity", "step", "seed", "length")
@@ -38,10 +38,6 @@ def read_record(folder: Path) -> TransferRecord | None:
     remedy = f"choose another {setting('output')}"
     record: TransferRecord | None = read_object(folder / CHOICE, ["request"], remedy)
     return record
-
-
-def write_record(folder: Path, record: TransferRecord) -> None:
-    write_json(folder / CHOICE, record)
 
 
 def is_complete(record: Mapping[str, Any]) -> bool:

@@ -127,8 +127,8 @@ def resolve_start(
         return start_from(config, [start.path]), chosen
     nearest = _nearest(cell, folder)
     if cell.stage == "mixture-source":
-        names = [str(cells[source.cell].config.task.task) for source in nearest]
-        return multi_task(config, [task for name in names for task in name.split("+")]), nearest
+        tasks = [str(cells[source.cell].config.task.task) for source in nearest]
+        return multi_task(config, tasks), nearest
     weights = shares([source.similarity or 0.0 for source in nearest])
     chosen = [
         dataclasses.replace(source, weight=weight)

@@ -16,42 +16,23 @@ from typing import Any
 
 from ..config import Choice, RunConfig, TaskConfig
 from ..errors import UserError, setting
-from ..library.library import Match
 from ..tasks import PREFIX_LM, definition, mixture_names
 
 NEVER = 2**31 - 1
 """Steps between evaluations of a run of which only the last prompt counts."""
 
 
-def best_of(matches: Sequence[Match], k: int, target: RunConfig) -> list[RunConfig]:
-    """The target's run started from each of the k most similar prompts, in their order."""
-    return [start_from(target, [match.entry.folder]) for match in matches[:k]]
-
-
-def weighted(matches: Sequence[Match], k: int, target: RunConfig) -> RunConfig:
-    """The target's run started from the weighted mean of the k most similar prompts."""
-    folders = [match.entry.folder for match in matches[:k]]
-    return start_from(target, folders, shares([match.similarity for match in matches[:k]]))
-
-
-def mixture(matches: Sequence[Match], k: int, target: RunConfig) -> RunConfig:
-    """The multi-task run on the tasks of the target and of the k most similar prompts."""
-    return multi_task(
-        target, [name for match in matches[:k] for name in task_names(match.entry.card.task.name)]
-    )
-
-
 def multi_task(target: RunConfig, tasks: Sequence[str]) -> RunConfig:
     """The target's run with its task among others, each once, examples-proportional.
 
-    Its last prompt is what counts (Vu 2022 §3.2).
+    A name in `tasks` may be that of a mixture. The last prompt is what counts (Vu 2022 §3.2).
     """
     if target.task.task is None or target.task.task == PREFIX_LM:
         raise UserError(
             "A mixture joins tasks by their names, and the target's own data has none; "
             f"use {setting('strategy', 'best')} or {setting('strategy', 'average')}."
         )
-    names = dict.fromkeys([*task_names(target.task.task), *tasks])
+    names = dict.fromkeys(task for name in (target.task.task, *tasks) for task in task_names(name))
     task = dataclasses.replace(target.task, task="+".join(names), metric=None)
     tuning = dataclasses.replace(target.tuning, evaluate_every=NEVER, patience=None)
     return dataclasses.replace(target, task=task, tuning=tuning)
@@ -64,8 +45,8 @@ def start_from(
     options: dict[str, Any] = {"sources": [str(source) for source in sources]}
     if weights is not None:
         options["weights"] = list(weights)
-    start = Choice("prompt", options)
-    return dataclasses.replace(target, prompt=dataclasses.replace(target.prompt, start=start))
+    prompt = dataclasses.replace(target.prompt, start=Choice("prompt", options))
+    return dataclasses.replace(target, prompt=prompt)
 
 
 def shares(similarities: Sequence[float]) -> list[float]:

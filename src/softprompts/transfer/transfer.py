@@ -15,18 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.run_folder import RunFolder
-from ..artifacts.transfer_folder import (
-    CHOICE,
-    RUNS,
-    TransferRecord,
-    is_complete,
-    read_record,
-    write_record,
-)
+from ..artifacts.transfer_folder import CHOICE, RUNS, TransferRecord, is_complete, read_record
 from ..backbone import Backbone, load_backbone
 from ..config import Member, RunConfig, difference, sections
 from ..errors import UserError, setting
-from ..files import exclusive, safe_name
+from ..files import exclusive, safe_name, write_json
 from ..library import Similarity, default_folder
 from ..library.entry import Entry
 from ..library.library import Library, Match, ignore
@@ -121,7 +114,7 @@ def run_transfer(
             record.update(_choose(request, stages))
         on_choice(record)
         if record["mixture"] is not None:
-            config = strategies.multi_task(target, record["mixture"]["task"].split("+"))
+            config = strategies.multi_task(target, [record["mixture"]["task"]])
             if request.mixture_steps is not None:
                 tuning = dataclasses.replace(
                     config.tuning, steps=request.mixture_steps, epochs=None
@@ -180,11 +173,12 @@ def _open_record(
 def _choose(request: Request, stages: "_Stages") -> TransferRecord:
     """The sources, by similarity to a probe if the strategy ranks, and the runs to tune."""
     sources, left_out = usable_sources(request, stages.backbone)
-    matches = _ranked(request, stages, sources) if request.ranks else []
-    if matches:
+    chosen, similarities = sources, dict[str, float]()
+    if request.ranks:
+        matches = _ranked(request, stages, sources)
+        similarities = {match.entry.name: match.similarity for match in matches}
         sources = [match.entry for match in matches]
-    chosen = sources[: request.k] if request.ranks else sources
-    similarities = {match.entry.name: match.similarity for match in matches}
+        chosen = sources[: request.k]
     ranked = [
         {
             "name": entry.name,
@@ -201,7 +195,7 @@ def _choose(request: Request, stages: "_Stages") -> TransferRecord:
         "ranked": ranked,
         "chosen": [entry.name for entry in chosen],
         "left_out": left_out,
-        **_plan_runs(request, chosen, matches, stages.runs),
+        **_plan_runs(request, chosen, similarities, stages.runs),
     }
 
 
@@ -228,27 +222,30 @@ def _ranked(request: Request, stages: "_Stages", sources: Sequence[Entry]) -> li
 
 
 def _plan_runs(
-    request: Request, chosen: Sequence[Entry], matches: Sequence[Match], runs: Path
+    request: Request, chosen: Sequence[Entry], similarities: Mapping[str, float], runs: Path
 ) -> TransferRecord:
     """The runs of a strategy: their names and starts; their other settings are the target's."""
-    target, k, names = request.target, request.k, [entry.name for entry in chosen]
+    target, names = request.target, [entry.name for entry in chosen]
     if request.strategy == "average":
-        config = strategies.weighted(matches, k, target)
-        weights = dict(zip(names, config.prompt.start.options["weights"], strict=True))
-        return {"mixture": None, "weights": weights, "runs": [_run("average", names, config)]}
+        weights = strategies.shares([similarities[name] for name in names])
+        config = strategies.start_from(target, [entry.folder for entry in chosen], weights)
+        return {
+            "mixture": None,
+            "weights": dict(zip(names, weights, strict=True)),
+            "runs": [_run("average", names, config)],
+        }
     if request.strategy == "mixture":
-        task = strategies.mixture(matches, k, target).task.task
-        mixture = {"task": task, "folder": f"{RUNS}/{MIXTURE}"}
+        config = strategies.multi_task(target, [entry.card.task.name for entry in chosen])
         run = _run(f"from-{MIXTURE}", names, strategies.start_from(target, [runs / MIXTURE]))
+        mixture = {"task": config.task.task, "folder": f"{RUNS}/{MIXTURE}"}
         return {"mixture": mixture, "weights": None, "runs": [run]}
-    configs = (
-        strategies.best_of(matches, k, target)
-        if request.ranks
-        else [strategies.start_from(target, [entry.folder]) for entry in chosen]
-    )
     started = [
-        _run(f"from-{safe_name(name)[:200]}", [name], config)
-        for name, config in zip(names, configs, strict=True)
+        _run(
+            f"from-{safe_name(entry.name)[:200]}",
+            [entry.name],
+            strategies.start_from(target, [entry.folder]),
+        )
+        for entry in chosen
     ]
     return {"mixture": None, "weights": None, "runs": started}
 
@@ -295,7 +292,7 @@ class _Stages:
                 for name in set(self.stale) - set(runs):
                     shutil.rmtree(self.runs / name, ignore_errors=True)
             self.stale = ()
-            write_record(self.output, self.record)
+            write_json(self.output / CHOICE, self.record)
 
         with self.watch([member.varied for member in members]) as watcher:
             outcomes = tune_cohort(
@@ -341,7 +338,7 @@ def _keep_best(
     assert isinstance(tuned, Tuned)
     tuned.save(output)
     RunFolder(output / results[kept]["folder"]).copy_config(output)
-    write_record(output, record)
+    write_json(output / CHOICE, record)
     return record
 
 
