@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -279,9 +280,20 @@ def test_tasks_are_embedded_and_searched(
     assert len(scores) == 2
     assert scores == sorted(scores, reverse=True)
     assert {item["id"] for item in found["data"]} <= set(prompts(backbone))
-    status, reply, _ = ask(f"{server.base_url}/search", {"rows": rows, "timeout": 1e-4})
+
+
+def test_a_search_times_out_while_the_model_is_at_work(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(server.engine.worker, "_score", lambda jobs: answered.wait(60))
+    before = server.engine.stats()
+    rows = [{"text": text, "label": label} for text, label in TOY]
+    status, reply, _ = ask(f"{server.base_url}/search", {"rows": rows, "timeout": 0.2})
+    answered.set()
     assert status == 504
     assert " of 5 prompts; send fewer rows, or give it more time." in reply["error"]["message"]
+    assert server.engine.stats().cancelled == before.cancelled, "they have expired"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from .async_engine import AsyncEngine
+from .concurrency import cancel, merged, together
 from .http_errors import ClientGone
 from .openai_api import Question
 from .requests import BadRequest, Classified, Piece, Sampling, TokenLogprob
@@ -79,44 +80,6 @@ class Asker:
         yield Piece(0, chosen.label, 0, logprobs, "stop", chosen.prompt_tokens)
 
 
-async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T]]:
-    """The items of all streams as they come, with the numbers of their streams. The first error
-    ends all."""
-    queue: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
-
-    async def read(number: int, stream: Any) -> None:
-        try:
-            async with aclosing(stream):
-                async for item in stream:
-                    queue.put_nowait((number, item))
-            queue.put_nowait(None)
-        except Exception as error:
-            queue.put_nowait(error)
-
-    readers = [asyncio.create_task(read(*pair)) for pair in enumerate(streams)]
-    unfinished = len(readers)
-    try:
-        while unfinished:
-            item = await queue.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                unfinished -= 1
-            else:
-                yield item
-    finally:
-        await _cancel(readers)
-
-
-async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results, in order; the first error cancels the rest."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        await _cancel(tasks)
-
-
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of some work, which is cancelled if the client goes away."""
     task, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
@@ -126,15 +89,9 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
             return task.result()
         raise ClientGone
     finally:
-        await _cancel([task, gone])
+        await cancel([task, gone])
 
 
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

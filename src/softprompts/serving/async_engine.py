@@ -375,8 +375,8 @@ class AsyncEngine:
         deadline = None if timeout is None else time.monotonic() + timeout
         if names is None:
             names = await asyncio.to_thread(self.names)
-        together = max(1, self.limits.queue // 2 // max(1, len(rows)))
-        return await all_fits(rows, names, self._load, self.result, deadline, together)
+        at_a_time = max(1, self.limits.queue // 2 // max(1, len(rows)))
+        return await all_fits(rows, names, self._load, self.result, deadline, at_a_time)
 
     # -- counts ------------------------------------------------------------------------------------
 

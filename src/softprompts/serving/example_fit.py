@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from ..errors import UserError
 from ..tasks import Row
 from ..tuning.evaluate import label_ids
+from .concurrency import together
 from .jobs import Job, Message, ignore
 from .prompt_store import LoadedPrompt
 from .requests import BadRequest, DeadlineExceeded, Fit, QueueFull
@@ -15,7 +15,6 @@ from .requests import BadRequest, DeadlineExceeded, Fit, QueueFull
 PRIORITY = -1
 """A search uses all prompts, so requests for one prompt go first."""
 
-Result = TypeVar("Result")
 Load = Callable[[str], Awaitable[LoadedPrompt]]
 Ask = Callable[[Job], Awaitable[Message]]
 
@@ -26,13 +25,13 @@ async def all_fits(
     load: Load,
     ask: Ask,
     deadline: float | None,
-    together: int,
+    at_a_time: int,
 ) -> list[tuple[Fit, float]]:
     """The named prompts that can read the rows, the best first, each with the log-probability of
-    all targets; `together` prompts are asked at a time."""
+    all targets; `at_a_time` prompts are asked at a time."""
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         raise BadRequest("A search needs labelled rows, such as {'text': ..., 'label': ...}.")
-    turn, asked = asyncio.Semaphore(together), 0
+    turn, asked = asyncio.Semaphore(at_a_time), 0
 
     async def fit(name: str) -> tuple[Fit, float] | None:
         nonlocal asked
@@ -42,8 +41,9 @@ async def all_fits(
         return found
 
     try:
-        fits = [found for found in await _all(map(fit, names)) if found is not None]
-    except DeadlineExceeded:
+        async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
+            fits = [found for found in await together(map(fit, names)) if found is not None]
+    except (TimeoutError, DeadlineExceeded):
         raise DeadlineExceeded(
             f"The search timed out after {asked:,} of {len(names):,} prompts; send fewer rows, or "
             "give it more time."
@@ -75,7 +75,7 @@ async def _fit(
         Job(prompt, example.input, "search", PRIORITY, deadline, ignore, target)
         for example, target in zip(examples, ids, strict=True)
     ]
-    logs = await _all(_patiently(ask, job) for job in jobs)
+    logs = await together(_patiently(ask, job) for job in jobs)
     total = sum(log for log in logs if isinstance(log, float))
     return Fit(name, total / sum(map(len, ids))), total
 
@@ -86,16 +86,4 @@ async def _patiently(ask: Ask, job: Job) -> Message:
         try:
             return await ask(job)
         except QueueFull as error:
-            if job.deadline is not None and time.monotonic() > job.deadline:
-                raise DeadlineExceeded from None
             await asyncio.sleep(error.retry_after)
-
-
-async def _all(parts: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Their results; the first error, or being cancelled, cancels the rest."""
-    tasks = [asyncio.ensure_future(part) for part in parts]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()

@@ -40,7 +40,6 @@ class Job:
     """How its answers are generated."""
     row: list[int] = field(default_factory=list)
     """The ids of its text."""
-    cancelled: bool = False
     done: bool = False
     unfinished: int = 0
     """Answers that are not complete."""

@@ -98,8 +98,10 @@ class Worker:
         """Stop working on a job; nothing more is delivered for it."""
         with self._condition:
             if not job.done:
-                job.cancelled = job.done = self._disturbed = True
-                self.cancelled += 1
+                job.done = self._disturbed = True
+                late = job.deadline is not None and job.deadline < time.monotonic()
+                self.expired += late
+                self.cancelled += not late
                 self._condition.notify()
 
     def retire(self, key: Key) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import UserError
-from ..answers import together
+from ..concurrency import together
 from ..engine import majority
 from ..http_errors import HttpError, as_http
 from ..requests import QueueFull, Sampling, ServedPrompt

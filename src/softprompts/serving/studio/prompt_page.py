@@ -20,7 +20,7 @@ from ...errors import UserError
 from ...library.library import Library, Match
 from ...library.library import ignore as ignore_warning
 from ...tasks import Example, load_task
-from ..answers import together
+from ..concurrency import together
 from ..example_fit import PRIORITY
 from ..http_errors import HttpError
 from ..jobs import Job, ignore

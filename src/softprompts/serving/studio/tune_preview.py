@@ -10,7 +10,7 @@ from ...errors import UserError
 from ...files import safe_name
 from ...library.library import Library, ignore
 from ...tasks import Row, Task, load_task, lone_classes, read_rows
-from ..answers import together
+from ..concurrency import together
 from .columns import Columns, guess_columns
 from .context import Page, Studio, Visit, is_number
 from .markup import (
