@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from softprompts.errors import UserError
 from softprompts.files.tensors import read_tensors
-from softprompts.library.entry import Entry
-from softprompts.library.library import Library
+from softprompts.library.library import Entry, Library
 from softprompts.library.search import SIMILARITIES, summary
 
 from ..conftest import another_user, golden

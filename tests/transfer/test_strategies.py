@@ -14,7 +14,7 @@ from softprompts.artifacts.card import Card
 from softprompts.backbone import Backbone
 from softprompts.config import Choice, RunConfig, run_config
 from softprompts.errors import UserError
-from softprompts.library.entry import Entry
+from softprompts.library.library import Entry
 from softprompts.prompt import Material, Source
 from softprompts.prompt.prompt import build_prompt
 from softprompts.transfer.sources import SAME_TASK, source_mismatch

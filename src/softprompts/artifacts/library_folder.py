@@ -7,16 +7,10 @@ NAME/                           a prompt (`run_folder.py`)
 """
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
 
 from ..files import safe_name
-from ..files.tensors import read_tensors, write_tensors
-from .run_folder import RunFolder
 
 LOCK, INDEX = ".lock", ".index"
 INDEX_FORMAT = 2
@@ -31,9 +25,6 @@ class LibraryFolder:
     def lock(self) -> Path:
         return self.path / LOCK
 
-    def prompt(self, name: str) -> RunFolder:
-        return RunFolder(self.path / name)
-
     def names(self) -> list[str]:
         """Every folder that should be a prompt."""
         with os.scandir(self.path) as items:
@@ -41,13 +32,5 @@ class LibraryFolder:
                 item.name for item in items if not item.name.startswith(".") and item.is_dir()
             )
 
-    def read_index(self, fingerprint: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return read_tensors(self._index(fingerprint))
-
-    def write_index(
-        self, fingerprint: str, tensors: Mapping[str, Tensor], note: Mapping[str, Any]
-    ) -> None:
-        write_tensors(self._index(fingerprint), tensors, note)
-
-    def _index(self, fingerprint: str) -> Path:
+    def index(self, fingerprint: str) -> Path:
         return self.path / INDEX / f"{safe_name(fingerprint)}.safetensors"

@@ -44,7 +44,7 @@ from ..files import (
     write_json,
     write_text,
 )
-from ..files.tensors import check_tensors, read_note, read_tensors, write_tensors
+from ..files.tensors import read_note, read_tensors, write_tensors
 from ..prompt import Prompt
 from .card import Card, PromptCard
 from .file_names import (
@@ -114,10 +114,6 @@ class RunFolder:
         card = dataclasses.replace(card, prompt=PromptCard.describing(folded.config))
         card.write(self.path / CARD)
         return card
-
-    def check_prompt(self) -> None:
-        """Check that the prompt's file is complete, without reading its tensors."""
-        check_tensors(self.path / PROMPT)
 
     def embedding(self) -> Tensor | None:
         """The task embedding [K, P, H]; None if there is none."""

@@ -221,7 +221,7 @@ def _library_name(path: Path, prefix: str, by_default: bool) -> str:
 
 def _check_runs(runs: dict[str, Path], library: "Library", overwrite: bool) -> dict[Path, str]:
     """Check that the library can take the runs; those without vectors, and why, unless all are."""
-    from ..library.entry import NoVectorsError
+    from ..library.library import NoVectorsError
 
     without_vectors: dict[Path, str] = {}
     for name, run in runs.items():

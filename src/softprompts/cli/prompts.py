@@ -20,8 +20,7 @@ from .output import aligned, format_interval, print_result
 
 if TYPE_CHECKING:
     from ..artifacts.card import Card
-    from ..library.entry import Entry
-    from ..library.library import Library
+    from ..library.library import Entry, Library
 
 
 def main(argv: Sequence[str]) -> int:

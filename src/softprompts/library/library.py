@@ -15,7 +15,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..artifacts.file_names import CARD, EMBEDDING
+from ..artifacts.card import Card
+from ..artifacts.file_names import CARD, EMBEDDING, PROMPT
 from ..artifacts.library_folder import LibraryFolder
 from ..artifacts.run_folder import RunFolder
 from ..errors import UserError, choices, listing, setting
@@ -28,10 +29,59 @@ from ..files import (
     wait_for_lock,
 )
 from ..files.atomic import STAGED
+from ..files.tensors import check_tensors
 from . import NAME_LIMIT, check_exists, check_present
-from .entry import Entry, no_prompt
-from .index import Index, Summary
-from .search import SIMILARITIES, rank, summary
+from .search import SIMILARITIES, Index, Summary, rank, summary
+
+
+class NoVectorsError(UserError):
+    """A run without a prompt: it tuned the whole model, or nothing."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A prompt in a folder: its name, and its card."""
+
+    name: str
+    folder: Path
+    card: Card
+
+    @classmethod
+    def of(cls, folder: Path, name: str | None = None) -> "Entry":
+        try:
+            card = RunFolder(folder).card()
+        except UserError as error:
+            if isinstance(error, NoPermissionError) or os.path.exists(folder / CARD):
+                raise
+            raise UserError(no_prompt(folder)) from None
+        check_tensors(folder / PROMPT)
+        return cls(name or folder.name, folder, card)
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the only backbone that the prompt works with."""
+        return self.card.backbone.fingerprint
+
+    def check_vectors(self) -> None:
+        if self.card.prompt.length == 0:
+            raise NoVectorsError(
+                f"{self.folder} has no prompt vectors, because its run tuned the model or nothing; "
+                "name a run that tuned a prompt."
+            )
+
+    def vectors(self) -> Tensor:
+        """The task embedding [K, P, H]; without one, the final prompt."""
+        self.check_vectors()
+        vectors = RunFolder(self.folder).task_vectors()
+        if self.card.backbone.hidden not in (None, vectors.shape[2]):
+            raise UserError(
+                f"The vectors in {self.folder} do not match its card; copy the folder again."
+            )
+        return vectors
+
+
+def no_prompt(folder: Path) -> str:
+    return f"{folder} holds no {CARD}: it is not a prompt, or its run has not finished."
 
 
 @dataclass(frozen=True)
@@ -246,7 +296,7 @@ class Library:
 
     def _index(self, fingerprint: str) -> Index:
         """The index of a backbone's prompts, brought up to date."""
-        stamps = {name: self.files.prompt(name).stamp() for name in self._names()}
+        stamps = {name: RunFolder(self.folder / name).stamp() for name in self._names()}
         saved = Index.read(self.files, fingerprint)
         index = saved.updated(stamps, lambda name: self._summarize(name, fingerprint))
         if index is not saved:
@@ -258,7 +308,7 @@ class Library:
     def _summarize(self, name: str, fingerprint: str) -> tuple[str, Summary]:
         """A prompt's stamp and summary of the same files: another process may replace them."""
         while True:
-            stamp = self.files.prompt(name).stamp()
+            stamp = RunFolder(self.folder / name).stamp()
             result: Summary = None
             try:
                 entry = self._read(name)
@@ -270,7 +320,7 @@ class Library:
                 return "", str(error)
             except UserError as error:
                 result = str(error)
-            if self.files.prompt(name).stamp() == stamp:
+            if RunFolder(self.folder / name).stamp() == stamp:
                 return stamp, result
 
 

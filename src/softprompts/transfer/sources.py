@@ -12,8 +12,7 @@ from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone
 from ..config import PromptConfig, RunConfig
 from ..errors import UserError, listing, setting
-from ..library.entry import Entry
-from ..library.library import Library, named_prompt
+from ..library.library import Entry, Library, named_prompt
 from ..prompt.prompt import same_route
 from ..tasks import PREFIX_LM, data_folder, has_rows
 from .settings import Request

@@ -21,8 +21,7 @@ from ..config import Member, RunConfig, difference, sections
 from ..errors import UserError, setting
 from ..files import exclusive, safe_name, write_json
 from ..library import Similarity, default_folder
-from ..library.entry import Entry
-from ..library.library import Library, Match, ignore
+from ..library.library import Entry, Library, Match, ignore
 from ..tasks import register_data
 from ..tasks.statistics import paired_test
 from ..tuning import Run, RunFailedError, Watcher
