@@ -57,13 +57,13 @@ def test_the_number_of_processes_changes_nothing(
     expected = rows(load_corpus("text", [str(text_file)], tokenizer, {}, 1))
     monkeypatch.setenv("SOFTPROMPTS_CACHE", str(tmp_path / "other"))
     monkeypatch.setattr(corpus, "CHUNK_CHARACTERS", 2000)
-    progress: list[tuple[int, int]] = []
+    progress: list[tuple[int, str]] = []
     loaded = load_corpus(
-        "text", [str(text_file)], tokenizer, {}, 2, lambda *counts: progress.append(counts)
+        "text", [str(text_file)], tokenizer, {}, 2, lambda *entry: progress.append(entry)
     )
     assert rows(loaded) == expected
     assert len(progress) > 3
-    assert progress[-1] == (text_file.stat().st_size, len(loaded.ids))
+    assert progress[-1] == (text_file.stat().st_size, f"{len(loaded.ids) / 1e6:.1f}M tokens")
 
 
 def test_files_are_tokenised_once_and_again_when_anything_changes(

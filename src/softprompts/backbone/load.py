@@ -42,7 +42,7 @@ def load_backbone(
     dtype = resolve_dtype(dtype, target_device)
     quantized = dtype in QUANTIZED
     family, config, tokenizer = inspect_model(name, trust_remote_code)
-    with _load_errors(name), quiet_transformers():
+    with load_errors(name), quiet_transformers():
         model, info = getattr(transformers, family.auto_class(config)).from_pretrained(
             model_path(name),
             dtype=compute_dtype(dtype, target_device),
@@ -56,7 +56,7 @@ def load_backbone(
         known = exact.fingerprint, exact.unit  # of the exact weights, so that prompts fit both
         quantize_model(model, QUANTIZED[dtype], torch.device("cpu") if spread else target_device)
         if spread:
-            with _load_errors(name):
+            with load_errors(name):
                 model = spread_layers(model, device)
     backbone = family(model if spread else model.to(target_device), tokenizer, name)
     if quantized:
@@ -102,7 +102,7 @@ def meta_backbone(
     """A backbone on the meta device, without weights, to check in a moment whether a run on it is
     possible: its sizes, tokenizer and limits are the real ones."""
     family, config, tokenizer = inspect_model(name, trust_remote_code)
-    with _load_errors(name), quiet_transformers(), torch.device("meta"):
+    with load_errors(name), quiet_transformers(), torch.device("meta"):
         model = getattr(transformers, family.auto_class(config)).from_config(
             config,
             dtype=compute_dtype(dtype, torch.device("cpu")),
@@ -116,7 +116,7 @@ def inspect_model(name: str, trust_remote_code: bool = False) -> tuple[type[Back
     """A model's family, config and tokenizer, without its weights; a clear error if it cannot be a
     backbone."""
     family, config = inspect_config(name, trust_remote_code)
-    with _load_errors(name):
+    with load_errors(name):
         tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
     return family, config, tokenizer
 
@@ -129,7 +129,7 @@ def inspect_config(name: str, trust_remote_code: bool = False) -> tuple[type[Bac
         model_path(name),
         trust_remote_code=trust_remote_code,
     )
-    with _load_errors(name):
+    with load_errors(name):
         try:
             config = load_config()
         except ValueError:  # transformers does not know the model type, but a plugin may
@@ -150,7 +150,7 @@ def inspect_config(name: str, trust_remote_code: bool = False) -> tuple[type[Bac
 
 
 @contextmanager
-def _load_errors(name: str) -> Iterator[None]:
+def load_errors(name: str) -> Iterator[None]:
     """A clear error for whatever goes wrong while a model is loaded."""
     try:
         yield

@@ -55,18 +55,14 @@ def costs(
         say(f"counting {name}")
         shape = Shape.load(name, rows.dtype, any(config.trust_remote_code for config in configs))
         counted = [method_cost(shape, config, rows) for config in configs]
-        if device is None:
-            yield from counted
-            continue
         backbone: Backbone | None = None
         for result, config in zip(counted, configs, strict=True):
-            if config.tuning.trains == "nothing":
-                yield result
-                continue
-            if backbone is None or not backbone.frozen:
-                say(f"loading {name}")
-                backbone = load_model(name, rows.dtype, device, config.seed)
-            yield replace(result, step=time_step(backbone, config, rows, say))
+            if device is not None and config.tuning.trains != "nothing":
+                if backbone is None or not backbone.frozen:
+                    say(f"loading {name}")
+                    backbone = load_model(name, rows.dtype, device, config.seed)
+                result = replace(result, step=time_step(backbone, config, rows, say))
+            yield result
 
 
 def time_step(

@@ -13,7 +13,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from ..pretraining.watch import OnStage, Watcher
+from ..pretraining.corpus import OnProgress
+from ..pretraining.train import Watcher
 
 COLUMNS = (
     TextColumn("{task.description}"),
@@ -34,7 +35,7 @@ class PretrainProgress(Watcher):
         self.shown = self.console.is_terminal and not quiet
 
     @contextmanager
-    def stage(self, name: str, total: float | None, completed: int = 0) -> Iterator[OnStage]:
+    def stage(self, name: str, total: float | None, completed: int = 0) -> Iterator[OnProgress]:
         with Progress(*COLUMNS, console=self.console, disable=not self.shown) as progress:
             task = progress.add_task(name, total=total, completed=completed, note="")
 

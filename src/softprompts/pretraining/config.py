@@ -99,7 +99,7 @@ class PretrainConfig(Settings):
     span: float = option(3.0, exclusiveMinimum=0)
     """Mean length of a masked span."""
 
-    input_length: int = 512
+    input_length: int = option(512, minimum=8)
     """Tokens of an input, including the end-of-sequence token."""
 
     target_length: int | None = None
@@ -203,10 +203,6 @@ class PretrainConfig(Settings):
             )
 
     def _check_lengths(self) -> None:
-        if self.input_length < 8:
-            raise UserError(
-                f"{setting('input_length')} is {self.input_length}; it must be at least 8."
-            )
         with_span = "span" in self.shares
         needed = span_lengths(self.input_length, self.noise, self.span)[1]
         shortest = needed if with_span else 2

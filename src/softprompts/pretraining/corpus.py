@@ -35,8 +35,8 @@ CHUNK_CHARACTERS = 2**19
 """Characters that a process tokenises at once."""
 MAX_INSTRUCTION_WORDS = 80
 VERSION = 1
-OnProgress = Callable[[int, int], None]
-"""Called with the bytes read and the tokens written so far."""
+OnProgress = Callable[[int, str], None]
+"""Called with how much of a stage is done, and a note that says more, such as the loss, or ""."""
 
 
 class Lines:
@@ -129,7 +129,7 @@ def load_corpus(
     tokenizer: Any,
     definitions: dict[str, str],
     processes: int | None = None,
-    on_progress: OnProgress = lambda bytes_read, tokens: None,
+    on_progress: OnProgress = lambda completed, note: None,
 ) -> Corpus:
     """The files' documents (`kind` text) or examples (`kind` tasks) as ids, cached by content."""
     backend, eos = tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token_id
@@ -213,7 +213,7 @@ def _write(
                 (tokens + np.frombuffer(lengths, "int64").cumsum()).tofile(ends_file)
                 tokens += len(ids) // np.dtype(dtype).itemsize
                 texts += len(lengths) // 8
-                on_progress(bytes_read, tokens)
+                on_progress(bytes_read, f"{tokens / 1e6:.1f}M tokens")
         if not texts:
             raise UserError("The files hold no text; name others.")
         write_json(staged / "note.json", {"ids": tokens, "ends": texts, "dtype": dtype})

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, T5Config, T5ForConditionalGeneration
 
-from ..backbone.load import check_missing_weights, load_error, model_path, quiet_transformers
+from ..backbone.load import check_missing_weights, load_errors, model_path, quiet_transformers
 from ..errors import UserError
 from ..files import read_json, staged_files, write_json
 from .config import DIMENSIONS, PretrainConfig
@@ -43,7 +43,7 @@ def new_model(config: PretrainConfig, vocabulary: int) -> Any:
 def load_model(config: PretrainConfig, vocabulary: int) -> Any:
     """The model `config.from_model` in fp32, checked against a tokenizer of `vocabulary` tokens."""
     name = str(config.from_model)
-    try:
+    with load_errors(name):
         model_config = AutoConfig.from_pretrained(model_path(name))
         if model_config.model_type not in MODEL_TYPES:
             raise UserError(
@@ -59,10 +59,6 @@ def load_model(config: PretrainConfig, vocabulary: int) -> Any:
                 output_loading_info=True,
             )
         check_missing_weights(name, loading["missing_keys"])
-    except UserError:
-        raise
-    except Exception as error:  # transformers and the Hub raise many kinds
-        raise load_error(name, error) from None
     if model.get_input_embeddings().num_embeddings < vocabulary:
         raise UserError(
             f"The tokenizer has {vocabulary} tokens, and the model {name} fewer; use the "
@@ -100,6 +96,5 @@ def write_model(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype) ->
 
 
 def write_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write the tokenizer's files of the folder."""
     with staged_files(folder, "tokenizer_config.json", _DISK_FULL) as staged:
         tokenizer.save_pretrained(staged)

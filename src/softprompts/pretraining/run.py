@@ -132,22 +132,19 @@ class Pretraining:
 
         Gradients stay on: without them the model would be compiled again.
         """
-        if self.held_out is None:
-            return {}
+        assert self.held_out is not None
         # Training mode is compiled already, and without dropout the same as evaluation mode.
         self.model.train(self.config.dropout == 0)
-        names = ("held_out", "blind")
-        totals = {name: torch.zeros_like(self.totals) for name in names}
+        totals = {name: torch.zeros_like(self.totals) for name in ("held_out", "blind")}
         for number in range(EVALUATION_BATCHES):
             inputs, targets = self.held_out.at(number)
-            for name, sources in zip(names, (inputs, inputs.roll(1, 0)), strict=True):
+            for name, sources in zip(totals, (inputs, inputs.roll(1, 0)), strict=True):
                 microbatches = self._microbatches(sources, targets)
                 nlls = [self.losses(*microbatch)[0].detach() for microbatch in microbatches]
                 totals[name] += self._by_objective(torch.cat(nlls), targets)
-        return {name: self.mean_losses(totals[name]) for name in names}
+        return {name: self.mean_losses(total) for name, total in totals.items()}
 
     def save(self, folder: Path) -> None:
-        """Write the checkpoint."""
         tensors = {f"model/{name}": value for name, value in self.model.named_parameters()}
         for number, optimizer in enumerate(self.optimizers):
             for index, state in optimizer.state_dict()["state"].items():
@@ -166,7 +163,6 @@ class Pretraining:
         )
 
     def load(self, folder: Path) -> None:
-        """Resume from the checkpoint."""
         tensors, note = read_tensors(folder / CHECKPOINT)
         settings = json.loads(json.dumps(fixed_settings(self.config)))
         advice = f"choose another {setting('output')}, or set {setting('overwrite')}"

@@ -20,7 +20,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from ..backbone.load import load_error, load_tokenizer, model_path
+from ..backbone.load import load_errors, load_tokenizer, model_path
 from ..errors import UserError, setting
 from ..files.hub import prepare_hub
 
@@ -88,12 +88,8 @@ def train_tokenizer(
 def load_t5_tokenizer(name: str) -> Any:
     """The tokenizer of a model, by its folder or a name that `load_backbone` knows."""
     prepare_hub(model_path(name))
-    try:
+    with load_errors(name):
         tokenizer = load_tokenizer(name)
-    except UserError:
-        raise
-    except Exception as error:  # the Hub raises many kinds
-        raise load_error(name, error) from None
     if (
         getattr(tokenizer, "backend_tokenizer", None) is None
         or tokenizer.eos_token_id is None

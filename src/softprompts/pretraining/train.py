@@ -3,6 +3,8 @@
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,9 +22,17 @@ from .model import describe, load_model, new_model, write_model, write_tokenizer
 from .optim import learning_rate
 from .run import Pretraining
 from .tokenizer import load_t5_tokenizer, sample, train_tokenizer
-from .watch import OnStage, Watcher
 
 CARD = "training.json"
+
+
+class Watcher:
+    """Follows the progress: a no-op; subclasses show each stage of the work, such as tokenising."""
+
+    @contextmanager
+    def stage(self, name: str, total: float | None, completed: int = 0) -> Iterator[OnProgress]:
+        """A stage begins, with `completed` of `total` done already; None: of unknown size."""
+        yield lambda completed, note: None
 
 
 def pretrain(
@@ -105,15 +115,12 @@ def _corpora(
     corpora = {}
     for kind, names in files.items():
         if names:
-            with watcher.stage(f"tokenising {kind}", sum(map(os.path.getsize, names))) as on_stage:
+            size = sum(map(os.path.getsize, names))
+            with watcher.stage(f"tokenising {kind}", size) as on_progress:
                 corpora[kind] = load_corpus(
-                    kind, names, tokenizer, definitions, config.processes, _show_tokens(on_stage)
+                    kind, names, tokenizer, definitions, config.processes, on_progress
                 )
     return corpora
-
-
-def _show_tokens(on_stage: OnStage) -> OnProgress:
-    return lambda bytes_read, tokens: on_stage(bytes_read, f"{tokens / 1e6:.1f}M tokens")
 
 
 def _loop(run: Pretraining, folder: Path, watcher: Watcher) -> dict[str, dict[str, float]]:
@@ -122,7 +129,7 @@ def _loop(run: Pretraining, folder: Path, watcher: Watcher) -> dict[str, dict[st
     logged = run.step, began
     losses: dict[str, dict[str, float]] = {}
     with (
-        watcher.stage("pretraining", config.total_steps, run.step) as on_stage,
+        watcher.stage("pretraining", config.total_steps, run.step) as on_progress,
         (folder / METRICS).open("a", encoding="utf-8") as metrics,
     ):
         while run.step < config.total_steps:
@@ -146,7 +153,7 @@ def _loop(run: Pretraining, folder: Path, watcher: Watcher) -> dict[str, dict[st
                 )
                 loss = next(iter(losses["train"].values()))
                 note = f"loss {loss:.3f}  {speed / 1000:,.0f}k tokens/s"
-            on_stage(run.step, note)
+            on_progress(run.step, note)
             if run.held_out is not None and (run.step % config.evaluate_every == 0 or finished):
                 evaluation = run.evaluate()
                 losses |= evaluation
