@@ -267,7 +267,7 @@ def test_transfer_in_python(library: Path, tmp_path: Path) -> None:
         ({"seed": [0, 1]}, "seed is a list"),
         (
             {"strategy": "luck"},
-            "There is no strategy 'luck'; choose one of best, average, mixture, named, all",
+            "strategy is 'luck'; choose one of best, average, mixture, named, all",
         ),
         ({"strategy": "all", "source": "area"}, "source is for strategy='named'"),
         ({"strategy": "named"}, "give both or neither"),

@@ -248,7 +248,7 @@ def check_study(study: StudyConfig) -> None:
         for role, entry in _subjects(grid):
             for choice in [{}, *candidates(grid.choose)]:
                 with study_errors(f"The {role} {entry.name} cannot be used: "):
-                    _config(grid, role, entry, choice)
+                    role_config(grid, role, sections(choice), {"task": entry.task})
 
 
 def check_named_rows(study: StudyConfig, data_dir: str | None) -> None:
@@ -256,7 +256,7 @@ def check_named_rows(study: StudyConfig, data_dir: str | None) -> None:
     available = functools.cache(has_rows)  # asks the Hub once per task
     for _, grid in study.grids():
         for role, entry in _subjects(grid):
-            task = _config(grid, role, entry).task
+            task = role_config(grid, role, {"task": entry.task}).task
             if task.train is None and task.task != PREFIX_LM:
                 folder = data_dir or study.data_dir or task.data_dir
                 check_available(dataclasses.replace(task, data_dir=folder), available)
@@ -279,7 +279,7 @@ def check_available(task: TaskConfig, available: Callable[[str, str | None], boo
         )
 
 
-def _subjects(grid: Grid) -> list[tuple[str, "Subject"]]:
+def _subjects(grid: Grid) -> list[tuple[str, Subject]]:
     """The tasks of a grid, each with its role."""
     targets = [task for entry in grid.targets for task in target_tasks(entry)]
     return [
@@ -288,16 +288,9 @@ def _subjects(grid: Grid) -> list[tuple[str, "Subject"]]:
     ]
 
 
-def _config(
-    grid: Grid, role: str, entry: "Subject", choice: Mapping[str, Any] | None = None
-) -> RunConfig:
-    """The settings of a run on a task, as far as the study file has them."""
-    return run_config(
-        sections(grid.settings),
-        sections(getattr(grid, role)),
-        sections(choice or {}),
-        {"task": entry.task},
-    )
+def role_config(grid: Grid, role: str, *layers: Mapping[str, Any]) -> RunConfig:
+    """The settings of runs on sources, or on targets, with layers of other settings over them."""
+    return run_config(sections(grid.settings), sections(getattr(grid, role)), *layers)
 
 
 def candidates(choose: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -54,8 +54,9 @@ class Leases:
         self.file.unlink(missing_ok=True)
 
     def _write_heartbeat(self) -> None:
-        beat = {"machine": host_id(), "pid": os.getpid(), "since": round(time.time(), 3)}
-        write_json(self.file, beat)
+        write_json(
+            self.file, {"machine": host_id(), "pid": os.getpid(), "since": round(time.time(), 3)}
+        )
 
     def _touch(self) -> float:
         """A heartbeat; the time on the clock of the folder, which may not be this machine's."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..config import RunConfig, run_config, sections, spell
+from ..config import RunConfig, sections, spell
 from ..errors import UserError, setting
 from ..files import safe_name
 from ..transfer.sources import folded_card, start_mismatch
@@ -23,6 +23,7 @@ from .config import (
     Subject,
     candidates,
     check_settings,
+    role_config,
     subject_of,
     target_tasks,
 )
@@ -147,10 +148,11 @@ class _Planner:
 
     def cells(self) -> Iterator[Cell]:
         seeds, retrieval = self.grid.seeds, self.grid.retrieval
-        for subject in self.sources if seeds else ():
-            yield from self._choice_cells("source-choice", source=subject)
-        for subject in self.targets if self._target_chooses else ():
-            yield from self._choice_cells("choice", target=subject)
+        for source, choice in itertools.product(self.sources if seeds else (), self.candidates):
+            yield self._cell("source-choice", seeds[0], source, choice=choice)
+        choosing = self.targets if self._target_chooses else ()
+        for target, choice in itertools.product(choosing, self.candidates):
+            yield self._cell("choice", seeds[0], None, target, choice=choice)
         for source, seed in itertools.product(self.sources, seeds):
             yield self._cell("source", seed, source=source)
         for target, seed in itertools.product(self.targets, seeds):
@@ -179,16 +181,7 @@ class _Planner:
         return bool(self.candidates and self.grid.seeds) and self._trains("target") != "nothing"
 
     def _trains(self, role: str) -> str:
-        """What the runs on sources, or on targets, train."""
-        layers = sections(self.grid.settings), sections(getattr(self.grid, role))
-        return str(run_config(*layers).tuning.trains)
-
-    def _choice_cells(
-        self, stage: str, source: Subject | None = None, target: Subject | None = None
-    ) -> Iterator[Cell]:
-        """The cells that compete for the settings of a source's or a target's runs."""
-        for number in range(len(self.candidates)):
-            yield self._cell(stage, self.grid.seeds[0], source, target, candidate=number)
+        return role_config(self.grid, role).tuning.trains
 
     def _choosing_cell(self, stage: str, seed: int, target: Subject, k: int) -> Cell:
         """A cell that chooses among the source prompts of all seeds.
@@ -214,30 +207,26 @@ class _Planner:
         source: Subject | None = None,
         target: Subject | None = None,
         k: int | None = None,
-        candidate: int | None = None,
+        choice: Mapping[str, Any] | None = None,
         **links: Any,
     ) -> Cell:
         subject = target or source
         assert subject is not None
-        learns_source = stage in ("source", "mixture-source", "source-choice")
-        role = self.grid.source if learns_source else self.grid.target
-        name = self._name(stage, seed, source, target, k, candidate)
+        role = "source" if stage in ("source", "mixture-source", "source-choice") else "target"
+        name = self._name(stage, seed, source, target, k, choice)
         planned = {
             "model": self.model,
             "seed": run_seed(subject.name, seed),
             "task": subject.task,
         }
-        choice: dict[str, Any] = {}
-        if candidate is not None:
-            choice = self.candidates[candidate]
+        if choice is not None:
             planned["task"] = {"hold_out": HELD_OUT, **subject.task}
         elif stage != "mixture-source" and (
             self._target_chooses if target is not None else self.candidates
         ):
             links["choices"] = self._choices(source if stage == "source" else None, target)
-        layers = sections(self.grid.settings), sections(role), sections(choice)
         try:
-            config = run_config(*layers, self.machine, planned)
+            config = role_config(self.grid, role, sections(choice or {}), self.machine, planned)
         except UserError as error:
             raise UserError(f"{name} cannot run: {error.message}") from None
         return Cell(
@@ -251,17 +240,16 @@ class _Planner:
             config,
             k=k,
             similarity=None if k is None else self.grid.retrieval.similarity,
-            choice=tuple(choice.items()),
+            choice=tuple((choice or {}).items()),
             **links,
         )
 
     def _choices(self, source: Subject | None, target: Subject | None) -> tuple[str, ...]:
         """The cells that a run on a source or a target takes its settings from."""
         stage = "choice" if target is not None else "source-choice"
-        seed = self.grid.seeds[0]
         return tuple(
-            self._name(stage, seed, source, target, candidate=number)
-            for number in range(len(self.candidates))
+            self._name(stage, self.grid.seeds[0], source, target, choice=choice)
+            for choice in self.candidates
         )
 
     def _name(
@@ -271,14 +259,13 @@ class _Planner:
         source: Subject | None = None,
         target: Subject | None = None,
         k: int | None = None,
-        candidate: int | None = None,
+        choice: Mapping[str, Any] | None = None,
     ) -> str:
         subjects = [_short(subject.name) for subject in (source, target) if subject is not None]
         parts = [self.variant, self.backbone, stage, "--".join(subjects)]
         parts += [f"k{k}" if k is not None else None, f"seed{seed}"]
-        if candidate is not None:
-            settings = self.candidates[candidate].items()
-            parts.insert(-1, "_".join(f"{name}={spell(value)}" for name, value in settings))
+        if choice is not None:
+            parts.insert(-1, "_".join(f"{name}={spell(value)}" for name, value in choice.items()))
         return "/".join(_short(part) for part in parts if part is not None)
 
     # -- what retrieval needs ----------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Where a study stands, which cells come next, and how long they will take."""
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TypedDict
@@ -141,11 +142,8 @@ def study_status(
     cells: Sequence[Cell], folder: StudyFolder, state: StudyState | None = None
 ) -> StudyStatus:
     state = state or StudyState().update(cells, folder)
-    stages: dict[str, dict[str, int]] = {}
-    for cell in cells:
-        stage = stages.setdefault(cell.stage, {"done": 0, "total": 0})
-        stage["done"] += cell.name in state.done
-        stage["total"] += 1
+    total = Counter(cell.stage for cell in cells)
+    done = Counter(cell.stage for cell in cells if cell.name in state.done)
     missing, now = [cell for cell in cells if cell.name not in state.done], folder.now()
     return {
         "folder": str(folder.path),
@@ -156,7 +154,7 @@ def study_status(
         "running": [cell.name for cell in missing if lease_holder(folder, cell.name, now)],
         "finished": [cell.name for cell in cells if cell.name in state.done],
         "missing": [cell.name for cell in missing],
-        "stages": stages,
+        "stages": {stage: {"done": done[stage], "total": total[stage]} for stage in total},
         "workers": [file.stem for file in folder.heartbeats() if is_alive(folder, file.stem, now)],
         "reused": sum(result.reused is not None for result in state.results.values()),
         **pace(missing, state),

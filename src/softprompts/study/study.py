@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import yaml
 
@@ -18,7 +18,7 @@ from .processes import is_child, worker_processes
 from .ray_cluster import cluster, work_on_ray
 from .reuse import check_reused, reuse_cells
 from .state import StudyLines, StudyStatus, StudyWatcher, study_status
-from .workers import Rerun, rerun, work
+from .workers import rerun, work
 
 Watch = Callable[[Sequence[Cell]], StudyWatcher]
 """Makes a watcher of a study with these cells."""
@@ -95,10 +95,10 @@ class Study:
         if output is not None:
             self.folder = StudyFolder(Path(output))
         folder, cells = self.folder, self.cells(device, data_dir, models)
-        if unknown := set(models or {}) - {cell.backbone for cell in cells}:
-            names = dict.fromkeys(cell.backbone for cell in cells)
+        backbones = dict.fromkeys(cell.backbone for cell in cells)
+        if unknown := set(models or {}) - set(backbones):
             raise UserError(
-                f"The study has no backbone {min(unknown)}; {choices(min(unknown), names)}"
+                f"The study has no backbone {min(unknown)}; {choices(min(unknown), backbones)}"
             )
         watch = watch or (StudyLines if verbose else lambda cells: StudyWatcher())
         with study_errors():
@@ -132,7 +132,9 @@ class Study:
         return study_status(self.cells(), self.folder)
 
     @study_errors()
-    def rerun(self, cell: str, output: str | Path, data_dir: str | None = None) -> list[Rerun]:
+    def rerun(
+        self, cell: str, output: str | Path, data_dir: str | None = None
+    ) -> list[dict[str, Any]]:
         """Run the cohort of a finished cell again, and compare scores with the recorded ones."""
         return rerun(self.folder, cell, Path(output), data_dir)
 

@@ -6,7 +6,7 @@ Each leases cells, tunes them as a cohort, and commits each result once.
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 from ..artifacts.study_folder import CellResult, StudyFolder
 from ..backbone import Backbone, load_backbone
@@ -153,18 +153,13 @@ def work(
     return state
 
 
-class Rerun(TypedDict):
-    """The score of a cell as recorded, and of the same run again."""
+def rerun(
+    folder: StudyFolder, name: str, output: Path, data_dir: str | None = None
+) -> list[dict[str, Any]]:
+    """Run the cohort of a finished cell again, from the cells' saved configs, with its table.
 
-    cell: str
-    recorded: float | None
-    again: float | None
-    same: bool
-    resumed: bool
-
-
-def rerun(folder: StudyFolder, name: str, output: Path, data_dir: str | None = None) -> list[Rerun]:
-    """Run the cohort of a finished cell again, from the cells' saved configs, with its table."""
+    Returns the score of each cell as recorded, and of the same run again.
+    """
     result = folder.cell(name).result()
     if result is None:
         raise UserError(

@@ -1,20 +1,19 @@
 """What to transfer, and how: settings that are checked without torch."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from ..config import RunConfig, Settings, expand_lists, option
-from ..errors import UserError, choices, setting
+from ..errors import UserError, setting
 from ..library import Similarity
 
 Strategy = Literal["best", "average", "mixture", "named", "all"]
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Settings):
     """What to transfer, from where, and how."""
 
     target: RunConfig
@@ -24,20 +23,15 @@ class Request:
     """Best of top-k, weighted average or mixture (Vu 2022 §3.2); one named source; or all sources,
     the oracle."""
     source: str | None = None  # of the strategy `named`: a name in the library, or a folder
-    k: int = 3
+    k: int = option(3, minimum=1)
     similarity: Similarity = "per_token_average_cosine"
-    probe_steps: int | None = None
+    probe_steps: int | None = option(None, minimum=1)
     """None: the step at which most sources were embedded, but no more than the target's steps."""
-    mixture_steps: int | None = None  # None: the target's own
+    mixture_steps: int | None = option(None, minimum=1)  # None: the target's own
     keep_same_task: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("strategy", self.strategy, get_args(Strategy)),
-            ("similarity", self.similarity, get_args(Similarity)),
-        ):
-            if value not in known:
-                raise UserError(f"There is no {name} {value!r}; {choices(value, known)}")
+        super().__post_init__()
         if self.target.task.task is None and self.target.task.train is None:
             raise UserError(
                 f"No target is given; name a task with {setting('task.task')}, or your own data "
@@ -47,10 +41,6 @@ class Request:
             raise UserError(
                 f"{setting('source')} is for {setting('strategy', 'named')}; give both or neither."
             )
-        for name in ("k", "probe_steps", "mixture_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{setting(name)} is {value}; it must be at least 1.")
         if self.target.tuning.trains != "prompt":
             raise UserError(
                 f"Only a prompt can start from another prompt; leave {setting('tuning.trains')} "
@@ -62,11 +52,7 @@ class Request:
         return self.strategy in ("best", "average", "mixture")
 
     def plain(self) -> dict[str, Any]:
-        return {
-            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
-            "target": self.target.plain(),
-            "library": str(self.library),
-        }
+        return super().plain() | {"library": str(self.library)}
 
 
 def single_run(*layers: Mapping[str, Any]) -> RunConfig:
