@@ -35,32 +35,30 @@ class KernelConfig(NamedTuple):
     registers: int | None = None  # the most per thread: with fewer, more programs run at a time
 
 
-class KernelConfigs(NamedTuple):
-    """The launch parameters of the three kernels."""
-
-    forward: KernelConfig
-    query_gradient: KernelConfig
-    key_value_gradient: KernelConfig
-
-
 CONFIGS = {
-    32: KernelConfigs(
-        KernelConfig(64, 64, 4, 2), KernelConfig(64, 64, 4, 2), KernelConfig(64, 64, 4, 2)
-    ),
-    64: KernelConfigs(
-        KernelConfig(64, 64, 4, 3), KernelConfig(64, 64, 4, 2), KernelConfig(64, 64, 4, 3, 168)
-    ),
-    128: KernelConfigs(
-        KernelConfig(64, 64, 4, 2), KernelConfig(64, 32, 4, 2), KernelConfig(64, 32, 4, 2)
-    ),
-    256: KernelConfigs(
-        KernelConfig(64, 32, 8, 1), KernelConfig(32, 32, 8, 1), KernelConfig(32, 32, 8, 1)
-    ),
+    32: {
+        "forward": KernelConfig(64, 64, 4, 2),
+        "query_gradient": KernelConfig(64, 64, 4, 2),
+        "key_value_gradient": KernelConfig(64, 64, 4, 2),
+    },
+    64: {
+        "forward": KernelConfig(64, 64, 4, 3),
+        "query_gradient": KernelConfig(64, 64, 4, 2),
+        "key_value_gradient": KernelConfig(64, 64, 4, 3, 168),
+    },
+    128: {
+        "forward": KernelConfig(64, 64, 4, 2),
+        "query_gradient": KernelConfig(64, 32, 4, 2),
+        "key_value_gradient": KernelConfig(64, 32, 4, 2),
+    },
+    256: {
+        "forward": KernelConfig(64, 32, 8, 1),
+        "query_gradient": KernelConfig(32, 32, 8, 1),
+        "key_value_gradient": KernelConfig(32, 32, 8, 1),
+    },
 }
-"""By the size of a head, rounded up, for 16-bit numbers. They may be changed at any time."""
-EXACT_CONFIGS = KernelConfigs(
-    KernelConfig(32, 32, 4, 1), KernelConfig(32, 32, 4, 1), KernelConfig(32, 32, 4, 1)
-)
+"""By the size of a head, rounded up, and by kernel, for 16-bit numbers."""
+EXACT_CONFIG = KernelConfig(32, 32, 4, 1)
 """For 32-bit numbers, which are for checks rather than for speed."""
 
 
@@ -160,8 +158,8 @@ def _attend(
     query, key, value = (_with_unit_stride(part) for part in (query, key, value))
     out, log_sums = _empty_outputs(query)
     steps = [part.stride(dim) for part in (query, key, value) for dim in (2, 1)]
-    _Launch(query, key, value, table, causal, window, softcap)(
-        triton_attention.forward, "forward", query.shape[1], query_tiles,
+    _launch(
+        "forward", query.shape[1], query_tiles, query, key, value, table, causal, window, softcap,
         out, log_sums, scale, query.shape[2], window, softcap,
         *steps, out.stride(1), out.stride(2),
     )  # fmt: skip
@@ -193,14 +191,14 @@ def _attend_backward(
     grad_key, grad_value = (_empty_outputs(part)[0] for part in (key, value))
     steps = [part.stride(dim) for part in (query, key, value) for dim in (2, 1)]
     grad_steps = [grad_out.stride(1), grad_out.stride(2)]
-    launch = _Launch(query, key, value, table, causal, window, softcap)
-    launch(
-        triton_attention.query_gradient, "query_gradient", query.shape[1], query_tiles,
+    shared = query, key, value, table, causal, window, softcap
+    _launch(
+        "query_gradient", query.shape[1], query_tiles, *shared,
         out, log_sums, grad_out, deltas, grad_query, scale, query.shape[2], window, softcap,
         *steps, out.stride(1), out.stride(2), *grad_steps,
     )  # fmt: skip
-    launch(
-        triton_attention.key_value_gradient, "key_value_gradient", key.shape[1], key_tiles,
+    _launch(
+        "key_value_gradient", key.shape[1], key_tiles, *shared,
         log_sums, grad_out, deltas, grad_key, grad_value,
         scale, query.shape[2], key.shape[2], window, softcap,
         *steps, grad_key.stride(1), grad_key.stride(2), *grad_steps,
@@ -219,52 +217,52 @@ def _empty_outputs(part: Tensor) -> tuple[Tensor, Tensor]:
     return out, part.new_empty(heads, positions, dtype=torch.float32)
 
 
-class _Launch(NamedTuple):
-    """What all kernels of an attention share."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    table: Tensor | None
-    causal: bool
-    window: int
-    softcap: float
-
-    def __call__(self, kernel: Any, name: str, heads: int, tiles: Tensor, *rest: Any) -> None:
-        """On the query's device: Triton launches on the current one."""
-        query, exact = self.query, self.query.dtype == torch.float32
-        size = query.shape[3]
-        width = head_width(size)
-        assert width is not None
-        config: KernelConfig = getattr(EXACT_CONFIGS if exact else CONFIGS[width], name)
-        parts = TILE // config.outer
-        limit = {} if config.registers is None else {"maxnreg": config.registers}
-        table = tiles if self.table is None else self.table.contiguous()
-        with torch.cuda.device(query.device) if query.is_cuda else nullcontext():
-            kernel[heads, tiles.shape[0] * parts](
-                query,
-                self.key,
-                self.value,
-                table,
-                tiles,
-                *rest,
-                table.shape[1],
-                OUTER=config.outer,
-                INNER=config.inner,
-                PARTS=parts,
-                GROUP=query.shape[1] // self.key.shape[1],
-                D=size,
-                WIDTH=width,
-                CAUSAL=self.causal,
-                BIASED=self.table is not None,
-                WINDOWED=self.window >= 0,
-                CAPPED=self.softcap > 0,
-                PRECISION="ieee" if exact else "tf32",
-                RAW=not INTERPRETED,
-                num_warps=config.warps,
-                num_stages=config.stages,
-                **limit,
-            )
+def _launch(
+    name: str,
+    heads: int,
+    tiles: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    table: Tensor | None,
+    causal: bool,
+    window: int,
+    softcap: float,
+    *rest: Any,
+) -> None:
+    """On the query's device: Triton launches on the current one."""
+    exact, size = query.dtype == torch.float32, query.shape[3]
+    width = head_width(size)
+    assert width is not None
+    config = EXACT_CONFIG if exact else CONFIGS[width][name]
+    parts = TILE // config.outer
+    limit = {} if config.registers is None else {"maxnreg": config.registers}
+    biases = tiles if table is None else table.contiguous()
+    with torch.cuda.device(query.device) if query.is_cuda else nullcontext():
+        getattr(triton_attention, name)[heads, tiles.shape[0] * parts](
+            query,
+            key,
+            value,
+            biases,
+            tiles,
+            *rest,
+            biases.shape[1],
+            OUTER=config.outer,
+            INNER=config.inner,
+            PARTS=parts,
+            GROUP=query.shape[1] // key.shape[1],
+            D=size,
+            WIDTH=width,
+            CAUSAL=causal,
+            BIASED=table is not None,
+            WINDOWED=window >= 0,
+            CAPPED=softcap > 0,
+            PRECISION="ieee" if exact else "tf32",
+            RAW=not INTERPRETED,
+            num_warps=config.warps,
+            num_stages=config.stages,
+            **limit,
+        )
 
 
 @_attend.register_fake

@@ -58,6 +58,19 @@ def _read(base, index, RAW: tl.constexpr):  # type: ignore[no-untyped-def] # noq
 
 
 @_kernel
+def _tile(tiles, OUTER: tl.constexpr, PARTS: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
+    """The program's part of its tile, and the tile's numbers, with its offset that of the part."""
+    tile = tl.program_id(1) // PARTS
+    part = tl.program_id(1) % PARTS * OUTER
+    start = tl.load(tiles + tile * 5)
+    length = tl.load(tiles + tile * 5 + 1)
+    offset = tl.load(tiles + tile * 5 + 2) + part
+    other_start = tl.load(tiles + tile * 5 + 3)
+    other_length = tl.load(tiles + tile * 5 + 4)
+    return part, start, length, offset, other_start, other_length
+
+
+@_kernel
 def _inside(valid, dims, D: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
     """Which numbers of positions by dimensions exist; a head's size is rounded up to `WIDTH`."""
     if WIDTH == D:  # noqa: SIM108 (Triton has no such expression)
@@ -110,13 +123,7 @@ def forward(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """The attention output of a tile, and the base-2 logarithm of its softmax denominators."""
     head = tl.program_id(0)
-    tile = tl.program_id(1) // PARTS
-    part = tl.program_id(1) % PARTS * OUTER
-    start = tl.load(tiles + tile * 5)
-    length = tl.load(tiles + tile * 5 + 1)
-    offset = tl.load(tiles + tile * 5 + 2) + part
-    key_start = tl.load(tiles + tile * 5 + 3)
-    keys_length = tl.load(tiles + tile * 5 + 4)
+    part, start, length, offset, key_start, keys_length = _tile(tiles, OUTER, PARTS)
     out += head * out_head
     log_sums += head.to(tl.int64) * positions
     if length == 0:
@@ -201,13 +208,7 @@ def query_gradient(  # type: ignore[no-untyped-def]
     """The gradient of a tile's queries; also, for the next kernel, each position's inner product of
     the output and its gradient (delta)."""
     head = tl.program_id(0)
-    tile = tl.program_id(1) // PARTS
-    part = tl.program_id(1) % PARTS * OUTER
-    start = tl.load(tiles + tile * 5)
-    length = tl.load(tiles + tile * 5 + 1)
-    offset = tl.load(tiles + tile * 5 + 2) + part
-    key_start = tl.load(tiles + tile * 5 + 3)
-    keys_length = tl.load(tiles + tile * 5 + 4)
+    part, start, length, offset, key_start, keys_length = _tile(tiles, OUTER, PARTS)
     grad_query += head * out_head
     if length == 0:
         if start + part < positions:
@@ -290,13 +291,7 @@ def key_value_gradient(  # type: ignore[no-untyped-def]
     """The gradients of a tile's keys and values, over all query heads that share them. Scores are
     transposed here: a row for each key."""
     head = tl.program_id(0)
-    tile = tl.program_id(1) // PARTS
-    part = tl.program_id(1) % PARTS * OUTER
-    start = tl.load(tiles + tile * 5)
-    length = tl.load(tiles + tile * 5 + 1)
-    offset = tl.load(tiles + tile * 5 + 2) + part
-    query_start = tl.load(tiles + tile * 5 + 3)
-    queries_length = tl.load(tiles + tile * 5 + 4)
+    part, start, length, offset, query_start, queries_length = _tile(tiles, OUTER, PARTS)
     grad_key += head * out_head
     grad_value += head * out_head
     if length == 0:
