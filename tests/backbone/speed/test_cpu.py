@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from softprompts.backbone import EncoderDecoder
 from softprompts.backbone.speed import cpu
-from softprompts.backbone.speed.layout import grouped_layout
+from softprompts.backbone.speed.row_layout import grouped_layout
 
 from ...models import random_model
 
@@ -71,7 +71,8 @@ def test_linear_layers_by_onednn(packed: bool, bias: bool) -> None:
 
 
 def test_gated_gelus_are_as_exact_as_torchs() -> None:
-    *inputs, upstream = torch.randn(3, 500, 64, dtype=torch.float64) * 4
+    draw = torch.Generator().manual_seed(0)
+    *inputs, upstream = torch.randn(3, 500, 64, dtype=torch.float64, generator=draw) * 4
 
     def plain(states: Tensor, gate: Tensor) -> Tensor:
         return nn.functional.gelu(states, approximate="tanh") * gate

@@ -17,10 +17,10 @@ from softprompts.backbone.speed.layout import (
     bucket,
     bucketed_layout,
     group_by_length,
-    grouped_layout,
     round_up,
 )
 from softprompts.backbone.speed.packed import PackedT5, _decoder_layer, _encoder_layer
+from softprompts.backbone.speed.row_layout import grouped_layout
 
 from ...models import random_model, random_t5
 

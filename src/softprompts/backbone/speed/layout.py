@@ -7,7 +7,6 @@ Shape letters: N packed positions, L the longest row, G rows of a group; the oth
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,8 +18,6 @@ SMALL_STEP = 2**25
 """Up to this many tokens times width, computing more pads costs less than recording more sizes."""
 FEW_BUCKETS, MANY_BUCKETS = 8, 16
 """Bucket sizes between a number and its double, for steps up to `SMALL_STEP` and beyond."""
-CPU_BUCKETS = 32
-"""The same on a CPU, where oneDNN compiles a kernel for each size, and keeps it in memory."""
 
 
 class Layout(NamedTuple):
@@ -52,69 +49,18 @@ class Layout(NamedTuple):
     used: int
 
 
-def _row_numbers(text: Text, length: int) -> Tensor:
-    """Each row's tokens, prompt included; its prompt vectors; the column of its prompt: [3, B]."""
-    assert text.lengths is not None
-    prompt_lengths, insert_at = text.prompt_lengths, text.insert_at
-    if prompt_lengths is None:
-        prompt_lengths = torch.full_like(text.lengths, length)
-    insert_at = torch.zeros_like(text.lengths) if insert_at is None else insert_at.cpu()
-    return torch.stack([text.lengths + prompt_lengths, prompt_lengths, insert_at])
-
-
-def grouped_layout(text: Text, length: int) -> Layout:
-    """The layout of a batch with `length` prompt vectors per row, in groups of similar length."""
-    device, (batch, width) = text.mask.device, text.mask.shape
-    total, prompt_lengths, insert_at = _row_numbers(text, length).numpy()
-    rows = np.argsort(-total, kind="stable")
-    lengths = total[rows]
-    starts = lengths.cumsum() - lengths
-    packed_row = np.repeat(np.arange(batch), lengths)  # of each position
-    offset = np.arange(len(packed_row)) - starts[packed_row]
-    row = rows[packed_row]
-    in_prompt = offset - insert_at[row]
-    text_column = np.where(in_prompt < 0, offset, offset - prompt_lengths[row])
-    source = np.where(
-        (in_prompt >= 0) & (in_prompt < prompt_lengths[row]),
-        row * length + in_prompt,
-        batch * length + row * width + text_column,
-    )
-
-    first = np.empty(batch, np.int64)
-    first[rows] = starts
-    prompt_mask = np.arange(length) < prompt_lengths[:, None]
-    prompt_start = (first + insert_at)[:, None]
-    prompt_positions = np.where(prompt_mask, prompt_start + np.arange(length), first[:, None])
-
-    groups = group_by_length(lengths)
-    sizes, widths = np.array(groups).T
-    row_widths = np.repeat(widths, sizes)
-    row_begins = row_widths.cumsum() - row_widths
-    column_row = np.repeat(np.arange(batch), row_widths)
-    column = np.arange(len(column_row)) - row_begins[column_row]
-    padded = starts[column_row] + np.minimum(column, lengths[column_row] - 1)
-    inverse = row_begins[packed_row] + offset
-    more = round_up(len(source), CPU_BUCKETS) - len(source)
-    source, inverse = (np.pad(array, (0, more)) for array in (source, inverse))
-    masks = [
-        np.arange(width) < members[:, None]
-        for width, members in zip(widths, np.split(lengths, sizes.cumsum()[:-1]), strict=True)
-    ]
-    tensors = [
-        to_device(torch.from_numpy(array), device)
-        for array in (source, prompt_positions, prompt_mask, rows, padded, inverse, *masks)
-    ]
-    no_tiles = torch.zeros(0, 5, dtype=torch.int32, device=device)
-    return Layout._make([*tensors[:6], groups, tensors[6:], no_tiles, len(packed_row)])
-
-
 def bucketed_layout(text: Text, length: int, columns: int, rows: int | None = None) -> Layout:
     """A layout of one group with `columns` columns, and a bucket's number of positions.
 
     It is computed on the device, from the lengths alone. Empty rows are added up to `rows`.
     """
     device, (batch, width) = text.mask.device, text.mask.shape
-    by_row = _row_numbers(text, length)
+    assert text.lengths is not None
+    prompt_lengths, insert_at = text.prompt_lengths, text.insert_at
+    if prompt_lengths is None:
+        prompt_lengths = torch.full_like(text.lengths, length)
+    insert_at = torch.zeros_like(text.lengths) if insert_at is None else insert_at.cpu()
+    by_row = torch.stack([text.lengths + prompt_lengths, prompt_lengths, insert_at])
     count = int(by_row[0].sum())
     small = count * text.embeds.shape[2] <= SMALL_STEP
     positions = bucket(count, FEW_BUCKETS if small else MANY_BUCKETS)

@@ -20,7 +20,8 @@ from transformers import AttentionInterface
 
 from ..batch import Losses, Text
 from . import cpu, kernels
-from .layout import FEW_BUCKETS, Layout, bucketed_layout, grouped_layout, pack, round_up, unpack
+from .layout import FEW_BUCKETS, Layout, bucketed_layout, pack, round_up, unpack
+from .row_layout import grouped_layout
 from .step import DIVERGED, Packed
 
 ATTENTION = "softprompts_packed"

@@ -21,9 +21,20 @@ from torch import Tensor, nn
 
 from ..batch import Text, to_device
 from . import kernels
-from .layout import FEW_BUCKETS, MANY_BUCKETS, SMALL_STEP, bucket, group_by_length
+from .layout import (
+    FEW_BUCKETS,
+    MANY_BUCKETS,
+    SMALL_STEP,
+    Layout,
+    bucket,
+    group_by_length,
+    round_up,
+)
 
 Array = npt.NDArray[np.int64]
+CPU_BUCKETS = 32
+"""Bucket sizes of T5's positions on a CPU, where oneDNN compiles a kernel for each size, and keeps
+it in memory."""
 
 
 class SharedKeys(NamedTuple):
@@ -195,6 +206,28 @@ def row_layout(
     )
     tensors = [to_device(torch.from_numpy(array), device) for array in arrays]
     return RowLayout._make([*tensors, rows])
+
+
+def grouped_layout(text: Text, length: int) -> Layout:
+    """The layout of a batch with `length` prompt vectors per row, in groups of similar length, as
+    T5 takes it."""
+    packed = row_layout(text, (len(text.mask), length), causal=False)
+    rows, used = packed.rows, len(packed.source)
+    assert rows.padded is not None
+    assert rows.inverse is not None
+    more = round_up(used, CPU_BUCKETS) - used
+    return Layout(
+        nn.functional.pad(packed.source, (0, more)),
+        packed.prompt_positions,
+        packed.prompt_mask,
+        torch.cat([group.members for group in rows.groups]),
+        rows.padded,
+        nn.functional.pad(rows.inverse, (0, more)),
+        [(group.rows, group.width) for group in rows.groups],
+        [group.key_positions >= 0 for group in rows.groups],
+        torch.zeros(0, 5, dtype=torch.int32),
+        used,
+    )
 
 
 def after_text(layout: RowLayout, before: TextBefore) -> RowLayout:
