@@ -1,8 +1,8 @@
 """Backbone: a frozen Hugging Face model and its tokenizer.
 
 It embeds text, takes prompt vectors, and returns losses, scores or generated text. This file holds
-what all model families share. What differs (where the target goes, how a prompt joins a text) is in
-each family's own file.
+what all model families share; `tokens.py` what concerns only tokens. What differs (where the target
+goes, how a prompt joins a text) is in each family's own file.
 
 Shape letters: B batch, T text tokens, P prompt tokens, H hidden, N target tokens, C candidates.
 """
@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -30,7 +30,7 @@ from .kv_cache import PromptCache
 from .modules import fuse_gelu, transformer_layers
 from .speed import kernels
 from .speed.step import Packed
-from .vocabulary import common_pieces
+from .tokens import TokenizedModel
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -44,7 +44,7 @@ class Classifier(Protocol):
         """[B, F] -> logits [B, C]."""
 
 
-class Backbone(ABC):
+class Backbone(TokenizedModel):
     """A frozen model of one family. It never gets gradients, and its weights never change."""
 
     family: ClassVar[str]
@@ -83,10 +83,7 @@ class Backbone(ABC):
         """The name of the transformers Auto class that loads it."""
 
     def __init__(self, model: Any, tokenizer: Any, name: str = "") -> None:
-        self.model = fuse_gelu(model.requires_grad_(False).eval())
-        self.tokenizer = tokenizer
-        self.name = name
-        self._common_pieces: dict[int, Tensor] = {}  # by population; every run of a cohort asks
+        super().__init__(fuse_gelu(model.requires_grad_(False).eval()), tokenizer, name)
         self.embedding: nn.Module = model.get_input_embeddings()
         self.vocab_size, self.hidden = (
             int(size) for size in cast(Tensor, self.embedding.weight).shape
@@ -209,7 +206,7 @@ class Backbone(ABC):
         }
         digest = hashlib.sha256(json.dumps(sizes, sort_keys=True).encode())
         parts: dict[str, tuple[nn.Module, str]] = {"embeddings": (self.embedding, "weight")}
-        for prefix, module in self.last_block().named_modules():
+        for prefix, module in self.blocks()[-1].named_modules():
             for name, _ in module.named_parameters(recurse=False):
                 parts[f"{prefix}.{name}" if prefix else name] = module, name
         for full_name, (module, name) in sorted(parts.items()):
@@ -223,32 +220,12 @@ class Backbone(ABC):
         """The transformer's layers, from the input on."""
         return transformer_layers(self.model)
 
-    def last_block(self) -> nn.Module:
-        """The layer nearest the output; part of the fingerprint."""
-        return self.blocks()[-1]
-
     # -- vocabulary ------------------------------------------------------------------------------
 
     def input_embeddings(self, ids: Tensor) -> Tensor:
         """Embeddings in float32 on the CPU, as the model sees them (BART scales its own):
         [...] -> [..., H]."""
         return cast(Tensor, self.embedding(ids.to(self.device))).float().cpu()
-
-    def common_pieces(self, population: int) -> Tensor:
-        """Ids of the most common usable tokens, by the rules of `vocabulary.py` [N]; 0: all."""
-        if population not in self._common_pieces:
-            self._common_pieces[population] = torch.tensor(
-                common_pieces(self.tokenizer, self.vocab_size, population)
-            )
-        return self._common_pieces[population]
-
-    def pieces(self, text: str) -> list[int]:
-        """Ids of a text without special tokens."""
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def word_pieces(self, text: str) -> list[int]:
-        """Ids of a text as it is tokenised after a space."""
-        return self.pieces(f"x {text}")[len(self.pieces("x")) :]
 
     @cached_property
     def unit(self) -> float:
@@ -258,74 +235,7 @@ class Backbone(ABC):
         rms = float(sample.square().mean().sqrt())
         return 2.0 ** round(math.log2(rms)) if rms > 0 and math.isfinite(rms) else 1.0
 
-    @cached_property
-    def special_token_counts(self) -> tuple[int, int]:
-        """How many special tokens the tokenizer puts before a text and after it."""
-        special = self.tokenizer("x", return_special_tokens_mask=True)["special_tokens_mask"]
-        return special.index(0), special[::-1].index(0)
-
-    @property
-    def pad_id(self) -> int:
-        pad = getattr(self.tokenizer, "pad_token_id", None)
-        if pad is None:
-            pad = getattr(self.model.config, "pad_token_id", None) or 0
-        return int(pad)
-
-    @property
-    def unk_id(self) -> int | None:
-        """The id of unknown tokens, if there is one."""
-        return getattr(self.tokenizer, "unk_token_id", None)
-
-    @property
-    def eos_ids(self) -> set[int]:
-        """The ids that end a sequence: the tokenizer's and the model's."""
-        of_model = getattr(self.model.generation_config, "eos_token_id", None)
-        ids = [
-            getattr(self.tokenizer, "eos_token_id", None),
-            *(of_model if isinstance(of_model, list) else [of_model]),
-        ]
-        return {int(index) for index in ids if index is not None}
-
     # -- inputs ----------------------------------------------------------------------------------
-
-    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text with its special tokens, not truncated."""
-        if not texts:
-            return []
-        only_ids = {"return_attention_mask": False, "return_token_type_ids": False}
-        encoded = self.tokenizer(list(texts), verbose=False, **only_ids)
-        return [list(ids) for ids in encoded["input_ids"]]
-
-    def truncate(self, row: Sequence[int], budget: int) -> list[int]:
-        """A row truncated to `budget` tokens; its closing special tokens stay."""
-        if budget < 2:
-            raise UserError(
-                f"The prompt leaves {max(budget, 0)} tokens for the text; raise "
-                f"{setting('tuning.max_length')} or shorten the prompt."
-            )
-        if len(row) <= budget:
-            return row if isinstance(row, list) else list(row)  # runs on the same texts share them
-        closing = self.special_token_counts[1]
-        return [*row[: budget - closing], *row[len(row) - closing :]]
-
-    def tokenise(self, texts: Sequence[str], budget: int) -> list[list[int]]:
-        """Ids of each text, truncated to `budget` tokens."""
-        return [self.truncate(row, budget) for row in self.token_ids(texts)]
-
-    @abstractmethod
-    def tokenise_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each target as the model must produce them, end of sequence included."""
-
-    def decode(self, ids: Tensor) -> list[str]:
-        return [t.strip() for t in self.tokenizer.batch_decode(ids, skip_special_tokens=True)]
-
-    def collate(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Rows of ids as [B, T] and their mask, right-padded whatever the tokenizer's side is."""
-        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        mask = np.arange(lengths.max()) < lengths[:, None]
-        ids = np.full(mask.shape, self.pad_id, np.int64)
-        ids[mask] = np.fromiter(itertools.chain.from_iterable(rows), np.int64, int(lengths.sum()))
-        return torch.from_numpy(ids), torch.from_numpy(mask.astype(np.int64))
 
     def embed(self, ids: Tensor, mask: Tensor, place: Place = "prefix") -> Text:
         """[B, T] -> embeddings; pads on the left or inside are moved to the end: [text; pad]."""
@@ -356,48 +266,6 @@ class Backbone(ABC):
     def no_grad_if_frozen(self) -> torch.set_grad_enabled:
         """Inside, embeddings are looked up without gradients unless the model itself is tuned."""
         return torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen)
-
-    def prompt_columns(self, ids: Tensor, mask: Tensor, place: Place) -> Tensor | None:
-        """The column that a prompt at `place` starts at in each row [B]; None: before the text."""
-        if place == "prefix":
-            return None
-        opening, closing = self.special_token_counts
-        if place == "after-bos":
-            return torch.full_like(mask[:, 0], opening)
-        return mask.sum(1) - closing
-
-    def check_place(self, place: Place) -> None:
-        """A prompt can follow the opening token only if the tokenizer adds one."""
-        if place == "after-bos" and self.special_token_counts[0] == 0:
-            raise UserError(
-                f"The tokenizer of {self.name} adds no token before a text, so a prompt cannot "
-                f"follow it; leave out {setting('prompt.place')}."
-            )
-
-    @property
-    def max_positions(self) -> int | None:
-        """The model's limit on tokens; None: no limit, as in T5, which has relative positions."""
-        config = self.model.config
-        if not config.is_encoder_decoder:
-            config = config.get_text_config()
-        names = ("max_position_embeddings", "max_encoder_position_embeddings", "max_seq_len")
-        limits = (getattr(config, name, None) for name in names)
-        return next((limit for limit in limits if isinstance(limit, int)), None)
-
-    @property
-    def default_max_length(self) -> int:
-        """The default limit on the tokens of a text and its prompt."""
-        return min(512, self.max_positions or 512)
-
-    def text_budget(self, prompt_length: int, max_length: int, target_length: int) -> int:
-        """The tokens left for a text: `max_length` counts the prompt too, and the target where it
-        is in the same sequence."""
-        if self.max_positions is not None and max_length > self.max_positions:
-            raise UserError(
-                f"{self.name} takes at most {self.max_positions} tokens; lower "
-                f"{setting('tuning.max_length')} from {max_length}."
-            )
-        return max_length - prompt_length
 
     def join(self, prompt: Tensor, text: Text) -> dict[str, Tensor]:
         """[prompt; text; pad] as the model's input: embeddings [B, P + T, H] and mask.
@@ -454,20 +322,17 @@ class Backbone(ABC):
         Anything else that is trained (a head, the model itself) accumulates its gradient. On packed
         rows where possible; dropout depends on columns.
         """
-        packs = self.packs_rows and not self.model.training
-        compute = self.packed_gradients if packs else self.padded_gradients
-        return compute(vectors, text, targets, weight, z)
+        if self.packed is None or not self.packs_rows or self.model.training:
+            return self.padded_gradients(vectors, text, targets, weight, z)
+        ids, mask = (to_device(part, self.device) for part in self.collate(targets))
+        options = self.packed_options(vectors, text, targets)
+        return self.packed.gradients(vectors, text, ids, mask, weight, z, **options)
 
-    def packed_gradients(
-        self,
-        vectors: Tensor,
-        text: Text,
-        targets: Sequence[Sequence[int]],
-        weight: Tensor,
-        z: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """The same on packed rows, for families that have a `packed` model."""
-        raise NotImplementedError
+    def packed_options(
+        self, vectors: Tensor, text: Text, targets: Sequence[Sequence[int]]
+    ) -> dict[str, Any]:
+        """What the family's `packed` model needs besides, such as where targets are predicted."""
+        return {}
 
     def padded_gradients(
         self,

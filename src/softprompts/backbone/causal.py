@@ -95,18 +95,10 @@ class Causal(Generative):
             logits = self.model(**_inputs(embeds, mask, pads_last=True), use_cache=False).logits
         return Losses.from_logits(select(logits), ids, target_mask)
 
-    def packed_gradients(
-        self,
-        vectors: Tensor,
-        text: Text,
-        targets: Sequence[Sequence[int]],
-        weight: Tensor,
-        z: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        assert self.packed is not None
-        ids, mask = (to_device(part, self.device) for part in self.collate(targets))
-        lengths = [len(target) for target in targets]
-        return self.packed.gradients(vectors, text, ids, mask, weight, z, lengths)
+    def packed_options(
+        self, vectors: Tensor, text: Text, targets: Sequence[Sequence[int]]
+    ) -> dict[str, Any]:
+        return {"target_lengths": [len(target) for target in targets]}
 
     @cached_property
     def packed(self) -> PackedRows | None:

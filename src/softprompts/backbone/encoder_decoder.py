@@ -59,18 +59,6 @@ class EncoderDecoder(Generative):
         logits = self.model(**inputs, decoder_input_ids=decoder_ids, use_cache=False).logits
         return Losses.from_logits(logits, ids, mask)
 
-    def packed_gradients(
-        self,
-        vectors: Tensor,
-        text: Text,
-        targets: Sequence[Sequence[int]],
-        weight: Tensor,
-        z: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        assert self.packed is not None
-        ids, mask = (to_device(part, self.device) for part in self.collate(targets))
-        return self.packed.gradients(vectors, text, ids, mask, weight, z)
-
     @cached_property
     def packed(self) -> PackedT5 | None:
         return (

@@ -6,7 +6,7 @@ from the row's first token, as for a plain text of the same length.
 """
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -126,29 +126,13 @@ class Masked(Backbone):
         return text.joined_columns(length)[:, length:].gather(1, in_text)
 
     def losses(self, prompt: Tensor, text: Text, targets: Sequence[Sequence[int]]) -> Losses:
-        ids = to_device(torch.tensor([list(target) for target in targets]), self.device)
-        return Losses.from_logits(self.logits(prompt, text), ids, torch.ones_like(ids))
+        ids, mask = (to_device(part, self.device) for part in self.collate(targets))
+        return Losses.from_logits(self.logits(prompt, text), ids, mask)
 
-    def packed_gradients(
-        self,
-        vectors: Tensor,
-        text: Text,
-        targets: Sequence[Sequence[int]],
-        weight: Tensor,
-        z: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        assert self.packed is not None
-        ids = to_device(torch.tensor([list(target) for target in targets]), self.device)
-        return self.packed.gradients(
-            vectors,
-            text,
-            ids,
-            torch.ones_like(ids),
-            weight,
-            z,
-            columns=self.answer_columns(text, vectors.shape[1]),
-            head=self.packed_head,
-        )
+    def packed_options(
+        self, vectors: Tensor, text: Text, targets: Sequence[Sequence[int]]
+    ) -> dict[str, Any]:
+        return {"columns": self.answer_columns(text, vectors.shape[1]), "head": self.packed_head}
 
     @cached_property
     def packed(self) -> PackedRows | None:
@@ -235,26 +219,14 @@ class MaskedWithHead(Masked):
 
     @property
     def packed_head(self) -> Head:
-        parts = self.head.heads if isinstance(self.head, CombinedHeads) else [self.head]
-        counts = tuple(self.head.counts) if isinstance(self.head, CombinedHeads) else None
-        modules = [cast(nn.Module, part) for part in parts]
-        names = [[name for name, _ in module.named_parameters()] for module in modules]
+        module = cast(nn.Module, self.head)
+        named = dict(module.named_parameters())
 
         def logits(features: Tensor, values: Sequence[Tensor]) -> Tensor:
-            left = iter(values)
-            states = [{name: next(left) for name in own} for own in names]
-            calls = [partial(functional_call, *pair) for pair in zip(modules, states, strict=True)]
-            if counts is None:
-                return cast(Tensor, calls[0](features))
-            return stack_logits(
-                [
-                    call(rows)
-                    for call, rows in zip(calls, torch.split(features, list(counts)), strict=True)
-                ]
-            )
+            return functional_call(module, dict(zip(named, values, strict=True)), features)  # type: ignore[no-any-return]
 
-        parameters = [parameter for module in modules for parameter in module.parameters()]
-        return Head(parameters, logits, self.head.pool, (self.head.pool, counts))
+        kind = self.head.pool, getattr(module, "counts", None)
+        return Head(list(named.values()), logits, self.head.pool, kind)
 
     def logits(self, prompt: Tensor, text: Text) -> Tensor:
         """From the mean over prompt and text, or from the text's first token: [B, 1, C]."""
@@ -279,25 +251,22 @@ class MaskedWithHead(Masked):
         return None
 
 
-class CombinedHeads:
+class CombinedHeads(nn.Module):
     """The heads of several runs on one batch: each reads its run's `counts` rows, in order."""
 
     def __init__(self, heads: Sequence[Classifier], counts: Sequence[int]) -> None:
-        self.heads, self.counts = heads, list(counts)
-        self.pool = heads[0].pool
+        super().__init__()
+        self.heads = nn.ModuleList(cast("Sequence[nn.Module]", heads))
+        self.counts, self.pool = tuple(counts), heads[0].pool
 
-    def __call__(self, features: Tensor, /) -> Tensor:
-        """[B, F] -> [B, C]."""
-        by_head = torch.split(features, self.counts)
-        return stack_logits([head(rows) for head, rows in zip(self.heads, by_head, strict=True)])
-
-
-def stack_logits(logits: Sequence[Tensor]) -> Tensor:
-    """[B, C] each -> all rows; a head with fewer labels gives the others the lowest logit."""
-    labels = max(part.shape[1] for part in logits)
-    return torch.cat(
-        [
-            nn.functional.pad(p, (0, labels - p.shape[1]), value=torch.finfo(p.dtype).min)
-            for p in logits
-        ]
-    )
+    def forward(self, features: Tensor, /) -> Tensor:
+        """[B, F] -> [B, C]; a head with fewer labels gives the others the lowest logit."""
+        by_head = torch.split(features, list(self.counts))
+        logits = [head(rows) for head, rows in zip(self.heads, by_head, strict=True)]
+        labels = max(part.shape[1] for part in logits)
+        return torch.cat(
+            [
+                nn.functional.pad(p, (0, labels - p.shape[1]), value=torch.finfo(p.dtype).min)
+                for p in logits
+            ]
+        )

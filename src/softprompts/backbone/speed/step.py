@@ -1,5 +1,9 @@
 """What the steps of all packed models share: whether they are compiled and recorded."""
 
+from collections.abc import Callable
+
+from torch import Tensor
+
 from .graphs import StepGraphs
 
 DIVERGED = 1e15
@@ -8,6 +12,9 @@ DIVERGED = 1e15
 
 class Packed:
     """A frozen model on packed rows."""
+
+    gradients: Callable[..., tuple[Tensor, Tensor]]
+    """Each row's loss, and the gradient with respect to prompts; see `Backbone.gradients`."""
 
     def __init__(self) -> None:
         self.graphs = StepGraphs()
