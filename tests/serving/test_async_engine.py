@@ -478,7 +478,7 @@ def test_what_is_in_progress_gets_as_much_time_as_what_begins(
 def test_short_rows_share_a_pass_though_long_ones_need_their_own() -> None:
     backbone = random_model("t5")
     engine = AsyncEngine(backbone, prompts={"free": tuned(backbone, 7, [], length=3)})
-    bank = engine.worker.tier.bank([engine.store.load("free")])
+    bank = ServedBank(engine.worker.tier, [engine.store.load("free")], 0)
     queries = [(0, [5] * length) for length in (10,) * 20 + (97,) + (10,) * 20]
     passes = [rows for _, rows in bank.split(queries, Limits(batch_tokens=400))]
     assert [len(rows) for rows in passes] == [4, 400 // 13, 7]

@@ -5,7 +5,7 @@ Closing a stream, or cancelling whoever reads it, stops the work on it.
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -80,9 +80,9 @@ class Asker:
         yield Piece(0, chosen.label, 0, logprobs, "stop", chosen.prompt_tokens)
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     """The result of some work, which is cancelled if the client goes away."""
-    task, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
+    task, gone = asyncio.ensure_future(work), asyncio.create_task(_disconnected(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():

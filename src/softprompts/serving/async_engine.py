@@ -8,7 +8,7 @@ import contextlib
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from .example_fit import all_fits
 from .jobs import Job, Message, ignore
 from .prompt_store import Key, LoadedPrompt, PromptStore
 from .requests import (
+    MOST_LOGPROBS,
     BadRequest,
     BrokenPrompt,
     Classified,
@@ -41,7 +42,6 @@ from .worker import Worker
 
 LOADERS = 4
 """Threads that read prompts from disk."""
-MOST_LOGPROBS = 20
 NEGLIGIBLE = 1e-6
 """The weight of a prompt in a task embedding below which it is left out."""
 
@@ -130,10 +130,8 @@ class AsyncEngine:
         """
         served = []
         for name in self.store.names():
-            try:
+            with contextlib.suppress(UnknownPrompt, BrokenPrompt):
                 served.append(self.store.card(name))
-            except (UnknownPrompt, BrokenPrompt):
-                continue
         return served
 
     def prompt(self, name: str) -> ServedPrompt:
@@ -286,7 +284,7 @@ class AsyncEngine:
         timeout: float | None,
     ) -> Job:
         """A job for a prompt, whose reply is still to be set."""
-        began = time.monotonic()
+        deadline = self._deadline(timeout)
         prompt = await self._load(name)
         conversation = question if isinstance(question, Conversation) else None
         if conversation is not None:
@@ -312,20 +310,25 @@ class AsyncEngine:
                 f"The question has {len(text)} characters; "
                 f"at most {self.limits.max_characters} are allowed."
             )
-        timeout = self.limits.timeout if timeout is None else timeout
-        deadline = None if timeout is None else began + timeout
         flow = f"prompt {name}" if tenant is None else f"tenant {tenant}"
         return Job(prompt, text, flow, priority, deadline, ignore)
 
+    def _deadline(self, timeout: float | None) -> float | None:
+        timeout = self.limits.timeout if timeout is None else timeout
+        return None if timeout is None else time.monotonic() + timeout
+
     async def result(self, job: Job) -> Message:
         """The only message for a job."""
-        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        job.reply = _resolve(future)
+        messages: asyncio.Queue[Message] = asyncio.Queue()
+        job.reply = messages.put_nowait
         self.worker.submit(job)
         try:
-            return await future
+            message = await messages.get()
         finally:
             self.worker.cancel(job)  # does nothing if it is finished
+        if isinstance(message, Exception):
+            raise message
+        return message
 
     # -- which prompt fits examples ----------------------------------------------------------------
 
@@ -371,8 +374,7 @@ class AsyncEngine:
         timeout: float | None,
         names: Sequence[str] | None = None,
     ) -> list[tuple[Fit, float]]:
-        timeout = self.limits.timeout if timeout is None else timeout
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = self._deadline(timeout)
         if names is None:
             names = await asyncio.to_thread(self.names)
         at_a_time = max(1, self.limits.queue // 2 // max(1, len(rows)))
@@ -413,18 +415,6 @@ class AsyncEngine:
             prefix_misses=0 if prefixes is None else prefixes.misses,
             prompts=dict(self._counts),
         )
-
-
-def _resolve(future: "asyncio.Future[Message]") -> Callable[[Message], None]:
-    def resolve(message: Message) -> None:
-        if future.done():
-            return
-        if isinstance(message, Exception):
-            future.set_exception(message)
-        else:
-            future.set_result(message)
-
-    return resolve
 
 
 def _hand_out(messages: list[tuple[Job, Message]]) -> None:

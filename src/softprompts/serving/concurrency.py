@@ -45,7 +45,7 @@ async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[in
         await cancel(readers)
 
 
-async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+async def cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:
     """Cancel what still runs, and wait until it has ended."""
     for task in tasks:
         task.cancel()

@@ -25,7 +25,7 @@ from .prompt_store import Key, LoadedPrompt
 from .recorded_rows import padded_rows
 from .recording import PROMPT_COLUMNS, Recording
 from .requests import Limits
-from .row_pool import NO_ROWS, RowPool, Rows
+from .row_pool import NO_ROWS, RowPool, Rows, index_of
 
 Item = TypeVar("Item")
 
@@ -46,15 +46,6 @@ class DeviceTier:
         self.max_columns: int | None = None
         self.caches_prompts = True
         self.recording: Recording | None = None
-
-    def bank(
-        self, prompts: Sequence[LoadedPrompt], answer_length: int = 0, load: bool = True
-    ) -> "ServedBank":
-        """A bank of these prompts, for rows with answers of up to this length; without `load`, to
-        tokenise texts only."""
-        if load:
-            self.load(prompts)
-        return ServedBank(self, prompts, answer_length)
 
     @property
     def recorded_sizes(self) -> int:
@@ -84,9 +75,9 @@ class DeviceTier:
         keep = {prompt.key for prompt in prompts}
         for prompt in prompts:
             prompt.uses += 1
-            if prompt.size and self.vectors.get(prompt.key) is None:
+            if len(prompt.rows) and self.vectors.get(prompt.key) is None:
                 self.vectors.put(prompt.key, prompt.rows, keep)
-            head = prompt.head
+            head = prompt.tuned.prompt.head
             if head is not None and prompt.key not in self.heads:
                 rows = torch.cat([head.weight, head.bias[:, None]], dim=1).detach()
                 self.heads.put(prompt.key, rows, keep)
@@ -97,7 +88,7 @@ class DeviceTier:
         for prompt in prompts:
             known = self.prefixes is not None and self.prefixes.get(prompt.key) is not None
             # a table that is full is not refilled by prompts that come only once
-            free = self.prefixes is None or self.prefixes.has_space(prompt.size)
+            free = self.prefixes is None or self.prefixes.has_space(len(prompt.rows))
             if not known and (free or prompt.uses > 1) and prompt.key in self.vectors:
                 missing.append(prompt)
         if not missing or not self.caches_prompts:
@@ -121,7 +112,7 @@ class DeviceTier:
 
     def _after_opening(self, prompt: LoadedPrompt) -> Tensor:
         """A prompt after the ids before it [., H]."""
-        opening = torch.tensor(prompt.opening or [], dtype=torch.long, device=self.backbone.device)
+        opening = index_of(prompt.opening or [], self.backbone.device)
         vectors = self.vectors.gather([self.vectors.rows(prompt.key)])[0]
         return torch.cat([self.backbone.embedding(opening), vectors])
 
@@ -139,7 +130,7 @@ class DeviceTier:
             part.view(*part.shape[:2], *shape).transpose(1, 2)
             for part, shape in zip(torch.split(rows, sizes, dim=2), self._shapes, strict=True)
         ]
-        lengths = to_device(torch.tensor([len(part) for part in parts]), rows.device)
+        lengths = index_of([len(part) for part in parts], rows.device)
         pairs = list(zip(columns[::2], columns[1::2], strict=True))
         return PromptCache(pairs, lengths, self.max_columns)
 
@@ -259,7 +250,7 @@ class ServedBank(PromptBank):
             return weight, bias
         parts = [pool.rows(key) for key in keys]
         rows = pool.gather(parts)
-        counts = to_device(torch.tensor([len(part) for part in parts]), rows.device)
+        counts = index_of([len(part) for part in parts], rows.device)
         absent = torch.arange(rows.shape[1], device=rows.device) >= counts[:, None]
         return rows[..., :-1], rows[..., -1].masked_fill(absent, -torch.inf)
 

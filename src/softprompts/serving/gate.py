@@ -66,17 +66,13 @@ def failure(exchange: Exchange) -> HttpError:
     return HttpError(500, message, "internal_error")
 
 
-def _bearer(sent: str) -> str | None:
-    """The key in the header of a client."""
+def _secret(sent: str, browser: bool) -> str | None:
+    """The key in the header of a client, or the password of a browser."""
     scheme, _, secret = sent.partition(" ")
-    return secret.strip() if scheme.lower() == "bearer" else None
-
-
-def _password(sent: str) -> str | None:
-    """The key in the header of a browser, or of a client."""
-    scheme, _, secret = sent.partition(" ")
-    if scheme.lower() != "basic":
-        return _bearer(sent)
+    if scheme.lower() == "bearer":
+        return secret.strip()
+    if scheme.lower() != "basic" or not browser:
+        return None
     try:
         return base64.b64decode(secret, validate=True).decode("latin-1").partition(":")[2]
     except ValueError:
@@ -85,20 +81,17 @@ def _password(sent: str) -> str | None:
 
 def admit(path: str, headers: Mapping[bytes, bytes], keys: Keys, max_body: int) -> Key | HttpError:
     """The key of a request, or why the request is refused before its body is read."""
-    key = ANYONE
-    if path not in PUBLIC:
-        browser = path == STUDIO or path.startswith(f"{STUDIO}/")
-        sent = headers.get(b"authorization", b"").decode("latin-1")
-        known = keys.find(_password(sent) if browser else _bearer(sent))
-        if known is None:
-            challenge = 'Basic realm="API key as the password"' if browser else "Bearer"
-            return HttpError(
-                401,
-                "The API key is missing or wrong; send one as Authorization: Bearer KEY.",
-                "invalid_api_key",
-                headers={"WWW-Authenticate": challenge},
-            )
-        key = known
+    browser = path == STUDIO or path.startswith(f"{STUDIO}/")
+    sent = headers.get(b"authorization", b"").decode("latin-1")
+    key = ANYONE if path in PUBLIC else keys.find(_secret(sent, browser))
+    if key is None:
+        challenge = 'Basic realm="API key as the password"' if browser else "Bearer"
+        return HttpError(
+            401,
+            "The API key is missing or wrong; send one as Authorization: Bearer KEY.",
+            "invalid_api_key",
+            headers={"WWW-Authenticate": challenge},
+        )
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > max_body:
         return _too_large(max_body)
@@ -194,8 +187,7 @@ class Gate:
         path = getattr(scope.get("route"), "path", OTHER)
         tokens = {"prompt": exchange.prompt_tokens, "completion": exchange.completion_tokens}
         status, seconds = exchange.status, exchange.seconds
-        args = (path, status, seconds, exchange.prompt, tokens, exchange.first_token)
-        self.metrics.count(*args)
+        self.metrics.count(path, status, seconds, exchange.prompt, tokens, exchange.first_token)
         if scope["path"] in PUBLIC and status == 200:
             return  # asked for every few seconds
         self.log.info(

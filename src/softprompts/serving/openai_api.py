@@ -11,11 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..backbone import Conversation
 from ..errors import closest
-from .requests import BadRequest, Sampling
+from .requests import MOST_LOGPROBS, BadRequest, Sampling
 
 NAME_LIMIT = 300
 """Characters of a prompt's name."""
-MOST_LOGPROBS = 20
 Question = str | dict[str, Any]
 """A text, or a row with the columns of the prompt's task."""
 
@@ -111,10 +110,6 @@ class Generation(Ask):
     def with_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    @property
-    def choices(self) -> int:
-        return self.n or 1
-
     def sampling(self, logprobs: int | None, max_tokens: int | None) -> Sampling:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if self.stream_options is not None and not self.stream:
@@ -127,7 +122,7 @@ class Generation(Ask):
             top_p=1.0 if self.top_p is None else self.top_p,
             seed=self.seed,
             stop=stop,
-            n=self.choices,
+            n=self.n or 1,
             logprobs=logprobs,
             stream=bool(self.stream),
         )

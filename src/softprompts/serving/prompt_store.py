@@ -6,7 +6,6 @@ prompt is read when it is first asked for, and again when its files have changed
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -14,18 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from ..artifacts.file_names import CARD, PROMPT
+from ..artifacts.file_names import CARD
 from ..artifacts.library_folder import LibraryFolder
 from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone
 from ..errors import UserError, closest
 from ..files import is_being_replaced
 from ..library.search import summary
-from ..prompt.head import LinearHead
 from ..prompt.route import GumbelRoute, LinearRouter, TopRoute
 from ..tuning.bank import constant_vectors, opening_ids
 from ..tuning.evaluate import Predictor
@@ -48,6 +47,7 @@ PATIENCE = 1.0
 KNOWN_OPTIONS = {"k", "noise", "temperature"}
 """Settings of routes that batches can compute; a route with others is left to compute itself."""
 
+T = TypeVar("T")
 Key = tuple[str, str]
 """A version of a prompt: its name, and the stamp of its files."""
 
@@ -57,11 +57,10 @@ class LoadedPrompt:
     """A prompt in memory, ready to be used."""
 
     name: str
-    stamp: str
     tuned: Tuned
     predictor: Predictor
-    signature: "Signature | None" = None
-    """Of its files when it was read; None: it has none."""
+    stamp: str = ""
+    """Of the files that it was read from."""
     uses: int = 0
     """Batches that it was in."""
 
@@ -96,15 +95,6 @@ class LoadedPrompt:
         return torch.cat([prompt.table.flatten(0, 1), *prompt.router_tensors().values()])
 
     @cached_property
-    def size(self) -> int:
-        """How many `rows` it has."""
-        return len(self.rows)
-
-    @cached_property
-    def head(self) -> LinearHead | None:
-        return self.tuned.prompt.head
-
-    @cached_property
     def opening(self) -> list[int] | None:
         """The ids before it in every text; None if they or its vectors depend on the text."""
         return opening_ids(self.predictor, not self.tuned.prompt.reads_text)
@@ -113,31 +103,6 @@ class LoadedPrompt:
     def nbytes(self) -> int:
         parts = [*self.tuned.prompt.state_dict().values(), *([self.rows] if self.routed else [])]
         return OVERHEAD + sum(int(part.nbytes) for part in parts)
-
-
-Signature = list[tuple[str, int, int, int]]
-"""Of each file: its path, and its time, size and inode."""
-
-
-def _signature(folder: Path) -> Signature:
-    """What tells whether the files of a prompt have changed; less than a stamp, and quicker."""
-    paths = [os.path.join(folder, name) for name in (CARD, PROMPT)]
-    stats = [os.stat(path) for path in paths]
-    return [
-        (path, file.st_mtime_ns, file.st_size, file.st_ino)
-        for path, file in zip(paths, stats, strict=True)
-    ]
-
-
-def _is_unchanged(signature: Signature | None) -> bool:
-    try:
-        for path, *before in signature or ():
-            file = os.stat(path)
-            if before != [file.st_mtime_ns, file.st_size, file.st_ino]:
-                return False
-    except OSError:
-        return False
-    return True
 
 
 class PromptStore:
@@ -158,7 +123,7 @@ class PromptStore:
         self.backbone, self.folders, self.memory_bytes = backbone, list(folders), memory_bytes
         self.on_forget, self.loads = on_forget, 0
         self._lock, self._listing = threading.RLock(), threading.Lock()
-        self._paths: dict[str, Path] = {}
+        self._runs: dict[str, RunFolder] = {}
         self._times: dict[Path, int] = {}
         """When each folder had changed last at its last listing; 0: it may have changed since."""
         self._loaded: OrderedDict[str, LoadedPrompt] = OrderedDict()
@@ -167,7 +132,7 @@ class PromptStore:
         """Prompts that cannot be used: their stamps, and why."""
         self._checked: set[str] = set()
         self._cards: OrderedDict[str, tuple[str, ServedPrompt]] = OrderedDict()
-        self._fixed = {name: self._prepared(name, "", tuned) for name, tuned in prompts.items()}
+        self._fixed = {name: self._prepared(name, tuned) for name, tuned in prompts.items()}
 
     # -- names -------------------------------------------------------------------------------------
 
@@ -176,38 +141,36 @@ class PromptStore:
         with self._listing:  # whoever comes second need not check them again
             with self._lock:
                 self._list()
-                unchecked = [name for name in self._paths if name not in self._checked]
+                unchecked = [name for name in self._runs if name not in self._checked]
             for name in unchecked:
                 with contextlib.suppress(UnknownPrompt, BrokenPrompt):
                     self.card(name)
         with self._lock:
-            return sorted({*self._fixed, *(self._paths.keys() & self._checked)})
+            return sorted({*self._fixed, *(self._runs.keys() & self._checked)})
 
     @property
     def known(self) -> int:
         """How many prompts there are, as far as was seen."""
-        return len(self._paths) + len(self._fixed)
+        return len(self._runs) + len(self._fixed)
 
     def card(self, name: str) -> ServedPrompt:
         """A prompt's card; raises `UnknownPrompt` or `BrokenPrompt`."""
         if name in self._fixed:
             return ServedPrompt(name, self._fixed[name].tuned.card, 0)
-        served: ServedPrompt | None = None
-        while served is None:
-            path, stamp = self._find(name)
-            with self._lock:
-                cached = self._cards.get(name)
-                if cached is not None and cached[0] == stamp:
-                    self._cards.move_to_end(name)
-                    return cached[1]
-            try:
-                card = RunFolder(path).card()
-                card.check_backbone(self.backbone, name)
-                card.answering()
-                served = ServedPrompt(name, card, int((path / CARD).stat().st_mtime))
-            except (UserError, OSError) as error:
-                if RunFolder(path).stamp() == stamp:  # it is not just being replaced
-                    raise self._unusable(name, stamp, error) from None
+        _, stamp = self._find(name)
+        with self._lock:
+            cached = self._cards.get(name)
+            if cached is not None and cached[0] == stamp:
+                self._cards.move_to_end(name)
+                return cached[1]
+
+        def read(run: RunFolder) -> ServedPrompt:
+            card = run.card()
+            card.check_backbone(self.backbone, name)
+            card.answering()
+            return ServedPrompt(name, card, int((run.path / CARD).stat().st_mtime))
+
+        stamp, served = self._read(name, read)
         with self._lock:
             self._checked.add(name)
             self._cards[name] = stamp, served
@@ -228,27 +191,27 @@ class PromptStore:
             self._times[folder] = modified if settled else 0
         if not changed:
             return
-        paths: dict[str, Path] = {}
+        runs: dict[str, RunFolder] = {}
         for folder in self.folders:
             if RunFolder(folder).has_prompt:
-                found = {folder.resolve().name: folder}
+                found = {folder.resolve().name: RunFolder(folder)}
             else:
                 names = LibraryFolder(folder).names() if folder.is_dir() else []
-                found = {name: folder / name for name in names}
-            for name in found.keys() & (paths.keys() | self._fixed.keys()):
-                if self._paths.get(name) != paths.get(name):
+                found = {name: RunFolder(folder / name) for name in names}
+            for name in found.keys() & (runs.keys() | self._fixed.keys()):
+                if self._runs.get(name) != runs.get(name):
                     log.warning(
                         "the prompt %s in %s is ignored: another has the same name", name, folder
                     )
                 del found[name]
-            paths |= found
-        for name in self._paths.keys() - paths.keys():
-            path = self._paths[name]
-            if is_being_replaced(path) or RunFolder(path).has_prompt:
-                paths[name] = path
+            runs |= found
+        for name in self._runs.keys() - runs.keys():
+            run = self._runs[name]
+            if is_being_replaced(run.path) or run.has_prompt:
+                runs[name] = run
             else:
                 self._forget(name)
-        self._paths = paths
+        self._runs = runs
 
     def _forget(self, name: str) -> None:
         self._unload(name)
@@ -257,21 +220,20 @@ class PromptStore:
         self._cards.pop(name, None)
         self._broken.pop(name, None)
 
-    def _find(self, name: str) -> tuple[Path, str]:
+    def _find(self, name: str) -> tuple[RunFolder, str]:
         """A prompt's folder and the stamp of its files."""
         until = time.monotonic() + PATIENCE
         while True:
             with self._lock:
-                if name not in self._paths:
+                if name not in self._runs:
                     self._list()
-                path = self._paths.get(name)
-            if path is None:
+                run = self._runs.get(name)
+            if run is None:
                 raise self._unknown(name)
-            run = RunFolder(path)
             stamp = run.stamp()
             if run.has_prompt:
                 break
-            if not (is_being_replaced(path) and time.monotonic() < until):
+            if not (is_being_replaced(run.path) and time.monotonic() < until):
                 if run.has_prompt:  # it was replaced just now
                     continue
                 with self._lock:
@@ -284,10 +246,24 @@ class PromptStore:
             broken = self._broken.get(name)
             if broken is not None and broken[0] == stamp:
                 raise BrokenPrompt(broken[1])
-        return path, stamp
+        return run, stamp
+
+    def _read(self, name: str, read: Callable[[RunFolder], T]) -> tuple[str, T]:
+        """What is read from a prompt's files, and their stamp; again if they are replaced
+        meanwhile."""
+        while True:
+            run, stamp = self._find(name)
+            try:
+                value = read(run)
+            except (UserError, OSError) as error:
+                if run.stamp() == stamp:
+                    raise self._unusable(name, stamp, error) from None
+                continue
+            if run.stamp() == stamp:
+                return stamp, value
 
     def _unknown(self, name: str) -> UnknownPrompt:
-        names = {*self._paths, *self._fixed}
+        names = {*self._runs, *self._fixed}
         similar = closest(name[:200], names) if len(names) <= HINTS else None
         hint = f"did you mean {similar}?" if similar else "it may have been removed."
         return UnknownPrompt(f"There is no prompt {name[:200]!r}; {hint}")
@@ -305,46 +281,41 @@ class PromptStore:
     # -- prompts in memory -------------------------------------------------------------------------
 
     def loaded(self, name: str) -> LoadedPrompt | None:
-        """The prompt if it is in memory and its files have not changed; quick."""
+        """The prompt if it is in memory and its files have not changed; quick, because every
+        request asks this."""
+        if name in self._fixed:
+            return self._fixed[name]
         with self._lock:
-            prompt = self._fixed.get(name) or self._loaded.get(name)
-            if prompt is None or (prompt.stamp and not self._is_current(prompt)):
+            prompt, run = self._loaded.get(name), self._runs.get(name)
+            if prompt is None or run is None or run.path != prompt.tuned.folder:
                 return None
-            if prompt.stamp:
-                self._loaded.move_to_end(name)
+            if run.stamp() != prompt.stamp:
+                return None
+            self._loaded.move_to_end(name)
             return prompt
-
-    def _is_current(self, prompt: LoadedPrompt) -> bool:
-        """Whether its files are those that were read; every request asks this."""
-        found = self._paths.get(prompt.name)
-        return found == prompt.tuned.folder and _is_unchanged(prompt.signature)
 
     def load(self, name: str) -> LoadedPrompt:
         """The prompt, read from disk unless it is in memory."""
-        prompt = self.loaded(name)
-        while prompt is None:
-            path, stamp = self._find(name)
-            try:
-                weights, card = RunFolder(path).load(self.backbone)
-                check_widths(weights, card, self.backbone, path)
-                prompt = self._prepared(name, stamp, Tuned(weights, self.backbone, card, path))
-                prompt.signature = _signature(path)
-            except (UserError, OSError) as error:
-                if RunFolder(path).stamp() == stamp:
-                    raise self._unusable(name, stamp, error) from None
-                continue
-            if RunFolder(path).stamp() != stamp:  # replaced while it was read
-                prompt = None
-                continue
-            self.loads += 1
-            with self._lock:
-                self._unload(name)
-                self._checked.add(name)
-                self._loaded[name] = prompt
-                self._bytes += prompt.nbytes
-                while self._bytes > self.memory_bytes and len(self._loaded) > 1:
-                    _, old = self._loaded.popitem(last=False)
-                    self._bytes -= old.nbytes
+        known = self.loaded(name)
+        if known is not None:
+            return known
+
+        def read(run: RunFolder) -> LoadedPrompt:
+            weights, card = run.load(self.backbone)
+            check_widths(weights, card, self.backbone, run.path)
+            return self._prepared(name, Tuned(weights, self.backbone, card, run.path))
+
+        stamp, prompt = self._read(name, read)
+        prompt.stamp = stamp
+        self.loads += 1
+        with self._lock:
+            self._unload(name)
+            self._checked.add(name)
+            self._loaded[name] = prompt
+            self._bytes += prompt.nbytes
+            while self._bytes > self.memory_bytes and len(self._loaded) > 1:
+                _, old = self._loaded.popitem(last=False)
+                self._bytes -= old.nbytes
         return prompt
 
     def _unload(self, name: str) -> None:
@@ -352,9 +323,9 @@ class PromptStore:
         if old is not None:
             self._bytes -= old.nbytes
 
-    def _prepared(self, name: str, stamp: str, tuned: Tuned) -> LoadedPrompt:
+    def _prepared(self, name: str, tuned: Tuned) -> LoadedPrompt:
         tuned.card.check_backbone(self.backbone, name)
-        return LoadedPrompt(name, stamp, tuned, tuned.predictor())
+        return LoadedPrompt(name, tuned, tuned.predictor())
 
     @property
     def in_memory(self) -> int:
@@ -366,9 +337,5 @@ class PromptStore:
             tuned = self._fixed[name].tuned
             vectors = tuned.prompt.table.detach() if tuned.embedding is None else tuned.embedding
         else:
-            path, stamp = self._find(name)
-            try:
-                vectors = RunFolder(path).task_vectors()
-            except (UserError, OSError) as error:
-                raise self._unusable(name, stamp, error) from None
+            _, vectors = self._read(name, RunFolder.task_vectors)
         return summary(vectors.cpu())[1].float()

@@ -21,6 +21,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from ..backbone import Backbone, to_device
 from ..backbone.kv_cache import DecodingState
 from ..backbone.speed.inference import Record, added, attention_masks
+from .row_pool import index_of
 
 FEWEST_ROWS = 4
 """The rows of a recorded pass, at least; more are a power of two."""
@@ -135,7 +136,7 @@ class RecordedRows:
         taken = set(self.slots)
         free = (slot for slot in itertools.count() if slot not in taken)
         slots = list(itertools.islice(free, len(sources)))
-        index, to = self._index(sources), self._index(slots)
+        index, to = (index_of(numbers, self.backbone.device) for numbers in (sources, slots))
         cache, columns, source_lengths = state.cache, list(lengths), [0] * len(sources)
         across = None
         if isinstance(cache, EncoderDecoderCache):
@@ -171,7 +172,7 @@ class RecordedRows:
         self.lengths = [length + 1 for length in self.lengths]
         self.clock += 1
         in_order = self.slots == list(range(len(self)))
-        return logits[: len(self)] if in_order else logits[self._index(self.slots)]
+        return logits[: len(self)] if in_order else logits[index_of(self.slots, logits.device)]
 
     def leave(self, rows: Sequence[int]) -> list[int]:
         """The slots become free. Rows are moved only if a step can then be smaller."""
@@ -278,7 +279,8 @@ class RecordedRows:
         """Move the rows in the last slots to the first free ones."""
         free = sorted(set(range(len(self))) - set(self.slots))
         last = [row for row, slot in enumerate(self.slots) if slot >= len(self)]
-        slots, to = self._index([self.slots[row] for row in last]), self._index(free)
+        slots = index_of([self.slots[row] for row in last], self.backbone.device)
+        to = index_of(free, self.backbone.device)
         for buffer in (self.own, self.cross):
             if buffer.slots:
                 buffer.move(slots, to)
@@ -287,9 +289,6 @@ class RecordedRows:
 
     def _columns(self, count: int) -> Tensor:
         return torch.arange(count, device=self.backbone.device)
-
-    def _index(self, numbers: Sequence[int]) -> Tensor:
-        return to_device(torch.tensor(list(numbers), dtype=torch.long), self.backbone.device)
 
 
 def _stacked(cache: Any, index: Tensor, least: int = 0) -> Tensor:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ..artifacts.card import Card
 
 MIB = 2**20
+MOST_LOGPROBS = 20
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,11 @@ Rows = NDArray[np.int64]
 NO_ROWS: Rows = np.zeros(0, np.int64)
 
 
+def index_of(numbers: Sequence[int] | Rows, device: torch.device) -> Tensor:
+    """Whole numbers as a tensor on `device`, to index others by."""
+    return to_device(torch.as_tensor(numbers, dtype=torch.long), device)
+
+
 class RowPool:
     """Rows [N, F] by key, in at most `limit` bytes; row 0 is zero."""
 
@@ -67,7 +72,7 @@ class RowPool:
         while len(self._free) < count:
             self._grow()
         rows = np.array([self._free.pop() for _ in range(count)], dtype=np.int64)
-        self.table[self._index(rows)] = vectors.to(self.table)
+        self.table[index_of(rows, self.table.device)] = vectors.to(self.table)
         self._rows[key] = rows
         return rows
 
@@ -87,10 +92,7 @@ class RowPool:
 
     def take(self, index: Rows) -> Tensor:
         """The rows at an index of any shape [...]: [..., F]."""
-        return self.table[self._index(index)]
-
-    def _index(self, rows: Rows) -> Tensor:
-        return to_device(torch.from_numpy(rows), self.table.device)
+        return self.table[index_of(index, self.table.device)]
 
     def _grow(self) -> None:
         before = len(self.table)

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..backbone import to_device
 from .jobs import Answer
 from .requests import TokenLogprob
+from .row_pool import index_of
 
 SPACES = "▁Ġ"
 """How tokenizers write a space at the start of a token."""
@@ -21,13 +22,13 @@ def next_tokens(logits: Tensor, answers: Sequence[Answer]) -> list[Choice]:
     tokens = logits.argmax(-1)
     sampled = [row for row, answer in enumerate(answers) if answer.sampling.temperature > 0]
     if sampled:
-        rows = to_device(torch.tensor(sampled), logits.device)
+        rows = index_of(sampled, logits.device)
         tokens[rows] = _sampled(logits[rows], [answers[row] for row in sampled])
     chosen = tokens.tolist()
     reported = [row for row, answer in enumerate(answers) if answer.sampling.logprobs is not None]
     details: list[TokenLogprob | None] = [None] * len(answers)
     if reported:
-        rows = to_device(torch.tensor(reported), logits.device)
+        rows = index_of(reported, logits.device)
         ids = [chosen[row] for row in reported]
         named = _logprobs(logits[rows], ids, [answers[row] for row in reported])
         for row, detail in zip(reported, named, strict=True):
@@ -62,7 +63,7 @@ def _logprobs(
     logs = logits.float().log_softmax(-1)
     most = max(answer.sampling.logprobs or 0 for answer in answers)
     values, ids = logs.topk(min(most, logs.shape[1]), dim=-1)
-    chosen = logs.gather(-1, to_device(torch.tensor(tokens), logs.device)[:, None])[:, 0]
+    chosen = logs.gather(-1, index_of(tokens, logs.device)[:, None])[:, 0]
     rows = zip(answers, tokens, chosen.tolist(), ids.tolist(), values.tolist(), strict=True)
     return [
         TokenLogprob(

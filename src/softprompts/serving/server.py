@@ -115,17 +115,16 @@ class Api:
         inputs = [body.input] if isinstance(body.input, str) else body.input
         self._check_count(inputs)
         if isinstance(inputs[0], str):
-            vectors = [await self._embedding(str(name), request) for name in inputs]
+            vectors = []
+            for name in map(str, inputs):
+                await self._served(name, exchange_of(request))
+                vectors.append(await asyncio.to_thread(self.engine.embedding, name))
         else:
             self._check_unrestricted(request)
             rows = [row for row in inputs if isinstance(row, dict)]
             work = self.engine.embed(rows, timeout=self._time(body, request))
             vectors = [await unless_gone(request, work)]
         return embeddings(self.backbone, vectors, body.encoding_format == "base64")
-
-    async def _embedding(self, name: str, request: Request) -> list[float]:
-        await self._served(name, exchange_of(request))
-        return await asyncio.to_thread(self.engine.embedding, name)
 
     async def search(self, body: SearchRequest, request: Request) -> Json:
         """The prompts that predict labelled rows best."""
@@ -169,16 +168,13 @@ class Api:
         if not body.stream:
             await unless_gone(request, self._collect(pieces, reply, exchange))
             return JSONResponse(reply.whole())
-        first = await unless_gone(request, self._first(pieces))
+        first = await unless_gone(request, anext(pieces))
         exchange.first_token = exchange.seconds
         return StreamingResponse(
             self._events(first, pieces, reply, exchange),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
-
-    async def _first(self, pieces: Pieces) -> tuple[int, Piece]:
-        return await anext(pieces)
 
     async def _collect(self, pieces: Pieces, reply: Reply, exchange: Exchange) -> None:
         try:

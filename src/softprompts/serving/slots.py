@@ -22,9 +22,10 @@ from transformers.cache_utils import (
 )
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..backbone import Backbone, to_device
+from ..backbone import Backbone
 from ..backbone.generative import Generative
 from ..backbone.kv_cache import DecodingState
+from .row_pool import index_of
 
 RELATIVE_DECODERS = frozenset({"t5", "mt5", "umt5"})
 """Encoder-decoders whose decoders see distances only; others count a batch's columns."""
@@ -99,23 +100,22 @@ class GroupedRows:
         lengths: Sequence[int],
         pads_inside: bool = False,
     ) -> None:
-        self.state, self.open = state.rows(self._index(sources)), False
+        self.state, self.open = state.rows(index_of(sources, self.backbone.device)), False
 
     def step(self, tokens: Sequence[int]) -> Tensor:
         assert self.state is not None
-        return self.backbone.extend(self.state, self._index(tokens)[:, None])[:, -1]
+        return self.backbone.extend(self.state, index_of(tokens, self.backbone.device)[:, None])[
+            :, -1
+        ]
 
     def leave(self, rows: Sequence[int]) -> list[int]:
         assert self.state is not None
         stay = [row for row in range(len(self)) if row not in set(rows)]
-        self.state = self.state.rows(self._index(stay)) if stay else None
+        self.state = self.state.rows(index_of(stay, self.backbone.device)) if stay else None
         return stay
 
     def column_bytes(self) -> float:
         return 0.0
-
-    def _index(self, numbers: Sequence[int]) -> Tensor:
-        return to_device(torch.tensor(list(numbers), dtype=torch.long), self.backbone.device)
 
 
 class SlotLayer(DynamicLayer):  # type: ignore[misc]
@@ -170,7 +170,7 @@ class SlottedRows:
     ) -> None:
         if not self.lengths:  # what was long once need not be so for ever
             self.layers, self.cross, self._sizes = [], [], (0, 0)
-        cache, index = state.cache, self._index(sources)
+        cache, index = state.cache, index_of(sources, self.backbone.device)
         columns, order = list(lengths), None
         if isinstance(cache, EncoderDecoderCache):
             self._join_cross(cache.cross_attention_cache.layers, index, lengths)
@@ -194,10 +194,11 @@ class SlottedRows:
         first = self.clock - max(self.lengths)
         for layer in self.layers:
             layer.rows, layer.first, layer.clock = len(self), first, self.clock
-        lengths = self._index(self.lengths)[:, None]
+        lengths = index_of(self.lengths, self.backbone.device)[:, None]
         columns = torch.arange(first, self.clock + 1, device=lengths.device)
         mask = (columns >= self.clock - lengths).long()
-        ids, cache = self._index(tokens)[:, None], Cache(layers=self.layers)
+        ids = index_of(tokens, self.backbone.device)[:, None]
+        cache = Cache(layers=self.layers)
         if self.cross:
             logits = self._decoder_step(ids, mask, cache)
         else:
@@ -222,7 +223,7 @@ class SlottedRows:
         states = torch.zeros((), device=ids.device, dtype=self.backbone.model.dtype)
         logits: Tensor = self.backbone.model(
             encoder_outputs=BaseModelOutput(states.expand(len(ids), width, self.backbone.hidden)),
-            attention_mask=(columns < self._index(self.source_lengths)[:, None]).long(),
+            attention_mask=(columns < index_of(self.source_lengths, ids.device)[:, None]).long(),
             decoder_input_ids=ids,
             decoder_attention_mask=mask,
             past_key_values=EncoderDecoderCache(cache, Cache(layers=self.cross)),
@@ -237,7 +238,8 @@ class SlottedRows:
         free = sorted(row for row in leaving if row < stay)
         moved = [row for row in range(stay, len(self)) if row not in leaving]
         if free:
-            to, source, first = self._index(free), self._index(moved), self._first()
+            to, source = (index_of(rows, self.backbone.device) for rows in (free, moved))
+            first = self.clock - max(self.lengths)
             for layer in self.layers:
                 for buffer in layer.buffers:
                     columns = buffer[:, :, first : self.clock]
@@ -258,12 +260,6 @@ class SlottedRows:
     def column_bytes(self) -> float:
         buffers = [layer.buffers for layer in (self.cross or self.layers)]
         return sum(b.nbytes / (b.shape[0] * b.shape[2]) for pair in buffers for b in pair)
-
-    def _index(self, numbers: Sequence[int]) -> Tensor:
-        return to_device(torch.tensor(list(numbers), dtype=torch.long), self.backbone.device)
-
-    def _first(self) -> int:
-        return self.clock - max(self.lengths, default=0)
 
     def _layers_like(self, caches: Sequence[Any]) -> list[SlotLayer]:
         """The buffers; for the first rows, they are made like their caches."""

@@ -7,14 +7,15 @@ tokens of every answer that has begun: one, or as many as take as long as all th
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from ..backbone import Backbone, Conversation, to_device
+from ..backbone import Backbone, Conversation
 from ..backbone.kv_cache import DecodingState
 from ..errors import UserError
+from ..tuning.bank import BatchKind, Query
 from .device_tier import DeviceTier, ServedBank
 from .fair_queue import FairQueue
 from .jobs import Answer, Job, Message
@@ -23,6 +24,7 @@ from .prompt_store import Key
 from .recorded_rows import RecordedRows
 from .recording import try_recording
 from .requests import Classified, Closed, DeadlineExceeded, Limits, QueueFull, TooLong
+from .row_pool import index_of
 from .sampler import next_tokens
 from .slots import Rows, rows_for
 
@@ -33,6 +35,7 @@ FEW_STEPS = 8
 CHECK_EVERY = 0.02
 """Seconds between checks for jobs that have timed out."""
 
+Batch = tuple[ServedBank, BatchKind, list[Query], list[Job]]
 Deliver = Callable[[list[tuple[Job, Message]]], None]
 """Takes messages for jobs, from the worker's thread."""
 
@@ -337,31 +340,38 @@ class Worker:
         prompts = list(dict.fromkeys(job.prompt for job in jobs))
         index = {prompt: number for number, prompt in enumerate(prompts)}
         answer_length = max((job.max_tokens for job in jobs if job.sampling is not None), default=0)
-        bank = self.tier.bank(prompts, answer_length, load)
+        if load:
+            self.tier.load(prompts)
+        bank = ServedBank(self.tier, prompts, answer_length)
         return bank, [index[job.prompt] for job in jobs]
 
     def _count(self, rows: int) -> None:
         self.passes, self.rows, self.last_batch = self.passes + 1, self.rows + rows, rows
 
-    def _time(self, pace: Pace, jobs: Sequence[Job], began: float, several: bool = False) -> None:
-        """Note how long a pass took, or `several`; not if one was recorded, which takes longer."""
+    def _time(self, note: Callable[[int, float], None], jobs: Sequence[Job], began: float) -> None:
+        """Note how long passes took; not if one was recorded, which takes longer."""
         if self.tier.recorded_sizes == self._sizes:
-            note = pace.choose if several else pace.add
             note(sum(job.tokens for job in jobs), time.perf_counter() - began)
 
-    def _score(self, jobs: list[Job]) -> None:
-        """Choose labels, and score targets."""
-        first, self._sizes = time.perf_counter(), self.tier.recorded_sizes
+    def _batches(self, jobs: list[Job], pace: Pace) -> Iterator[Batch]:
+        """Jobs in batches that one pass can answer; what all of them take sets the pace."""
+        began, self._sizes = time.perf_counter(), self.tier.recorded_sizes
         bank, numbers = self._bank(jobs)
         queries = [(number, job.row) for number, job in zip(numbers, jobs, strict=True)]
         for kind, batch in bank.split(queries, self.limits):
-            began, rows = time.perf_counter(), [jobs[index] for index in batch]
-            scores = bank.score(kind, [queries[i] for i in batch], [job.candidates for job in rows])
-            self._count(len(rows))
+            yield bank, kind, [queries[index] for index in batch], [jobs[index] for index in batch]
+        self._time(pace.choose, jobs, began)
+
+    def _score(self, jobs: list[Job]) -> None:
+        """Choose labels, and score targets."""
+        for bank, kind, queries, batch in self._batches(jobs, self._score_pace):
+            began = time.perf_counter()
+            scores = bank.score(kind, queries, [job.candidates for job in batch])
+            self._count(len(batch))
             # copied together, because each copy waits for the GPU
             values = torch.stack([scores, scores.log_softmax(1).exp()], dim=1).tolist()
-            self._time(self._score_pace, rows, began)
-            for row, (job, (logs, probabilities)) in enumerate(zip(rows, values, strict=True)):
+            self._time(self._score_pace.add, batch, began)
+            for row, (job, (logs, probabilities)) in enumerate(zip(batch, values, strict=True)):
                 if job.target is not None:
                     self._finish(job, logs[0])
                     continue
@@ -376,24 +386,18 @@ class Worker:
                 )
                 self._finish(job, classified)
             self._flush()  # the next pass may take long
-        self._time(self._score_pace, jobs, first, several=True)
 
     def _begin(self, jobs: list[Job]) -> None:
         """Process prompts and texts, and generate the first token of each answer."""
-        first, self._steps, self._sizes = time.perf_counter(), 0, self.tier.recorded_sizes
-        bank, numbers = self._bank(jobs)
-        queries = [(number, job.row) for number, job in zip(numbers, jobs, strict=True)]
-        for kind, batch in bank.split(queries, self.limits):
+        self._steps = 0
+        for bank, kind, queries, batch in self._batches(jobs, self._begin_pace):
             began = time.perf_counter()
-            state = bank.prefill(kind, [queries[index] for index in batch])
+            state = bank.prefill(kind, queries)
             self._count(len(batch))
-            answers = [answer for index in batch for answer in jobs[index].start()]
-            sources = [
-                row for row, index in enumerate(batch) for _ in range(jobs[index].unfinished)
-            ]
-            repeated = to_device(torch.tensor(sources), state.logits.device)
-            self._add_tokens(state.logits[repeated], answers)
-            self._time(self._begin_pace, [jobs[index] for index in batch], began)
+            answers = [answer for job in batch for answer in job.start()]
+            sources = [row for row, job in enumerate(batch) for _ in range(job.unfinished)]
+            self._add_tokens(state.logits[index_of(sources, state.logits.device)], answers)
+            self._time(self._begin_pace.add, batch, began)
             begun = [row for row, answer in enumerate(answers) if not answer.finish_reason]
             if not begun:
                 continue
@@ -410,7 +414,6 @@ class Worker:
                 raise
             group.answers += [answers[row] for row in begun]
             self._column_bytes = group.rows.column_bytes()
-        self._time(self._begin_pace, jobs, first, several=True)
 
     def _empty_rows(self, state: DecodingState) -> Rows:
         recording = self.tier.recording
