@@ -7,10 +7,12 @@ a Python argument.
 
 import difflib
 import functools
+import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 Spelling = Callable[[str, str | None], str]
 """Spells a setting's path, and the value to set it to (or None), as a user writes them."""
@@ -83,6 +85,14 @@ class UserError(Exception):
 
     def spelled(self, spelling: Spelling) -> str:
         return spelled(self.message, spelling)
+
+
+def require(module: str, message: str) -> Any:
+    """A module of an optional package; `message` says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError(message) from None
 
 
 def listing(names: Sequence[str], most: int = 5) -> str:

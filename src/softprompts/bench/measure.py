@@ -2,7 +2,6 @@
 computed the same."""
 
 import gc
-import importlib
 import os
 import platform
 import statistics
@@ -15,7 +14,7 @@ import torch
 
 from ..backbone import Backbone
 from ..backbone.hardware import device_name, versions
-from ..errors import UserError
+from ..errors import UserError, require
 from .settings import RoundSettings
 from .tables import PEFT_NAMES
 
@@ -24,8 +23,10 @@ Say = Callable[[str], None]
 T = TypeVar("T")
 
 
-class DisagreementError(Exception):
+class DisagreementError(UserError):
     """We and PEFT computed different things, so their times cannot be compared."""
+
+    exit_code = 1
 
 
 class Clock:
@@ -169,13 +170,11 @@ def ratio(theirs: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
 
 
 def peft_library() -> Any:
-    try:
-        return importlib.import_module("peft")
-    except ImportError:
-        raise UserError(
-            "This benchmark compares with Hugging Face PEFT, which is not installed; install it "
-            "with pip install peft."
-        ) from None
+    return require(
+        "peft",
+        "This benchmark compares with Hugging Face PEFT, which is not installed; install it with "
+        "pip install peft.",
+    )
 
 
 def environment(device: torch.device, dtype: str) -> dict[str, Any]:

@@ -64,12 +64,10 @@ def computed_beside(jobs: Iterable[Rows]) -> Iterator[None]:
         for path, (train, inputs) in paths.items()
         if path not in _memory and _read_cache(path, len(inputs)) is None
     ]
-    if not work:
-        yield
-        return
     process = None
     with contextlib.suppress(OSError):  # no space or no processes left: computed when they are read
-        process = _start(work)
+        process = _start(work) if work else None
+    if process is not None:
         _processes.update((Path(path), process) for path, *_ in work)
     try:
         yield
@@ -114,7 +112,6 @@ def _sampled(train: Sequence[Example]) -> Sequence[Example]:
 
 
 def classify(train: Sequence[Example], inputs: Sequence[str]) -> list[str]:
-    """Train the classifier and predict."""
     rows = _sampled(train)
     classes = list(dict.fromkeys(example.target for example in rows))
     targets = [classes.index(example.target) for example in rows]
@@ -162,11 +159,6 @@ def _features(text: str) -> list[str]:
     return list(dict.fromkeys([*words, *pairs]))
 
 
-def _compute() -> None:
-    """Compute what the standard input lists, in its order."""
+if __name__ == "__main__":  # computes what the standard input lists, in its order
     for path, train, inputs in json.load(sys.stdin.buffer):
         write_json(Path(path), classify([Example(*pair) for pair in train], inputs))
-
-
-if __name__ == "__main__":
-    _compute()

@@ -30,10 +30,8 @@ def register_data(settings: Mapping[str, Any]) -> dict[str, Any]:
         ]
     for name in ("train", "validation"):
         data = settings.get(name)
-        if data is None or isinstance(data, str | os.PathLike):
+        if data is None or isinstance(data, str | os.PathLike) or _are_files(data):
             continue
-        if _are_files(data):
-            continue  # each has a run of its own
         settings[name] = register_rows(data, f"task.{name}")
         if _is_pair(data) and settings.get("template") is None:
             settings = {TEXT: TEXT, LABEL: LABEL, **settings}
@@ -41,6 +39,7 @@ def register_data(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _are_files(data: Any) -> bool:
+    # each of them has a run of its own
     return (
         isinstance(data, list)
         and all(isinstance(file, str | os.PathLike) for file in data)

@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..config import load_plugins
-from ..errors import UserError, choices
+from ..errors import UserError, choices, require
 from .task_definition import Example
 
 Metric = Callable[[Sequence[Example], Sequence[str], Sequence[str]], float]
 """Scores predictions, given the examples and the label words; higher is better."""
+
+INSTALL = "pip install 'softprompts[generation]'"
 
 METRICS: dict[str, Metric] = {}
 """The registered metrics by name; look them up with `metric`, which also loads plugins."""
@@ -172,10 +174,7 @@ def spearman_corrcoef(
 @register_metric("bleu")
 def bleu(examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]) -> float:
     """sacrebleu with T5's arguments: the international tokenizer, force on."""
-    try:
-        import sacrebleu
-    except ImportError:
-        raise UserError("BLEU needs sacrebleu: pip install 'softprompts[generation]'.") from None
+    sacrebleu = require("sacrebleu", f"BLEU needs sacrebleu: {INSTALL}.")
     targets = [e.target for e in examples]
     return float(
         sacrebleu.corpus_bleu(
@@ -188,12 +187,7 @@ def _rouge(kind: str) -> Metric:
     def rouge(
         examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
     ) -> float:
-        try:
-            from rouge_score import rouge_scorer
-        except ImportError:
-            raise UserError(
-                "ROUGE needs rouge-score: pip install 'softprompts[generation]'."
-            ) from None
+        rouge_scorer = require("rouge_score.rouge_scorer", f"ROUGE needs rouge-score: {INSTALL}.")
         scorer = rouge_scorer.RougeScorer([kind], use_stemmer=False)
         pairs = zip(examples, predictions, strict=True)
         scores = [scorer.score(e.target, p)[kind].fmeasure for e, p in pairs]

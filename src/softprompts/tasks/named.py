@@ -45,16 +45,13 @@ def named_split(
 def has_rows(name: str, folder: str | None) -> bool:
     """Whether a task's training rows are available, without reading them."""
     task = definition(name)
-    if task.rows is not None or task.files:
-        return True
-    if folder is not None:
-        return _split_file(Path(folder) / task.name, task, "train") is not None
     try:
-        check_dataset(task.hub)
-        import datasets
+        check_available(task, folder)
+        if task.rows is None and not task.files and folder is None:
+            import datasets
 
-        identifier, _, config = task.hub.partition(":")
-        datasets.load_dataset_builder(identifier, config or None)
+            identifier, _, config = task.hub.partition(":")
+            datasets.load_dataset_builder(identifier, config or None)
     except Exception:  # not installed, or one of the dozen types that it raises
         return False
     return True
@@ -66,9 +63,9 @@ def check_available(task: Definition, folder: str | None) -> None:
         return
     if folder is not None:
         _local_file(task, "train", Path(folder))
-        return
-    with _advice(task):
-        check_dataset(task.hub)
+    else:
+        with _advice(task):
+            check_dataset(task.hub)
 
 
 def check_labelled(name: str, split: str, examples: Sequence[Example]) -> None:

@@ -148,15 +148,13 @@ def _p(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def _classes(
-    labels: Sequence[str], pairs: Mapping[tuple[str, str], int]
+    labels: Sequence[str], pairs: Counter[tuple[str, str]]
 ) -> dict[str, dict[str, float | None]]:
-    targets, answers = Counter[str](), Counter[str]()
-    for (target, prediction), count in pairs.items():
-        targets[target] += count
-        answers[prediction] += count
+    targets = Counter(target for target, _ in pairs.elements())
+    answers = Counter(prediction for _, prediction in pairs.elements())
 
     def percent(label: str, total: int) -> float | None:
-        return round(100 * pairs.get((label, label), 0) / total, 2) if total else None
+        return round(100 * pairs[label, label] / total, 2) if total else None
 
     return {
         label: {

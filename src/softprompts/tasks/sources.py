@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from ..errors import UserError, setting
+from ..errors import UserError, require, setting
 from ..files import check_readable, similar_path
 from ..files.hub import missing_reason, offline_reason, prepare_hub
 
@@ -255,12 +255,11 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _read_parquet(path: Path, encoding: str) -> Iterator[Row]:
+    parquet = require(
+        "pyarrow.parquet", "Reading Parquet needs pyarrow: pip install 'softprompts[data]'."
+    )
     try:
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError("Reading Parquet needs pyarrow: pip install 'softprompts[data]'.") from None
-    try:
-        table = pyarrow.parquet.read_table(path)
+        table = parquet.read_table(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is corrupted or not a Parquet file ({error}).") from None
     for number, values in enumerate(table.to_pylist(), 1):
@@ -281,13 +280,11 @@ def _no_dataset(name: str, reason: str) -> UserError:
 
 def _read_dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
     check_dataset(name)  # importing the library takes seconds
-    try:
-        import datasets
-    except ImportError:
-        raise UserError(
-            f"{name} is not a file; to read it as a Hugging Face dataset, "
-            "pip install 'softprompts[data]'."
-        ) from None
+    datasets = require(
+        "datasets",
+        f"{name} is not a file; to read it as a Hugging Face dataset, "
+        "pip install 'softprompts[data]'.",
+    )
     prepare_hub(name)
     datasets.disable_progress_bars()
     try:

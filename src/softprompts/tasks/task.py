@@ -132,12 +132,11 @@ class Mixture(Task):
 
     @property
     def truncated(self) -> Task:
-        members = tuple(task.truncated for task in self.members)
-        return dataclasses.replace(self, members=members, **_concatenated(members))
+        return dataclasses.replace(self, **_joined([task.truncated for task in self.members]))
 
     def held_out(self, fraction: float) -> Task:
-        members = tuple(task.held_out(fraction) for task in self.members)
-        return dataclasses.replace(self, members=members, **_concatenated(members))
+        members = [task.held_out(fraction) for task in self.members]
+        return dataclasses.replace(self, **_joined(members))
 
     @property
     def answer_length(self) -> int | None:
@@ -167,24 +166,24 @@ def load_mixture(config: TaskConfig, load: Callable[[TaskConfig], Task]) -> Mixt
             f"The mixture {config.task} names a task twice, or an empty one; "
             "name each task once, joined by +."
         )
-    tasks = tuple(load(dataclasses.replace(config, task=name)) for name in names)
+    tasks = [load(dataclasses.replace(config, task=name)) for name in names]
     labelled = all(task.labels for task in tasks)
     words = {word: word for task in tasks for word in task.labels if labelled}
     return Mixture(
         config.task,
         TextFormat("{text}", "label", words, sentinel=config.sentinel),
-        **_concatenated(tasks),
+        **_joined(tasks),
         metrics=(MEAN, *(f"{task.name}:{name}" for task in tasks for name in task.metrics)),
-        members=tasks,
         mixture_limit=config.mixture_limit,
     )
 
 
-def _concatenated(tasks: Sequence[Task]) -> dict[str, Any]:
-    return {
+def _joined(tasks: Sequence[Task]) -> dict[str, Any]:
+    splits = {
         split: [example for task in tasks for example in getattr(task, split)]
         for split in ("train", "validation", "test")
     }
+    return {"members": tuple(tasks), **splits}
 
 
 def mixture_names(task: str) -> list[str]:
