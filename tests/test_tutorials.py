@@ -27,7 +27,7 @@ for command, *rest in json.load(sys.stdin):
         with Parser.caught() as caught, contextlib.suppress(Parser.Caught):
             load_command(command).main(rest[:1] if actions else [])
         if command in ("tune", "transfer"):
-            expand_lists(*parse_run(caught[0], rest)[1])
+            expand_lists(*parse_run(caught[0], rest).layers)
         else:
             caught[0].parse_args(rest[1:] if actions else rest)
     except Exception as error:

@@ -74,6 +74,8 @@ class UserError(Exception):
 
     spelling: Spelling | None = None
     """How the command line spells the settings of this kind of error; None: as flags."""
+    exit_code = 2
+    """Of a command that ends with it: 2 for wrong input, 1 for a run that failed."""
 
     @property
     def message(self) -> str:

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from softprompts.analysis.flops import Architecture
 from softprompts.bench import inference, learners, training
 from softprompts.bench.flops import t5_flops
+from softprompts.cli import main as cli
 from softprompts.cli.bench import main
 from softprompts.errors import UserError
 
@@ -122,7 +123,8 @@ def test_a_peer_that_learns_something_else_is_noticed(
     start = training.start
     monkeypatch.setattr(training, "start", lambda *args: start(*args) + 5.0)
     output = tmp_path / "none.json"
-    assert main([*TRAINING, "--model", folders["t5"], "--runs", "1", "--output", str(output)]) == 1
+    flags = ["--model", folders["t5"], "--runs", "1", "--output", str(output)]
+    assert cli(["bench", *TRAINING, *flags]) == 1
     assert "do not train alike: at step 0 of run 0" in capsys.readouterr().err
     assert not output.exists()
 
@@ -139,7 +141,7 @@ def test_a_cohort_that_mixes_its_rows_up_is_noticed(
             runs[0].targets, runs[1].targets = runs[1].targets, runs[0].targets
 
     monkeypatch.setattr(learners.OurRuns, "__init__", swap_targets)
-    assert main([*TRAINING, "--model", folders["t5"], "--runs", "2"]) == 1
+    assert cli(["bench", *TRAINING, "--model", folders["t5"], "--runs", "2"]) == 1
     assert "cohort and peft eager do not train alike" in capsys.readouterr().err
 
 
@@ -236,7 +238,7 @@ def test_answers_that_differ_are_noticed(
     folders: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inference.SwitchingPeft, "best_label", lambda self, text: "maybe")
-    assert main([*INFERENCE, "--model", folders["t5"]]) == 1
+    assert cli(["bench", *INFERENCE, "--model", folders["t5"]]) == 1
     assert "agree on 0.0% of the answers" in capsys.readouterr().err
 
 

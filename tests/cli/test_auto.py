@@ -14,7 +14,7 @@ from rich.console import Console
 from softprompts.artifacts.run_folder import RunFolder
 from softprompts.artifacts.tournament import read_tournament
 from softprompts.backbone import Backbone
-from softprompts.cli import main, tune_auto
+from softprompts.cli import main, tune_runs
 from softprompts.files.tensors import read_tensors
 
 from ..conftest import write_toy
@@ -136,7 +136,7 @@ def test_a_bar_over_all_rungs_shows_rate_and_time_left(monkeypatch: pytest.Monke
     )
     tuning = SimpleNamespace(batch_size=5, accumulate=2)
     run: Any = SimpleNamespace(config=SimpleNamespace(tuning=tuning), step=2, steps=9)
-    with tune_auto.TournamentProgress() as progress:
+    with tune_runs.TournamentProgress() as progress:
         progress.on_message("rung 1 of 2")
         progress.on_row_plan(100, 30)
         progress.on_step(run)

@@ -463,7 +463,7 @@ def test_documented_commands_parse(argv: list[str]) -> None:
     with Parser.caught() as caught, contextlib.suppress(Parser.Caught):
         load_command(command).main(rest[:1] if actions else [])
     if command == "tune" and not {"--config", "--plugin"} & set(rest):
-        expand_lists(*parse_run(caught[0], rest)[1])
+        expand_lists(*parse_run(caught[0], rest).layers)
     else:
         caught[0].parse_known_args(rest[1:] if actions else rest)
 

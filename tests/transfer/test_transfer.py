@@ -534,7 +534,8 @@ def test_without_a_successful_run_there_is_no_prompt(
         "--shots",
         "2",
     ]
-    assert main([*flags, "--library", str(library), "--output", str(tmp_path / "out")]) == 1
+    output = ["--library", str(library), "--output", str(tmp_path / "out")]
+    assert cli(["transfer", *flags, *output]) == 1
     assert "No run from a source left a prompt; from-area: " in capsys.readouterr().err
     assert not (tmp_path / "out/prompt.json").exists()
 

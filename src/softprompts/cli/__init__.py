@@ -108,7 +108,7 @@ def _take_plugins(argv: Sequence[str]) -> list[str]:
 
 def _explain(error: Exception, as_typed: Spelling) -> tuple[str, int]:
     if isinstance(error, UserError):
-        return error.spelled(error.spelling or as_typed), 2
+        return error.spelled(error.spelling or as_typed), error.exit_code
     if isinstance(error, PermissionError):
         return f"You do not have permission to access {error.filename}; ask its owner.", 2
     return f"{type(error).__name__}: {error} (run again with --debug for the traceback)", 1

@@ -3,6 +3,7 @@
 import argparse
 import functools
 import gc
+import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -92,24 +93,6 @@ def argument(*names: str, **options: Any) -> Argument:
     return lambda parser: parser.add_argument(*names, **options)
 
 
-def make_parser(
-    name: str, examples: str, about: str | None, *arguments: Argument, usage: str | None = None
-) -> Parser:
-    """The parser of `softprompts NAME`, with the flags that every command has; `usage` replaces the
-    names of its positional arguments in the first line of its help."""
-    parser = Parser(
-        prog=f"softprompts {name}",
-        usage=usage and f"softprompts {name} {usage} [options]",
-        description=about,
-        epilog=f"examples:\n  {examples}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    for add in (*COMMON, *arguments):
-        add(parser)
-    return parser
-
-
 COMMON = (
     argument("--json", action="store_true", help="print the result as JSON"),
     argument("--quiet", action="store_true", help="show no progress"),
@@ -124,15 +107,28 @@ COMMON = (
 
 
 def action(
-    name: str, examples: str, *arguments: Argument, usage: str | None = None
+    name: str,
+    examples: str,
+    *arguments: Argument,
+    usage: str | None = None,
+    parse: Callable[[Parser, Sequence[str]], argparse.Namespace] = Parser.parse_args,
 ) -> Callable[[Callable[[argparse.Namespace], int]], Action]:
     """Parse the words of `softprompts NAME` for a function of its options, whose docstring is what
-    its help says about it."""
+    its help says about it; `usage` replaces the names of its positional arguments there."""
 
     def decorate(run: Callable[[argparse.Namespace], int]) -> Action:
         def parse_and_run(argv: Sequence[str]) -> int:
-            parser = make_parser(name, examples, run.__doc__, *arguments, usage=usage)
-            return run(parser.parse_args(argv))
+            parser = Parser(
+                prog=f"softprompts {name}",
+                usage=usage and f"softprompts {name} {usage} [options]",
+                description=inspect.getdoc(run),
+                epilog=f"examples:\n  {examples}",
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+                allow_abbrev=False,
+            )
+            for add in (*COMMON, *arguments):
+                add(parser)
+            return run(parse(parser, argv))
 
         return functools.wraps(run)(parse_and_run)
 

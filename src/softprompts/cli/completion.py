@@ -1,5 +1,6 @@
 """The command `softprompts completion`: scripts with which shells ask what may come next."""
 
+import argparse
 import contextlib
 import io
 from collections.abc import Iterable, Sequence
@@ -8,11 +9,7 @@ from typing import Any
 from ..config import TABLES
 from ..errors import UserError, as_flag
 from . import COMMANDS, load_command, run_command
-from .command import Parser, argument, make_parser
-
-EXAMPLES = """eval "$(softprompts completion bash)"       # in ~/.bashrc
-  eval "$(softprompts completion zsh)"        # in ~/.zshrc, after compinit
-  softprompts completion fish | source        # in ~/.config/fish/config.fish"""
+from .command import Parser, action, argument
 
 SCRIPTS = {
     "bash": """_softprompts() {
@@ -35,17 +32,22 @@ complete -c softprompts -a '(__softprompts_next)'""",
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print a completion script for bash, zsh or fish."""
     if argv and argv[0] == "next":
         print("\n".join(complete(argv[1:] or [""])))
         return 0
-    parser = make_parser(
-        "completion",
-        EXAMPLES,
-        main.__doc__,
-        argument("shell", metavar="SHELL", choices=list(SCRIPTS), help="bash, zsh or fish"),
-    )
-    print(SCRIPTS[parser.parse_args(argv).shell])
+    return _print_script(argv)
+
+
+@action(
+    "completion",
+    """eval "$(softprompts completion bash)"       # in ~/.bashrc
+  eval "$(softprompts completion zsh)"        # in ~/.zshrc, after compinit
+  softprompts completion fish | source        # in ~/.config/fish/config.fish""",
+    argument("shell", metavar="SHELL", choices=list(SCRIPTS), help="bash, zsh or fish"),
+)
+def _print_script(options: argparse.Namespace) -> int:
+    """Print a completion script for bash, zsh or fish."""
+    print(SCRIPTS[options.shell])
     return 0
 
 

@@ -14,25 +14,70 @@ from ..config.model_shapes import SHAPES
 from ..config.run import SECTIONS
 from ..errors import UserError
 from . import flags
-from .command import argument, check_model_or_shape, make_parser
+from .command import action, argument, check_model_or_shape
 from .output import aligned, print_result
 from .table_file import check_table_file, write_table_file
 
 if TYPE_CHECKING:
     from ..analysis.cost import Cost
 
-EXAMPLES = """softprompts cost --model t5-small,t5-base,t5-xxl --preset prompt-tuning \\
-    --prompt.length 1,5,20,100                                   # Lester 2021, Table 4
-  softprompts cost --model t5-v1.0-large --preset prompt-tuning,smop,model-tuning --text 256
-  softprompts cost --model t5-tiny --preset residual --measure"""
 MODELS = f"""a known shape ({", ".join(SHAPES)}; t5-* are T5 v1.1, t5-v1.0-* the first), t5-tiny, a
 model folder, or a Hub id; several separated by commas (default t5-base)"""
+NOT_COUNTED = schema_of(TuningConfig)["properties"].keys() - {"batch_size", "optimizer", "trains"}
+"""Settings of tuning that change neither the parameters nor the operations of a step."""
 ABOUT = "The defaults are those of each preset. Numbers and choices may be lists."
 
 
-def main(argv: Sequence[str]) -> int:
+def _models(text: str) -> list[str]:
+    names = [text] if Path(text).is_dir() else [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise UserError(f"--model is {text!r}, which has an empty name; name models such as t5-xl.")
+    return names
+
+
+@action(
+    "cost",
+    """softprompts cost --model t5-small,t5-base,t5-xxl --preset prompt-tuning \\
+    --prompt.length 1,5,20,100                                   # Lester 2021, Table 4
+  softprompts cost --model t5-v1.0-large --preset prompt-tuning,smop,model-tuning --text 256
+  softprompts cost --model t5-tiny --preset residual --measure""",
+    argument("--model", metavar="NAMES", type=_models, help=" ".join(MODELS.split())),
+    argument(
+        "--measure",
+        action="store_true",
+        help="also time a training step on this machine; a shape gets random weights",
+    ),
+    argument("--device", default="auto", help="where to measure: cpu, cuda, mps or auto (default)"),
+    argument(
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="write the table as CSV, TSV, JSONL or Parquet",
+    ),
+    argument(
+        "--config", metavar="FILE", type=Path, help="a YAML file of settings; flags override it"
+    ),
+    partial(flags.add_settings, kind=CostSettings, title="rows"),
+    partial(
+        flags.add_settings,
+        kind=RunConfig,
+        title="method",
+        about=ABOUT,
+        skip=(*SECTIONS, "model", "device", "dtype"),
+    ),
+    partial(flags.add_settings, kind=TuningConfig, title="tuning", skip=NOT_COUNTED),
+    partial(
+        flags.add_settings,
+        kind=PromptConfig,
+        title="prompt",
+        about=ABOUT,
+        skip=("unit", "start"),
+    ),
+    parse=flags.parse_run,
+)
+def main(options: argparse.Namespace) -> int:
     """Count parameters, operations and memory of methods on backbones, without weights."""
-    options, layers = flags.parse_run(_parser(), argv)
+    layers = options.layers
     known = schema_of(CostSettings)["properties"]
     rows = CostSettings.of(
         {name: layer.pop(name) for layer in layers for name in known if name in layer}
@@ -89,53 +134,3 @@ def _flops(value: float) -> str:
         return "-"
     exponent = min(4, max(2, (len(f"{value:.0f}") - 1) // 3))
     return f"{value / 1000**exponent:.4g} {' KMGT'[exponent]}"
-
-
-def _models(text: str) -> list[str]:
-    names = [text] if Path(text).is_dir() else [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise UserError(f"--model is {text!r}, which has an empty name; name models such as t5-xl.")
-    return names
-
-
-def _parser() -> argparse.ArgumentParser:
-    tuning = schema_of(TuningConfig)["properties"].keys() - {"batch_size", "optimizer", "trains"}
-    return make_parser(
-        "cost",
-        EXAMPLES,
-        main.__doc__,
-        argument("--model", metavar="NAMES", type=_models, help=" ".join(MODELS.split())),
-        argument(
-            "--measure",
-            action="store_true",
-            help="also time a training step on this machine; a shape gets random weights",
-        ),
-        argument(
-            "--device", default="auto", help="where to measure: cpu, cuda, mps or auto (default)"
-        ),
-        argument(
-            "--output",
-            metavar="FILE",
-            type=Path,
-            help="write the table as CSV, TSV, JSONL or Parquet",
-        ),
-        argument(
-            "--config", metavar="FILE", type=Path, help="a YAML file of settings; flags override it"
-        ),
-        partial(flags.add_settings, kind=CostSettings, title="rows"),
-        partial(
-            flags.add_settings,
-            kind=RunConfig,
-            title="method",
-            about=ABOUT,
-            skip=(*SECTIONS, "model", "device", "dtype"),
-        ),
-        partial(flags.add_settings, kind=TuningConfig, title="tuning", skip=tuning),
-        partial(
-            flags.add_settings,
-            kind=PromptConfig,
-            title="prompt",
-            about=ABOUT,
-            skip=("unit", "start"),
-        ),
-    )

@@ -25,16 +25,15 @@ from .table_file import check_table_file, write_table_file
 if TYPE_CHECKING:
     from ..serving.ensemble import Answers
 
-EXAMPLES = """softprompts ensemble runs/seeds/seed=0 runs/seeds/seed=1 runs/seeds/seed=2
-  softprompts ensemble runs/seeds/seed=* --file test.csv --output answers.csv
-  softprompts ensemble runs/seeds/seed=* --task rte --split validation --data-dir DATA --json"""
 NAMES = {"vote": "majority vote", "probability": "mean probability"}
 BEST = "The best prompt is chosen by these very rows, which flatters it."
 
 
 @action(
     "ensemble",
-    EXAMPLES,
+    """softprompts ensemble runs/seeds/seed=0 runs/seeds/seed=1 runs/seeds/seed=2
+  softprompts ensemble runs/seeds/seed=* --file test.csv --output answers.csv
+  softprompts ensemble runs/seeds/seed=* --task rte --split validation --data-dir DATA --json""",
     argument(
         "prompts",
         metavar="PROMPT",

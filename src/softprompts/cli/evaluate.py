@@ -44,9 +44,6 @@ from .command import (
 from .output import describe_classes, describe_report, invalid_answers, print_result
 from .table_file import unused_names, write_table_file
 
-EXAMPLES = """softprompts evaluate runs/stars --file test.csv
-  softprompts evaluate runs/qqp --task glue/mrpc --data-dir DATA      # zero-shot"""
-
 
 @dataclass(frozen=True)
 class EvaluationSet:
@@ -94,7 +91,8 @@ ROWS = (
 
 @action(
     "evaluate",
-    EXAMPLES,
+    """softprompts evaluate runs/stars --file test.csv
+  softprompts evaluate runs/qqp --task glue/mrpc --data-dir DATA      # zero-shot""",
     PROMPT,
     SCORING,
     BACKBONE,

@@ -32,13 +32,11 @@ if TYPE_CHECKING:
     from ..analysis.explain import Explanation
     from ..tuning.tuned import Tuned
 
-EXAMPLES = """softprompts explain runs/stars
-  softprompts explain runs/stars --file test.csv --output explained    # JSON, HTML, PNG"""
-
 
 @action(
     "explain",
-    EXAMPLES,
+    """softprompts explain runs/stars
+  softprompts explain runs/stars --file test.csv --output explained    # JSON, HTML, PNG""",
     PROMPT,
     argument(
         "--file",

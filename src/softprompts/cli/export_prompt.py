@@ -19,14 +19,12 @@ from .command import (
 from .evaluate import own_task
 from .output import format_p, print_result
 
-EXAMPLES = """softprompts prompts export runs/stars --output adapter
-  softprompts prompts export stars --as folder --output copies/stars
-  softprompts prompts export stars --as vllm --output vllm/stars"""
-
 
 @action(
     "prompts export",
-    EXAMPLES,
+    """softprompts prompts export runs/stars --output adapter
+  softprompts prompts export stars --as folder --output copies/stars
+  softprompts prompts export stars --as vllm --output vllm/stars""",
     LIBRARY_PROMPT,
     add_library,
     argument(

@@ -124,10 +124,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def parse_run(
-    parser: argparse.ArgumentParser, argv: Sequence[str]
-) -> tuple[argparse.Namespace, list[dict[str, Any]]]:
-    """The command's own options, and the layers of a config: the file, then the flags."""
+def parse_run(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """The command's own options, and as `layers` those of a config: the file, then the flags."""
     options, rest = parser.parse_known_args(argv)
     settings: dict[str, Any] = {}
     for path, value in given(options).items():
@@ -145,7 +143,8 @@ def parse_run(
         options_before = {"kind": kind} if isinstance(kind, str) else kind or {}
         section[part] = {**options_before, option.replace("-", "_"): value}
     check_duration(settings)
-    return options, [_read_config(options.config, settings), settings]
+    options.layers = [_read_config(options.config, settings), settings]
+    return options
 
 
 def _put(settings: dict[str, Any], path: Sequence[str], value: Any) -> None:

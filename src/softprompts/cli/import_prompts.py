@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from ..library.library import Library
     from ..tuning.tuned import Tuned
 
-EXAMPLES = """softprompts prompts import runs/intent
-  softprompts prompts import runs --library shared/prompts      # all finished runs below it
-  softprompts prompts import runs/spot/cells/t5-tiny/source --name spot      # of a study
-  softprompts prompts import adapter/ --model google/flan-t5-base --name theirs
-  softprompts prompts import adapter/ --text sentence --labels negative,positive --output runs/a"""
 _SETTINGS = re.compile(r"_(?=[a-z.-]+=)")
 """Between the settings in the name of a cohort's run, `task=stars_seed=0`."""
 WARNINGS = 10
@@ -63,7 +58,11 @@ def _add_adapter_flags(parser: argparse.ArgumentParser) -> None:
 
 @action(
     "prompts import",
-    EXAMPLES,
+    """softprompts prompts import runs/intent
+  softprompts prompts import runs --library shared/prompts      # all finished runs below it
+  softprompts prompts import runs/spot/cells/t5-tiny/source --name spot      # of a study
+  softprompts prompts import adapter/ --model google/flan-t5-base --name theirs
+  softprompts prompts import adapter/ --text sentence --labels negative,positive --output runs/a""",
     argument(
         "source",
         metavar="FOLDER",

@@ -13,10 +13,15 @@ NAMES = {"majority": "majority class", "bag_of_words": "bag of words"}
 NO_LABEL = "(no label)"
 
 
-def print_result(options: argparse.Namespace, result: Mapping[str, Any], text: str) -> int:
+def print_result(options: argparse.Namespace, result: Mapping[str, Any], *lines: str | None) -> int:
     """Print a result as text, or as JSON if asked for; the exit code of success."""
-    print(json.dumps(result, ensure_ascii=False) if options.json else text)
+    print(json.dumps(result, ensure_ascii=False) if options.json else joined(*lines))
     return 0
+
+
+def joined(*lines: str | None) -> str:
+    """The lines of a text; those that are None are left out."""
+    return "\n".join(line for line in lines if line is not None)
 
 
 def format_scores(result: Mapping[str, Any]) -> str:

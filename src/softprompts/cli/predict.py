@@ -19,21 +19,16 @@ from .command import (
     ENCODING,
     PROMPT,
     SCORING,
+    Parser,
+    action,
     argument,
     check_card_model,
     check_prompt_folder,
     folder_names,
-    make_parser,
 )
 from .output import print_result
 from .table_file import check_table_file, unused_names, write_table_file
 
-EXAMPLES = """softprompts predict runs/stars "Great value, would buy again."
-  softprompts predict runs/stars --file new.csv --output answers.csv
-  softprompts predict runs/intent,runs/urgency --file new.csv --output answers.csv
-  cat lines.txt | softprompts predict runs/stars -
-  cat rows.csv | softprompts predict runs/stars --file - --json > answers.jsonl
-  softprompts predict stars --server http://127.0.0.1:8000 --file new.csv"""
 STDIN = "-"
 
 
@@ -49,9 +44,52 @@ class Question:
     """The probabilities of each prompt's labels, if it has labels."""
 
 
-def main(argv: Sequence[str]) -> int:
+@action(
+    "predict",
+    """softprompts predict runs/stars "Great value, would buy again."
+  softprompts predict runs/stars --file new.csv --output answers.csv
+  softprompts predict runs/intent,runs/urgency --file new.csv --output answers.csv
+  cat lines.txt | softprompts predict runs/stars -
+  cat rows.csv | softprompts predict runs/stars --file - --json > answers.jsonl
+  softprompts predict stars --server http://127.0.0.1:8000 --file new.csv""",
+    PROMPT,
+    SCORING,
+    BACKBONE,
+    argument(
+        "texts",
+        nargs="*",
+        metavar="TEXT",
+        help="texts to answer; - reads one per line from standard input",
+    ),
+    argument(
+        "--file",
+        metavar="FILE",
+        help="rows with the task's columns: a CSV, TSV, JSONL or Parquet file, a dataset, or - "
+        "for CSV or JSON lines from standard input",
+    ),
+    argument(
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="write the rows with all their columns and the answers as CSV, TSV, JSONL or Parquet",
+    ),
+    ENCODING,
+    argument(
+        "--server",
+        metavar="URL",
+        help="answer with the prompt of that name on a server (softprompts serve); "
+        "SOFTPROMPTS_API_KEY holds the key",
+    ),
+    argument(
+        "--skip-bad-rows",
+        action="store_true",
+        help="leave rows with an empty text unanswered, instead of stopping",
+    ),
+    usage="PROMPT [TEXT ...]",
+    parse=Parser.parse_intermixed_args,
+)
+def main(options: argparse.Namespace) -> int:
     """Answer texts with a tuned prompt, or with several."""
-    options = _parser().parse_intermixed_args(argv)
     folders = [] if options.server else _folders(options.prompt)
     texts, rows = _read(options)
     if options.output is not None:
@@ -329,46 +367,3 @@ def _table(questions: Sequence[Question], names: Sequence[str]) -> list[dict[str
         row = {column: question.row.values.get(column) for column in columns}
         table.append(row | dict(zip(added, values, strict=False)))
     return table
-
-
-def _parser() -> argparse.ArgumentParser:
-    return make_parser(
-        "predict",
-        EXAMPLES,
-        main.__doc__,
-        PROMPT,
-        SCORING,
-        BACKBONE,
-        argument(
-            "texts",
-            nargs="*",
-            metavar="TEXT",
-            help="texts to answer; - reads one per line from standard input",
-        ),
-        argument(
-            "--file",
-            metavar="FILE",
-            help="rows with the task's columns: a CSV, TSV, JSONL or Parquet file, a dataset, or - "
-            "for CSV or JSON lines from standard input",
-        ),
-        argument(
-            "--output",
-            metavar="FILE",
-            type=Path,
-            help="write the rows with all their columns and the answers as CSV, TSV, JSONL or "
-            "Parquet",
-        ),
-        ENCODING,
-        argument(
-            "--server",
-            metavar="URL",
-            help="answer with the prompt of that name on a server (softprompts serve); "
-            "SOFTPROMPTS_API_KEY holds the key",
-        ),
-        argument(
-            "--skip-bad-rows",
-            action="store_true",
-            help="leave rows with an empty text unanswered, instead of stopping",
-        ),
-        usage="PROMPT [TEXT ...]",
-    )

@@ -1,7 +1,6 @@
 """The command `softprompts pretrain`."""
 
 import argparse
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,14 @@ from .command import action, argument
 from .flags import add_settings, given
 from .output import print_result
 
-EXAMPLES = """softprompts pretrain --text wiki.txt.bz2,books.xz --tokens 1e9 --output models/mine
-  softprompts pretrain --text wiki.txt --tasks tasks.jsonl.xz \\
-      --objectives span=0.45,prefix=0.2,tasks=0.35 --output models/mine
-  softprompts pretrain --from models/mine --text wiki.txt --objectives prefix=1 --lr 1e-3 \\
-      --steps 2000 --output models/mine-lm"""
-
 
 @action(
     "pretrain",
-    EXAMPLES,
+    """softprompts pretrain --text wiki.txt.bz2,books.xz --tokens 1e9 --output models/mine
+  softprompts pretrain --text wiki.txt --tasks tasks.jsonl.xz \\
+      --objectives span=0.45,prefix=0.2,tasks=0.35 --output models/mine
+  softprompts pretrain --from models/mine --text wiki.txt --objectives prefix=1 --lr 1e-3 \\
+      --steps 2000 --output models/mine-lm""",
     argument(
         "--output",
         metavar="FOLDER",
@@ -40,15 +37,10 @@ def main(options: argparse.Namespace) -> int:
         if not Path(name).exists():
             raise UserError(f"The file {name} does not exist.{similar_path(Path(name))}")
 
-    from ..pretraining.run import DivergedError
     from ..pretraining.train import pretrain
     from .pretrain_progress import PretrainProgress
 
-    try:
-        card = pretrain(config, options.output, options.overwrite, PretrainProgress(options.quiet))
-    except DivergedError as error:
-        print(f"softprompts: {error}", file=sys.stderr)
-        return 1
+    card = pretrain(config, options.output, options.overwrite, PretrainProgress(options.quiet))
     return print_result(options, card, _describe(card, options.output))
 
 

@@ -24,6 +24,7 @@ from rich.text import Text
 from ..config import spell
 from ..tuning import Run, Watcher
 from ..tuning.progress import Lines
+from .output import is_main_process
 from .row_progress import RateColumn
 
 REFRESH_SECONDS = 0.1
@@ -103,6 +104,7 @@ class Bars(Watcher):
 
     def __init__(self, quiet: bool, log: Watcher) -> None:
         self.console = Console(stderr=True)
+        quiet = quiet or not is_main_process()
         self.shown = self.console.is_terminal and not quiet
         self.log = Watcher() if quiet or self.shown else log
 

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 from ..library import Similarity, check_exists
@@ -21,11 +22,6 @@ from .output import aligned, format_interval, print_result
 if TYPE_CHECKING:
     from ..artifacts.card import Card
     from ..library.library import Entry, Library
-
-
-def main(argv: Sequence[str]) -> int:
-    """Manage a library of prompts."""
-    return run_action("prompts", ACTIONS, argv)
 
 
 @action(
@@ -325,3 +321,4 @@ ACTIONS = {
     "remove": remove_prompts,
     "rename": rename_prompt,
 }
+main = partial(run_action, "prompts", ACTIONS)

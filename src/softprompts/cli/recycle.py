@@ -18,15 +18,13 @@ from .command import (
 from .flags import add_settings, given
 from .output import print_result
 
-EXAMPLES = """softprompts prompts recycle runs/stars --model models/new --output runs/stars-new
-  softprompts evaluate runs/stars-new --file test.csv
-  softprompts tune --task helpdesk/intent --model models/new \\
-      --prompt.start prompt --prompt.start.sources runs/stars-new"""
-
 
 @action(
     "prompts recycle",
-    EXAMPLES,
+    """softprompts prompts recycle runs/stars --model models/new --output runs/stars-new
+  softprompts evaluate runs/stars-new --file test.csv
+  softprompts tune --task helpdesk/intent --model models/new \\
+      --prompt.start prompt --prompt.start.sources runs/stars-new""",
     LIBRARY_PROMPT,
     add_library,
     argument(

@@ -8,14 +8,12 @@ from ..analysis.summary_page import markdown
 from .command import action, argument, output_folder
 from .output import print_result
 
-EXAMPLES = """softprompts report runs/cohort                    # writes summary.html and .md there
-  softprompts report runs/study --output results/study
-  softprompts report runs/cohort --against prompt-tuning --json"""
-
 
 @action(
     "report",
-    EXAMPLES,
+    """softprompts report runs/cohort                    # writes summary.html and .md there
+  softprompts report runs/study --output results/study
+  softprompts report runs/cohort --against prompt-tuning --json""",
     argument("folder", metavar="FOLDER", type=Path, help="the folder that tune or study run wrote"),
     argument(
         "--output",

@@ -7,16 +7,15 @@ from ..config.json_schema import run_schema
 from ..study.config import study_schema
 from .command import action, argument
 
-EXAMPLES = """softprompts schema run > run.schema.json
-  softprompts schema study > study.schema.json
-  # then, at the top of a YAML file, for editors with a YAML language server:
-  # yaml-language-server: $schema=run.schema.json"""
 SCHEMAS = {"run": run_schema, "study": study_schema}
 
 
 @action(
     "schema",
-    EXAMPLES,
+    """softprompts schema run > run.schema.json
+  softprompts schema study > study.schema.json
+  # then, at the top of a YAML file, for editors with a YAML language server:
+  # yaml-language-server: $schema=run.schema.json""",
     argument("file", metavar="FILE", choices=list(SCHEMAS), help="run or study"),
 )
 def main(options: argparse.Namespace) -> int:

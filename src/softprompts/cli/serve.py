@@ -17,22 +17,44 @@ from ..files import find_path, read_json
 from ..library import check_exists, default_folder
 from ..serving.keys import Keys, check_open, read_keys
 from ..serving.logs import JsonLog
-from .command import add_model, check_model, check_prompt_folder, make_parser, output_folder
+from .command import action, add_model, argument, check_model, check_prompt_folder, output_folder
 from .flags import add_settings, given
 from .output import print_result
 from .serve_fleet import check_fleet, serve_fleet
 
-EXAMPLES = """softprompts serve runs/intent runs/urgency
-  softprompts serve --model google/flan-t5-small --library library --api-keys keys.txt
-  softprompts serve --library library --studio
-  softprompts serve --library library --ray local --replicas 2
-  softprompts serve --library library --host 0.0.0.0 --port 8080 --max-queue 4096"""
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 
 
-def main(argv: Sequence[str]) -> int:
+@action(
+    "serve",
+    """softprompts serve runs/intent runs/urgency
+  softprompts serve --model google/flan-t5-small --library library --api-keys keys.txt
+  softprompts serve --library library --studio
+  softprompts serve --library library --ray local --replicas 2
+  softprompts serve --library library --host 0.0.0.0 --port 8080 --max-queue 4096""",
+    argument("prompts", nargs="*", metavar="PROMPT", type=Path, help="run folders that tune wrote"),
+    argument(
+        "--library",
+        metavar="FOLDER",
+        action="append",
+        type=lambda text: output_folder(text, "library", "--library"),
+        help="a folder of prompts, which may change while the server runs; may be repeated "
+        "(default, without PROMPT: SOFTPROMPTS_LIBRARY, or library)",
+    ),
+    argument(
+        "--ray",
+        metavar="ADDRESS",
+        nargs="?",
+        const="auto",
+        help="serve with replicas on the Ray cluster at ADDRESS (default auto: the one on this "
+        "machine; local: start one here); its machines must share the folders",
+    ),
+    partial(add_model, model="the backbone (default: the one on the prompts' cards)"),
+    partial(add_settings, kind=ServeSettings, title="server"),
+    usage="[PROMPT ...]",
+)
+def main(options: argparse.Namespace) -> int:
     """Serve prompts over HTTP: OpenAI's API, where `model` names a prompt."""
-    options = _parser().parse_args(argv)
     values = given(options)
     settings = ServeSettings.of(values)
     check_fleet(options.ray, settings, values)
@@ -155,30 +177,3 @@ def _listener(host: str, port: int) -> socket.socket:
             "another --host or --port."
         ) from None
     return listener
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("serve", EXAMPLES, main.__doc__)
-    parser.usage = f"{parser.prog} [PROMPT ...] [options]"
-    parser.add_argument(
-        "prompts", nargs="*", metavar="PROMPT", type=Path, help="run folders that tune wrote"
-    )
-    parser.add_argument(
-        "--library",
-        metavar="FOLDER",
-        action="append",
-        type=lambda text: output_folder(text, "library", "--library"),
-        help="a folder of prompts, which may change while the server runs; may be repeated "
-        "(default, without PROMPT: SOFTPROMPTS_LIBRARY, or library)",
-    )
-    parser.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        nargs="?",
-        const="auto",
-        help="serve with replicas on the Ray cluster at ADDRESS (default auto: the one on this "
-        "machine; local: start one here); its machines must share the folders",
-    )
-    add_model(parser, "the backbone (default: the one on the prompts' cards)")
-    add_settings(parser, ServeSettings, "server")
-    return parser

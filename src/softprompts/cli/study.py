@@ -4,6 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,11 +59,6 @@ MODEL = argument(
     default=[],
     help="load a backbone that the file names from this folder; may be repeated",
 )
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run a resumable grid of runs, and report it as the SPoT paper does."""
-    return run_action("study", ACTIONS, argv)
 
 
 @action(
@@ -195,7 +191,7 @@ def plan(options: argparse.Namespace) -> int:
             check_study(read_study(options.study))
 
     from ..study.claims import read_claims
-    from ..study.outline import outline
+    from ..study.plan import outline
     from ..study.study import Study
 
     study = Study.load(options.study)
@@ -372,3 +368,4 @@ ACTIONS = {
     "explain": explain,
     "rerun": rerun,
 }
+main = partial(run_action, "study", ACTIONS)

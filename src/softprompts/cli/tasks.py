@@ -4,7 +4,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,6 @@ from ..tasks import (
 )
 from .command import Argument, action, argument, run_action
 from .output import print_result
-
-
-def main(argv: Sequence[str]) -> int:
-    """List named tasks, show one, export a split, score predictions."""
-    return run_action("tasks", ACTIONS, argv)
 
 
 def _task_flags(split: str = "train") -> tuple[Argument, ...]:
@@ -171,3 +166,4 @@ ACTIONS = {
     "export": export_split,
     "score": score_predictions,
 }
+main = partial(run_action, "tasks", ACTIONS)

@@ -1,8 +1,6 @@
 """The command `softprompts transfer`."""
 
 import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -13,149 +11,15 @@ from ..tasks import check_task
 from ..transfer.settings import Request, Strategy, single_run
 from . import flags
 from .command import (
+    action,
     add_library,
     argument,
     check_library_prompt,
     check_model,
-    make_parser,
     output_folder,
     whole_number,
 )
 from .output import print_result
-
-EXAMPLES = """softprompts transfer --to helpdesk/urgency --library prompts
-  softprompts transfer --to superglue/cb --strategy average --k 3 --steps 1000 --baseline
-  softprompts transfer --to superglue/cb --from mnli      # one source, by name
-  softprompts transfer --to superglue/cb --all            # the oracle: every source is tried"""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Tune a prompt for a new task, starting from prompts of similar tasks."""
-    options, request = _parse(argv)
-    check_task(request.target.task)
-    if options.source is None:
-        check_exists(options.library)
-    else:
-        check_library_prompt(options.source, options.library)
-    check_model(request.target.model)
-
-    from ..transfer.transfer import run_transfer
-    from ..tuning import RunFailedError
-    from .progress import CohortProgress
-    from .transfer_summary import describe_choice, describe_result
-
-    output = options.output or _default_folder(request)
-    try:
-        record = run_transfer(
-            request,
-            output,
-            options.baseline,
-            options.overwrite,
-            lambda settings: CohortProgress(settings, options.quiet),
-            on_choice=lambda record: (
-                None if options.json else print(describe_choice(record), flush=True)
-            ),
-        )
-    except RunFailedError as error:
-        print(f"softprompts: {error}", file=sys.stderr)
-        return 1
-    print_result(options, record, describe_result(record, output))
-    baseline = [record["baseline"]] if record["baseline"] else []
-    return int(any(result["failed"] for result in [*record["results"], *baseline]))
-
-
-def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
-    options, (file, settings) = flags.parse_run(_parser(), argv)
-    if options.to is not None:
-        task = settings.setdefault("task", {})
-        if task.get("task") not in (None, options.to):
-            raise UserError("Both --to and --task name the target; leave one out.")
-        task["task"] = options.to
-    elif not {"task", "train"} & {**file.get("task", {}), **settings.get("task", {})}.keys():
-        raise UserError(
-            "No target is given; name a task with --to, or your own data with --train, --text and "
-            "--label."
-        )
-    strategy: Strategy = "all" if options.all else options.strategy
-    if options.source is not None:
-        strategy = "named"
-    return options, Request(
-        single_run(file, settings),
-        options.library,
-        strategy,
-        options.source,
-        options.k,
-        options.similarity,
-        options.probe_steps,
-        options.mixture_steps,
-        options.keep_same_task,
-    )
-
-
-def _parser() -> argparse.ArgumentParser:
-    about = f"{main.__doc__}\nAll settings of tune apply to the target's run."
-    return make_parser(
-        "transfer",
-        EXAMPLES,
-        about,
-        argument(
-            "--to",
-            metavar="TASK",
-            help="the target task by name, the same as --task; or use your own data with --train",
-        ),
-        add_library,
-        _add_strategy,
-        argument(
-            "--k",
-            metavar="N",
-            type=whole_number("k"),
-            default=3,
-            help="how many sources a strategy uses (default 3)",
-        ),
-        argument(
-            "--similarity",
-            metavar="NAME",
-            choices=get_args(Similarity),
-            default="per_token_average_cosine",
-            help="per_token_average_cosine (default) or cosine_of_average_tokens",
-        ),
-        argument(
-            "--probe-steps",
-            metavar="N",
-            type=whole_number("probe_steps"),
-            help="steps of the probe (default: the step at which most sources were embedded, "
-            "but at most --steps)",
-        ),
-        argument(
-            "--mixture-steps",
-            metavar="N",
-            type=whole_number("mixture_steps"),
-            help="steps on the mixture (default: as many as on the target)",
-        ),
-        argument(
-            "--keep-same-task",
-            action="store_true",
-            help="also use prompts that were tuned on the target's own task",
-        ),
-        argument(
-            "--baseline",
-            action="store_true",
-            help="also tune from the usual start, and show what the sources gained",
-        ),
-        argument(
-            "--output",
-            metavar="FOLDER",
-            type=output_folder,
-            help="the folder for the choice, the runs and the prompt (default "
-            "runs/transfer-TASK-STRATEGY-seedN); resumes an unfinished transfer found there",
-        ),
-        argument(
-            "--overwrite",
-            action="store_true",
-            help="start over even if the folder holds a transfer",
-        ),
-        flags.add_run,
-    )
 
 
 def _add_strategy(parser: argparse.ArgumentParser) -> None:
@@ -179,6 +43,130 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
         "--all",
         action="store_true",
         help="tune from every prompt of the library and keep the best (the oracle)",
+    )
+
+
+@action(
+    "transfer",
+    """softprompts transfer --to helpdesk/urgency --library prompts
+  softprompts transfer --to superglue/cb --strategy average --k 3 --steps 1000 --baseline
+  softprompts transfer --to superglue/cb --from mnli      # one source, by name
+  softprompts transfer --to superglue/cb --all            # the oracle: every source is tried""",
+    argument(
+        "--to",
+        metavar="TASK",
+        help="the target task by name, the same as --task; or use your own data with --train",
+    ),
+    add_library,
+    _add_strategy,
+    argument(
+        "--k",
+        metavar="N",
+        type=whole_number("k"),
+        default=3,
+        help="how many sources a strategy uses (default 3)",
+    ),
+    argument(
+        "--similarity",
+        metavar="NAME",
+        choices=get_args(Similarity),
+        default="per_token_average_cosine",
+        help="per_token_average_cosine (default) or cosine_of_average_tokens",
+    ),
+    argument(
+        "--probe-steps",
+        metavar="N",
+        type=whole_number("probe_steps"),
+        help="steps of the probe (default: the step at which most sources were embedded, "
+        "but at most --steps)",
+    ),
+    argument(
+        "--mixture-steps",
+        metavar="N",
+        type=whole_number("mixture_steps"),
+        help="steps on the mixture (default: as many as on the target)",
+    ),
+    argument(
+        "--keep-same-task",
+        action="store_true",
+        help="also use prompts that were tuned on the target's own task",
+    ),
+    argument(
+        "--baseline",
+        action="store_true",
+        help="also tune from the usual start, and show what the sources gained",
+    ),
+    argument(
+        "--output",
+        metavar="FOLDER",
+        type=output_folder,
+        help="the folder for the choice, the runs and the prompt (default "
+        "runs/transfer-TASK-STRATEGY-seedN); resumes an unfinished transfer found there",
+    ),
+    argument(
+        "--overwrite",
+        action="store_true",
+        help="start over even if the folder holds a transfer",
+    ),
+    flags.add_run,
+    parse=flags.parse_run,
+)
+def main(options: argparse.Namespace) -> int:
+    """Tune a prompt for a new task, starting from prompts of similar tasks.
+    All settings of tune apply to the target's run."""
+    request = _request(options)
+    check_task(request.target.task)
+    if options.source is None:
+        check_exists(options.library)
+    else:
+        check_library_prompt(options.source, options.library)
+    check_model(request.target.model)
+
+    from ..transfer.transfer import run_transfer
+    from .progress import CohortProgress
+    from .transfer_summary import describe_choice, describe_result
+
+    output = options.output or _default_folder(request)
+    record = run_transfer(
+        request,
+        output,
+        options.baseline,
+        options.overwrite,
+        lambda settings: CohortProgress(settings, options.quiet),
+        on_choice=lambda record: (
+            None if options.json else print(describe_choice(record), flush=True)
+        ),
+    )
+    print_result(options, record, describe_result(record, output))
+    baseline = [record["baseline"]] if record["baseline"] else []
+    return int(any(result["failed"] for result in [*record["results"], *baseline]))
+
+
+def _request(options: argparse.Namespace) -> Request:
+    file, settings = options.layers
+    if options.to is not None:
+        task = settings.setdefault("task", {})
+        if task.get("task") not in (None, options.to):
+            raise UserError("Both --to and --task name the target; leave one out.")
+        task["task"] = options.to
+    elif not {"task", "train"} & {**file.get("task", {}), **settings.get("task", {})}.keys():
+        raise UserError(
+            "No target is given; name a task with --to, or your own data with --train, --text and "
+            "--label."
+        )
+    strategy: Strategy = "all" if options.all else options.strategy
+    if options.source is not None:
+        strategy = "named"
+    return Request(
+        single_run(file, settings),
+        options.library,
+        strategy,
+        options.source,
+        options.k,
+        options.similarity,
+        options.probe_steps,
+        options.mixture_steps,
+        options.keep_same_task,
     )
 
 

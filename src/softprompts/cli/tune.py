@@ -1,7 +1,6 @@
-"""The command `softprompts tune`."""
+"""The command `softprompts tune`; what needs torch is in `tune_runs`."""
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,29 +14,66 @@ from ..library import default_folder
 from ..tasks import check_task
 from . import flags
 from .command import (
+    action,
     argument,
     check_model,
     check_prompt_folder,
     importing,
-    make_parser,
     output_folder,
 )
-from .output import is_main_process, print_result
+from .output import is_main_process
 
-EXAMPLES = """softprompts tune --task helpdesk/intent
-  softprompts tune --train reviews.csv --text review --label stars --preset residual
-  softprompts tune --task helpdesk/intent --auto          # chooses the method (docs/auto.md)
-  softprompts tune --config runs/stars/config.yaml --seed 1 --output runs/stars-1
-  softprompts tune --task helpdesk/intent,helpdesk/urgency --lr 0.1,0.3 --seed 0,1,2  # 12 runs"""
 LISTS = """Tasks, presets, numbers and choices may be lists, such as --seed 0,1,2 --lr 0.1,0.3. All
 combinations are tuned on one frozen model, as a cohort; each run has its own folder below
 --output (docs/cohorts.md)."""
 
 
-def main(argv: Sequence[str]) -> int:
+def _trackers(text: str) -> Sequence[str]:
+    return check_tracker_names([name.strip() for name in text.split(",") if name.strip()])
+
+
+@action(
+    "tune",
+    """softprompts tune --task helpdesk/intent
+  softprompts tune --train reviews.csv --text review --label stars --preset residual
+  softprompts tune --task helpdesk/intent --auto          # chooses the method (docs/auto.md)
+  softprompts tune --config runs/stars/config.yaml --seed 1 --output runs/stars-1
+  softprompts tune --task helpdesk/intent,helpdesk/urgency --lr 0.1,0.3 --seed 0,1,2  # 12 runs""",
+    argument(
+        "--output",
+        metavar="FOLDER",
+        type=output_folder,
+        help="the run folder (default runs/TASK-PRESET-seedN); resumes an unfinished run found "
+        "there; with lists, each run gets a subfolder",
+    ),
+    argument("--overwrite", action="store_true", help="start over even if the folder holds a run"),
+    argument(
+        "--trackers",
+        metavar="NAMES",
+        default=[],
+        type=_trackers,
+        help="log to tensorboard, wandb, mlflow or trackio; several separated by commas",
+    ),
+    argument(
+        "--auto",
+        action="store_true",
+        help="let methods, learning rates, lengths and starts compete on rows held out of the "
+        "training data, and tune the winner for --steps; lists of settings replace the "
+        "built-in candidates (docs/auto.md)",
+    ),
+    argument(
+        "--minutes",
+        metavar="VALUE",
+        help="with --auto: how long tournament and winner may take, roughly; replaces --steps",
+    ),
+    flags.add_run,
+    lambda parser: parser.add_argument_group("lists", LISTS),
+    parse=flags.parse_run,
+)
+def main(options: argparse.Namespace) -> int:
     """Tune a prompt on a task or on your own data, or many at once."""
     began = time.monotonic()
-    options, layers = flags.parse_run(_parser(), argv)
+    layers = options.layers
     minutes = check_minutes(options.minutes, options.auto, *layers)
     members, default = expand_lists(*layers), False
     folder = options.output or _default_folder(members[0], options.auto)
@@ -49,25 +85,11 @@ def main(argv: Sequence[str]) -> int:
     _check_model([member.config for member in members])
 
     with importing():
-        from ..tuning.run import RunFailedError
-        from ..tuning.team import leave_team
+        from .tune_runs import tune_and_print
 
-    try:
-        if options.auto:
-            from .tune_auto import tune_and_print
-
-            failed = tune_and_print(members, default, minutes, folder, options, began)
-        else:
-            tune = _tune_cohort if members[0].varied else _tune_one
-            failed = tune(members, folder, options, began)
-    except RunFailedError as error:
-        failed = True
-        if is_main_process():
-            print(f"softprompts: {error}", file=sys.stderr)
-    finally:
-        leave_team()
     # A launcher stops all processes as soon as one fails, and the main one may still be writing.
-    return 1 if failed and is_main_process() else 0
+    failed = tune_and_print(members, folder, options, began, default, minutes)
+    return int(failed and is_main_process())
 
 
 def _check_model(configs: Sequence[RunConfig]) -> None:
@@ -77,104 +99,9 @@ def _check_model(configs: Sequence[RunConfig]) -> None:
         if config.prompt.start.kind == "prompt":
             for source in config.prompt.start.options.get("sources", ()):
                 check_prompt_folder(Path(source), default_folder())
-    if configs[0].model == DEFAULT_MODEL:
-        for config in configs:
+        if config.model == DEFAULT_MODEL:
             check_head(config, DEFAULT_MODEL)
     check_model(configs[0].model)
-
-
-def _tune_one(
-    members: Sequence[Member], folder: Path, options: argparse.Namespace, began: float
-) -> bool:
-    from ..tuning.phases import Phases
-    from ..tuning.tune import tune_config
-    from .progress import RunProgress
-    from .tune_summary import describe
-
-    with RunProgress(options.quiet or not is_main_process()) as watcher:
-        tuned = tune_config(
-            members[0].config,
-            folder,
-            options.overwrite,
-            watcher,
-            trackers=options.trackers,
-            phases=Phases(began),
-        )
-    if is_main_process():
-        print_result(options, tuned.card.plain() | {"cost": tuned.cost}, describe(tuned))
-    return tuned.card.failed
-
-
-def _tune_cohort(
-    members: Sequence[Member], folder: Path, options: argparse.Namespace, began: float
-) -> bool:
-    from ..tuning.phases import Phases
-    from ..tuning.summary import over_seeds, records, write_table
-    from ..tuning.tune import tune_cohort
-    from .progress import CohortProgress
-    from .tune_summary import cohort_table
-
-    varied = [member.varied for member in members]
-    with CohortProgress(varied, options.quiet or not is_main_process()) as watcher:
-        results = tune_cohort(
-            members,
-            folder,
-            options.overwrite,
-            watcher,
-            trackers=options.trackers,
-            exclusive=True,
-            phases=Phases(began),
-        )
-    runs = records(members, results, folder)
-    if is_main_process():
-        write_table(members, results, folder)
-        result = {"runs": runs, "summary": over_seeds(runs)}
-        print_result(options, result, cohort_table(runs, folder))
-    return any(run["failed"] for run in runs)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser(
-        "tune",
-        EXAMPLES,
-        main.__doc__,
-        argument(
-            "--output",
-            metavar="FOLDER",
-            type=output_folder,
-            help="the run folder (default runs/TASK-PRESET-seedN); resumes an unfinished run found "
-            "there; with lists, each run gets a subfolder",
-        ),
-        argument(
-            "--overwrite", action="store_true", help="start over even if the folder holds a run"
-        ),
-        argument(
-            "--trackers",
-            metavar="NAMES",
-            default=[],
-            type=_trackers,
-            help="log to tensorboard, wandb, mlflow or trackio; several separated by commas",
-        ),
-        argument(
-            "--auto",
-            action="store_true",
-            help="let methods, learning rates, lengths and starts compete on rows held out of the "
-            "training data, and tune the winner for --steps; lists of settings replace the "
-            "built-in candidates (docs/auto.md)",
-        ),
-        argument(
-            "--minutes",
-            metavar="VALUE",
-            help="with --auto: how long tournament and winner may take, roughly; replaces --steps",
-        ),
-        flags.add_run,
-    )
-    parser.add_argument_group("lists", LISTS)
-    return parser
-
-
-def _trackers(text: str) -> Sequence[str]:
-    return check_tracker_names([name.strip() for name in text.split(",") if name.strip()])
 
 
 def _default_folder(member: Member, auto: bool = False) -> Path:

@@ -32,6 +32,8 @@ EVALUATION_BATCHES = 4
 class DivergedError(UserError):
     """The loss is infinite or not a number."""
 
+    exit_code = 1
+
 
 class Pretraining:
     """A run at some step."""

@@ -42,6 +42,8 @@ CURVE_POINTS = 100
 class RunFailedError(UserError):
     """A run that failed without a prompt to keep; the message says what to change."""
 
+    exit_code = 1
+
 
 class Run:
     """A run at some step, driven by `Cohort`. Its results are the same alone and in a cohort."""

@@ -1,21 +1,24 @@
-"""`softprompts tune --auto`: the tournament's progress, and its result as text."""
+"""What `softprompts tune` does with torch: one run, a cohort or a tournament, and its result."""
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.progress import Progress
 
 from ..artifacts.file_names import TOURNAMENT, TOURNAMENT_PLOT
 from ..artifacts.tournament import TournamentRecord
 from ..config import Member, spell
-from ..tuning import Run
+from ..tuning import Run, RunFailedError
 from ..tuning.phases import Phases
 from ..tuning.progress import RowCount, RowLines, scores
-from ..tuning.tune import tune_auto
+from ..tuning.summary import over_seeds, records, write_table
+from ..tuning.team import leave_team
+from ..tuning.tune import tune_auto, tune_cohort, tune_config
 from .output import aligned, format_interval, is_main_process, print_result
-from .progress import Bars, rate_columns
-from .tune_summary import describe
+from .progress import Bars, CohortProgress, RunProgress, rate_columns
+from .tune_summary import cohort_table, describe
 
 FEW_ROWS = 50
 """Held-out rows below which the choice is mostly luck."""
@@ -23,29 +26,55 @@ FEW_ROWS = 50
 
 def tune_and_print(
     members: Sequence[Member],
-    default: bool,
-    minutes: float | None,
     folder: Path,
     options: argparse.Namespace,
     began: float,
+    default: bool,
+    minutes: float | None,
 ) -> bool:
-    """Run the tournament and tune its winner; whether the winner's run failed."""
-    with TournamentProgress(options.quiet or not is_main_process()) as watcher:
-        tuned = tune_auto(
-            members,
-            folder,
-            default,
-            minutes,
-            options.overwrite,
-            watcher,
-            trackers=options.trackers,
-            phases=Phases(began),
-        )
-    if is_main_process() and tuned.tournament is not None:
-        result = tuned.card.plain() | {"cost": tuned.cost, "tournament": tuned.tournament}
-        text = [*describe_tournament(tuned.tournament, folder), "", describe(tuned)]
-        print_result(options, result, "\n".join(text))
+    """Tune one run, a cohort, or with --auto the winner of a tournament; whether a run failed."""
+    how: dict[str, Any] = {
+        "overwrite": options.overwrite,
+        "trackers": options.trackers,
+        "phases": Phases(began),
+    }
+    tournament: list[str] = []
+    try:
+        if options.auto:
+            with TournamentProgress(options.quiet) as watcher:
+                tuned = tune_auto(members, folder, default, minutes, watcher=watcher, **how)
+        elif members[0].varied:
+            return _tune_cohort(members, folder, options, how)
+        else:
+            with RunProgress(options.quiet) as watcher:
+                tuned = tune_config(members[0].config, folder, watcher=watcher, **how)
+    except RunFailedError:
+        if is_main_process():
+            raise
+        return True
+    finally:
+        leave_team()
+    if is_main_process():
+        result = tuned.card.plain() | {"cost": tuned.cost}
+        if options.auto and tuned.tournament is not None:
+            result["tournament"] = tuned.tournament
+            tournament = [*describe_tournament(tuned.tournament, folder), ""]
+        print_result(options, result, *tournament, describe(tuned))
     return tuned.card.failed
+
+
+def _tune_cohort(
+    members: Sequence[Member], folder: Path, options: argparse.Namespace, how: dict[str, Any]
+) -> bool:
+    varied = [member.varied for member in members]
+    with CohortProgress(varied, options.quiet) as watcher:
+        results = tune_cohort(members, folder, watcher=watcher, exclusive=True, **how)
+    runs = records(members, results, folder)
+    if is_main_process():
+        write_table(members, results, folder)
+        result = {"runs": runs, "summary": over_seeds(runs)}
+        print_result(options, result, cohort_table(runs, folder))
+    return any(run["failed"] for run in runs)
 
 
 class TournamentProgress(Bars):
@@ -90,20 +119,22 @@ class TournamentProgress(Bars):
 
 def describe_tournament(record: TournamentRecord, folder: Path) -> list[str]:
     """The table of all rungs, the accounting, and what to bear in mind."""
-    lines = [
+    few_rows = (
+        f"{record['held_out']} rows separate only candidates that differ widely; "
+        "more training rows make the choice more reliable"
+    )
+    return [
         f"{len(record['candidates'])} candidates, judged by {record['metric']} on "
         f"{record['held_out']:,} rows held out of the training data (95 % intervals)",
         *aligned(_table(record)),
+        *([few_rows] if record["held_out"] < FEW_ROWS else []),
+        *(
+            f"left out: {', '.join(map(spell, candidate['settings'].values()))}: {candidate['why']}"
+            for candidate in record["left_out"]
+        ),
+        _accounting(record),
+        f"{TOURNAMENT} and {TOURNAMENT_PLOT} are in {folder}",
     ]
-    if record["held_out"] < FEW_ROWS:
-        lines.append(
-            f"{record['held_out']} rows separate only candidates that differ widely; "
-            "more training rows make the choice more reliable"
-        )
-    for candidate in record["left_out"]:
-        settings = ", ".join(map(spell, candidate["settings"].values()))
-        lines.append(f"left out: {settings}: {candidate['why']}")
-    return [*lines, _accounting(record), f"{TOURNAMENT} and {TOURNAMENT_PLOT} are in {folder}"]
 
 
 def _table(record: TournamentRecord) -> list[list[str]]:
