@@ -20,7 +20,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from ..backbone import Backbone, to_device
 from ..backbone.kv_cache import DecodingState
-from ..backbone.speed.inference import Record, added, attention_masks
+from ..backbone.speed.inference import Record, attention_masks
+from ..backbone.speed.layout import added
 from .row_pool import index_of
 
 FEWEST_ROWS = 4

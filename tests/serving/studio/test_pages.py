@@ -30,7 +30,7 @@ from softprompts.serving.studio import map_page
 from softprompts.serving.studio.columns import guess_columns, parse_rows
 from softprompts.serving.studio.markup import element, table
 from softprompts.serving.studio.tuner import STOPPED, Events, Order, tune
-from softprompts.serving.studio.tuning_runs import TuningRun, TuningRuns, _follow
+from softprompts.serving.studio.tuning_runs import LOG, TuningRun, TuningRuns, _follow
 
 from ..http_server import Running, running
 from .conftest import ALL, PAGES, TEXT, toy_settings
@@ -383,6 +383,16 @@ def test_a_server_that_shuts_down_waits_for_a_run(tmp_path: Path, steps: int) ->
     assert run.process is not None
     assert run.process.returncode == (2 if steps == 0 else -signal.SIGTERM)
     assert ("steps" in run.note) == (steps == 0)
+
+
+def test_a_run_that_cannot_be_started_leaves_its_rows_as_they_were(tmp_path: Path) -> None:
+    runs = TuningRuns(tmp_path)
+    upload = runs.upload("rows.csv", "text,label\na,b\n")
+    (upload.folder / LOG).mkdir()
+    with pytest.raises(UserError, match="The run cannot be started: Is a directory."):
+        asyncio.run(runs.start(upload, "new", {}))
+    assert runs.active is None
+    assert runs.find(upload.identity).state == "ready"
 
 
 def test_a_later_server_knows_what_was_tuned(tmp_path: Path) -> None:

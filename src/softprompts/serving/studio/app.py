@@ -11,6 +11,7 @@ from pathlib import Path
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import FileResponse, HTMLResponse, Response
 
+from ...artifacts.run_folder import RunFolder
 from ...errors import UserError
 from ..async_engine import AsyncEngine
 from ..http_errors import HttpError, as_http
@@ -24,8 +25,8 @@ from . import (
     studies_page,
     tune_page,
 )
-from .context import Page, Studio, Visit, library_folder
-from .markup import ROOT, Child, link, notice, page
+from .context import Page, Studio, Visit
+from .markup import ROOT, link, notice, page
 from .tuning_runs import TuningRuns
 
 Show = Callable[[Studio, Visit], Awaitable[Page | Response]]
@@ -69,6 +70,9 @@ ROUTES: dict[str, Show] = {
     "GET /prompts/{name:path}": prompt_page.show,
 }
 
+ABOUT_ALL = ("/studies", "/tune")
+"""The pages that a key of some prompts may not see."""
+
 
 def build(
     engine: AsyncEngine,
@@ -87,7 +91,8 @@ def build(
     the engine's first library.
     """
     folders = [studies] if isinstance(studies, str | Path) else studies
-    runs = TuningRuns(library_folder(engine))
+    libraries = [folder for folder in engine.store.folders if not RunFolder(folder).has_prompt]
+    runs = TuningRuns(libraries[0] if libraries else None)
     studio = Studio(engine, timeout, [Path(folder) for folder in folders], runs, max_body)
 
     @asynccontextmanager
@@ -101,7 +106,7 @@ def build(
     router.add_api_route("/static/{file}", _static, response_model=None)
     for route, show in ROUTES.items():
         method, path = route.split(" ")
-        endpoint = _endpoint(studio, show)
+        endpoint = _endpoint(studio, show, path.startswith(ABOUT_ALL))
         router.add_api_route(path, endpoint, methods=[method], response_model=None)
     return router
 
@@ -113,18 +118,23 @@ async def _static(file: str) -> Response:
     return FileResponse(STATIC / file, media_type=STATIC_FILES[file], headers=headers)
 
 
-def _endpoint(studio: Studio, show: Show) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(
+    studio: Studio, show: Show, about_all: bool
+) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         try:
-            shown = await show(studio, await Visit.of(request))
+            visit = await Visit.of(request)
+            if about_all and not visit.unrestricted:
+                message = "This key is for some prompts only, and this page is about all."
+                raise HttpError(403, message)
+            shown = await show(studio, visit)
         except (UserError, HttpError) as error:
             name = str(request.path_params.get("name", ""))
             http = error if isinstance(error, HttpError) else as_http(error, name)
-            message: list[Child] = [str(http.detail)]
+            body = notice(str(http.detail), error=True)
             if isinstance(error, UnknownPrompt):
                 library = link(ROOT, "see the library")
-                message = [f"There is no prompt {name[:100]!r}; ", library, "."]
-            body = notice(*message, error=True)
+                body = notice(f"There is no prompt {name[:100]!r}; ", library, ".", error=True)
             shown = Page("That did not work", body, status=http.status_code)
         if isinstance(shown, Response):
             return shown

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,8 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 from fastapi import Request
 
 from ...artifacts.card import Card
-from ...artifacts.run_folder import RunFolder
-from ..answers import Asker, unless_gone
+from ..answers import Asker
 from ..async_engine import AsyncEngine
 from ..gate import exchange_of
 from ..http_errors import HttpError
@@ -107,11 +106,6 @@ class Visit:
     def unrestricted(self) -> bool:
         return self.key.prompts is None
 
-    def check_unrestricted(self) -> None:
-        """Refuse a key of some prompts what is about all of them."""
-        if not self.unrestricted:
-            raise HttpError(403, "This key is for some prompts only, and this page is about all.")
-
     async def prompts(self, studio: Studio) -> list[ServedPrompt]:
         """The prompts that the key may use."""
         served = await asyncio.to_thread(studio.engine.prompts)
@@ -127,10 +121,6 @@ class Visit:
     def asker(self, studio: Studio, name: str) -> Asker:
         tenant = None if self.key is ANYONE else self.key.name
         return Asker(studio.engine, name, tenant, studio.timeout)
-
-    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of some work, which is cancelled if the browser goes away."""
-        return await unless_gone(self.request, work)
 
 
 def _check_origin(request: Request) -> None:
@@ -158,8 +148,3 @@ def size_of(card: Card) -> str:
     """The size of a prompt: `20 tokens`, `4 × 20 tokens`."""
     count = f"{card.prompt.count} × " if card.prompt.count > 1 else ""
     return f"{count}{card.prompt.length} tokens"
-
-
-def library_folder(engine: AsyncEngine) -> Path | None:
-    """The first library that is served, where new prompts go; None if only runs are."""
-    return next((f for f in engine.store.folders if not RunFolder(f).has_prompt), None)

@@ -3,8 +3,8 @@
 import asyncio
 import string
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from .markup import (
     prompt_link,
     prompt_path,
     section,
+    shortened,
     table,
     text,
 )
@@ -37,44 +38,37 @@ LETTER, MOST_LETTERS = 6.8, 28
 """The width of a letter, and the most letters of a name."""
 
 
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom."""
+
+
 @dataclass(frozen=True)
-class Embedded:
-    """Prompts, and the vectors that they are compared by."""
+class TaskMap:
+    """Prompts, and what the map shows of their vectors."""
 
     names: list[str]
-    vectors: Tensor
-    """[N, H], each of length 1."""
-
-    @property
-    def similarities(self) -> Tensor:
-        return self.vectors @ self.vectors.T
-
-    @cached_property
-    def points(self) -> list[list[float]]:
-        """Where each is in the picture."""
-        points: list[list[float]] = _spread(_places(self.vectors)).tolist()
-        return points
-
-    @cached_property
-    def clusters(self) -> list[int]:
-        """The number of each one's cluster."""
-        return _clusters(self.similarities.double())
+    similarities: Tensor
+    """[N, N]"""
+    points: list[list[float]]
+    """Where each is in the picture."""
+    clusters: list[int]
+    """The number of each one's cluster."""
 
 
-def _embed(studio: Studio, names: Sequence[str]) -> Embedded:
-    vectors: dict[str, Tensor] = {}
+def _map(studio: Studio, names: Sequence[str]) -> TaskMap | None:
+    """None if there are fewer than two prompts."""
+    known: dict[str, Tensor] = {}
     for name in names:
-        try:
+        with suppress(UserError):  # removed meanwhile
             vector = torch.tensor(studio.engine.embedding(name))
-        except UserError:
-            continue  # removed meanwhile
-        if vector.numel() and bool(vector.isfinite().all()):
-            vectors[name] = torch.nn.functional.normalize(vector, dim=0)
-    stacked = torch.stack(list(vectors.values())) if vectors else torch.zeros(0, 1)
-    embedded = Embedded(list(vectors), stacked)
-    if len(vectors) > 1:
-        _ = embedded.points, embedded.clusters  # in this thread
-    return embedded
+            if vector.numel() and bool(vector.isfinite().all()):
+                known[name] = torch.nn.functional.normalize(vector, dim=0)
+    if len(known) < 2:
+        return None
+    vectors = torch.stack(list(known.values()))
+    similarities = vectors @ vectors.T
+    points = _spread(_places(vectors)).tolist()
+    return TaskMap(list(known), similarities, points, _clusters(similarities.double()))
 
 
 async def show(studio: Studio, visit: Visit) -> Page:
@@ -82,8 +76,8 @@ async def show(studio: Studio, visit: Visit) -> Page:
     shown = prompts[:MOST_POINTS]
     names = [prompt.name for prompt in shown]
     origin = [(prompt.name, prompt.created) for prompt in shown]
-    known = await studio.cached("map", origin, lambda: asyncio.to_thread(_embed, studio, names))
-    if len(known.names) < 2:
+    known = await studio.cached("map", origin, lambda: asyncio.to_thread(_map, studio, names))
+    if known is None:
         return Page("Map of tasks", notice("A map needs at least two prompts."), PATH)
     scores = {p.name: score[1] for p in shown if (score := score_of(p.card)) is not None}
     more = len(prompts) - len(shown)
@@ -124,26 +118,20 @@ def _clusters(similarities: Tensor) -> list[int]:
     threshold = float(off_diagonal / (count * (count - 1)))
     groups = [[index] for index in range(count)]
     sums = similarities.clone()
-    sums.fill_diagonal_(-torch.inf)
-    sizes = torch.ones(count, dtype=torch.float64)
-    alive = torch.ones(count, dtype=torch.bool)
-    while int(alive.sum()) > 1:
-        means = sums / (sizes[:, None] * sizes[None])
-        best = int(means.argmax())
-        one, other = divmod(best, count)
-        few_enough = int(alive.sum()) <= MOST_CLUSTERS
-        if few_enough and float(means[one, other]) <= threshold:
+    while len(groups) > 1:
+        sizes = torch.tensor([len(group) for group in groups], dtype=torch.float64)
+        means = (sums / (sizes[:, None] * sizes)).fill_diagonal_(-torch.inf)
+        one, other = sorted(divmod(int(means.argmax()), len(groups)))
+        if len(groups) <= MOST_CLUSTERS and float(means[one, other]) <= threshold:
             break
-        groups[one] += groups[other]
+        groups[one] += groups.pop(other)
         sums[one] += sums[other]
         sums[:, one] += sums[:, other]
-        sums[one, one] = -torch.inf
-        sums[other], sums[:, other] = -torch.inf, -torch.inf
-        sizes[one] += sizes[other]
-        alive[other] = False
-    alive_groups = [sorted(groups[index]) for index in range(count) if alive[index]]
+        stay = [index for index in range(len(sums)) if index != other]
+        sums = sums[stay][:, stay]
     clusters = [0] * count
-    for number, group in enumerate(sorted(alive_groups, key=lambda g: (-len(g), g))):
+    ordered = sorted(map(sorted, groups), key=lambda group: (-len(group), group))
+    for number, group in enumerate(ordered):
         for index in group:
             clusters[index] = number
     return clusters
@@ -205,33 +193,28 @@ def _spread(places: Tensor) -> Tensor:
     return points
 
 
-class Captions:
-    """Places for the names of points: right or left of them, where nothing is in the way."""
-
-    def __init__(self, points: Sequence[Sequence[float]]) -> None:
-        self.taken = [(x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS) for x, y in points]
-
-    def place(self, name: str, x: float, y: float) -> Html | None:
-        shown = name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS - 1]}…"
-        width = LETTER * len(shown)
-        for anchor, left in (("start", x + RADIUS + 3), ("end", x - RADIUS - 3 - width)):
-            box = (left, y - 8, left + width, y + 8)
-            inside = left >= 0 and left + width <= WIDTH
-            if inside and not any(_overlap(box, other) for other in self.taken):
-                self.taken.append(box)
-                edge = f"{left + (width if anchor == 'end' else 0):.0f}"
-                values = {"x": edge, "y": f"{y + 4:.0f}", "text_anchor": anchor}
-                return element("text", shown, class_="name", **values)
-        return None
+def _caption(name: str, x: float, y: float, taken: list[Box]) -> Html | None:
+    """The name of a point right or left of it, where nothing is in the way; then that is taken."""
+    shown = shortened(name, MOST_LETTERS)
+    width = LETTER * len(shown)
+    for anchor, left in (("start", x + RADIUS + 3), ("end", x - RADIUS - 3 - width)):
+        box = (left, y - 8, left + width, y + 8)
+        inside = left >= 0 and left + width <= WIDTH
+        if inside and not any(_overlap(box, other) for other in taken):
+            taken.append(box)
+            edge = f"{left + (width if anchor == 'end' else 0):.0f}"
+            values = {"x": edge, "y": f"{y + 4:.0f}", "text_anchor": anchor}
+            return element("text", shown, class_="name", **values)
+    return None
 
 
-def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
+def _overlap(one: Box, other: Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
-def _picture(known: Embedded, scores: dict[str, float]) -> Html:
+def _picture(known: TaskMap, scores: dict[str, float]) -> Html:
     marks = []
-    captions = Captions(known.points)
+    taken = [(x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS) for x, y in known.points]
     for name, (x, y), group in zip(known.names, known.points, known.clusters, strict=True):
         score = f", {scores[name]:.1f}" if name in scores else ""
         circle = {"cx": f"{x:.0f}", "cy": f"{y:.0f}", "r": str(RADIUS)}
@@ -242,7 +225,7 @@ def _picture(known: Embedded, scores: dict[str, float]) -> Html:
                 element("title", f"{name}: cluster {_letter(group)}{score}"),
                 element("circle", class_=_shade(name, scores), **circle),
                 element("text", _letter(group), class_="letter", **letter),
-                captions.place(name, x, y),
+                _caption(name, x, y, taken),
             )
         )
     picture = element(
@@ -256,7 +239,7 @@ def _picture(known: Embedded, scores: dict[str, float]) -> Html:
     return element("figure", picture, class_="scroll")
 
 
-def _cluster_table(known: Embedded, scores: dict[str, float]) -> Html:
+def _cluster_table(known: TaskMap, scores: dict[str, float]) -> Html:
     similarities, groups = known.similarities, known.clusters
     rows: list[list[Child]] = []
     for cluster in sorted(set(groups)):

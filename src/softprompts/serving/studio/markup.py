@@ -143,6 +143,11 @@ def bar(share: float) -> Html:
     )
 
 
+def shortened(words: str, most: int) -> str:
+    """At most so many characters."""
+    return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
 def capitalized(words: str) -> str:
     """With a capital first letter; the rest stays as it is."""
     return words[:1].upper() + words[1:]
@@ -155,6 +160,17 @@ def notice(*children: Child, error: bool = False) -> Html:
         class_="notice error" if error else "notice",
         role="alert" if error else None,
     )
+
+
+def button_form(action: str, label: str, *inputs: Child, **attributes: str | bool) -> Html:
+    """A form that is only a button."""
+    button = element("button", label, type="submit", **attributes)
+    return element("form", *inputs, button, method="post", action=action)
+
+
+def answers_area(answers: Html | None) -> Html:
+    """Where `studio.js` puts the answers to a form."""
+    return element("div", answers, id="answers", aria_live="polite" if answers is None else None)
 
 
 def field(label: str, control: Html, identity: str, hint: str = "") -> Html:

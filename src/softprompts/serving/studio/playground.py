@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import UserError
+from ..answers import unless_gone
 from ..concurrency import together
 from ..engine import majority
 from ..http_errors import HttpError, as_http
@@ -16,6 +17,7 @@ from .markup import (
     ROOT,
     Child,
     Html,
+    answers_area,
     bar,
     element,
     field,
@@ -49,20 +51,18 @@ class Result:
 
 async def show(studio: Studio, visit: Visit) -> Page:
     prompts = await visit.prompts(studio)
-    names = {prompt.name for prompt in prompts}
     others = [name.strip() for name in visit.value("others").split(",")]
     chosen = list(dict.fromkeys(filter(None, [*visit.values("prompt"), *others])))
     question = visit.value("text")
-    body: list[Child] = [
+    answers = None
+    if visit.request.method == "POST":
+        names = {prompt.name for prompt in prompts}
+        answers = await _answers(studio, visit, chosen, names, question)
+    body = [
         paragraph("One text, several prompts, one batch of one frozen model."),
         _form(prompts, chosen, question),
+        answers_area(answers),
     ]
-    if visit.request.method == "POST":
-        body.append(
-            element("div", await _answers(studio, visit, chosen, names, question), id="answers")
-        )
-    else:
-        body.append(element("div", id="answers", aria_live="polite"))
     return Page("Playground", text(body), PATH)
 
 
@@ -78,9 +78,8 @@ async def _answers(
         return notice(f"Choose at most {MOST_PROMPTS} prompts.", error=True)
     row = _row(question)
     work = together([_ask(studio, visit, name, row) for name in chosen])
-    results = await visit.unless_gone(work)
-    cards = [_result_card(result) for result in results]
-    return element("div", _ensembles(results), cards, class_="cards")
+    results = await unless_gone(visit.request, work)
+    return element("div", _ensembles(results), map(_result_card, results), class_="cards")
 
 
 def _row(question: str) -> str | dict[str, Any]:

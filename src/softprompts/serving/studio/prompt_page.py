@@ -20,6 +20,7 @@ from ...errors import UserError
 from ...library.library import Library, Match
 from ...library.library import ignore as ignore_warning
 from ...tasks import Example, load_task
+from ..answers import unless_gone
 from ..concurrency import together
 from ..example_fit import PRIORITY
 from ..http_errors import HttpError
@@ -40,6 +41,7 @@ from .markup import (
     prompt_link,
     prompt_path,
     section,
+    shortened,
     table,
     text,
 )
@@ -76,12 +78,8 @@ async def show(studio: Studio, visit: Visit) -> Page:
         section("Nearest words", _loaded(served.name, "words", "Show the nearest words", True)),
     ]
     if visit.unrestricted:
-        parts.append(
-            section(
-                "Examples it gets wrong",
-                _loaded(served.name, "errors", "Answer its validation rows again", False),
-            )
-        )
+        wrong = _loaded(served.name, "errors", "Answer its validation rows again", False)
+        parts.append(section("Examples it gets wrong", wrong))
     if _library_of(studio, card) is not None:
         similar_part = _loaded(served.name, "similar", "Show the most similar prompts", True)
         parts.append(section("Similar tasks", similar_part))
@@ -179,8 +177,7 @@ def _confusion(card: Card) -> Html | None:
     for target in labels:
         row = counts.get(target, {})
         total = sum(row.values()) or 1
-        cells = [_shaded(row.get(label, 0), row.get(label, 0) / total) for label in labels]
-        rows.append([target, *cells])
+        rows.append([target, *(_shaded(row.get(label, 0), total) for label in labels)])
     caption = "Rows by target (down) and prediction (across)"
     columns: list[Child] = ["Target", *labels]
     return section("Confusion", table(caption, columns, rows, class_="heat"))
@@ -191,12 +188,8 @@ def _long(words: str) -> Html:
     return element("td", words, class_="long")
 
 
-def _cut(words: str) -> str:
-    return words if len(words) <= SHOWN_LETTERS else f"{words[: SHOWN_LETTERS - 1]}…"
-
-
-def _shaded(count: int, share: float) -> Html:
-    return element("td", count or "·", class_=f"number shade-{round(share * SHADES)}")
+def _shaded(count: int, total: int) -> Html:
+    return element("td", count or "·", class_=f"number shade-{round(count / total * SHADES)}")
 
 
 # -- nearest words ---------------------------------------------------------------------------------
@@ -254,22 +247,21 @@ def _routing(explanation: Explanation, with_texts: bool) -> Html | None:
     if not explanation.routing:
         return None
     total = sum(part.rows for part in explanation.routing) or 1
-    rows = [
-        [
-            element("span", f"prompt {part.prompt}", class_="score"),
-            element(
-                "span",
-                bar(part.rows / total),
-                f"{part.rows:,}",
-                class_="score",
-            ),
-            _long(", ".join(f"{label} {count}" for label, count in part.classes.items())),
-            *([_long(" · ".join(map(_cut, part.examples)))] if with_texts else []),
-        ]
-        for part in explanation.routing
-        if part.rows
-    ]
-    columns = ["Prompt", "Rows", "Classes", *(["Examples"] if with_texts else [])]
+    rows: list[list[Child]] = []
+    for part in explanation.routing:
+        if part.rows:
+            share = [bar(part.rows / total), f"{part.rows:,}"]
+            classes = ", ".join(f"{label} {count}" for label, count in part.classes.items())
+            examples = " · ".join(shortened(example, SHOWN_LETTERS) for example in part.examples)
+            rows.append(
+                [
+                    element("span", f"prompt {part.prompt}", class_="score"),
+                    element("span", share, class_="score"),
+                    _long(classes),
+                    *([_long(examples)] if with_texts else []),
+                ]
+            )
+    columns: list[Child] = ["Prompt", "Rows", "Classes", *(["Examples"] if with_texts else [])]
     idle = len(explanation.routing) - len(rows)
     caption = f"Where the router sends {total:,} validation rows"
     return section(
@@ -342,7 +334,7 @@ async def errors(studio: Studio, visit: Visit) -> Page:
     wrong = await studio.cached(
         f"errors {served.name}",
         loaded.stamp,
-        lambda: visit.unless_gone(_wrong(studio, loaded, examples)),
+        lambda: unless_gone(visit.request, _wrong(studio, loaded, examples)),
     )
     rows = [
         [str(number), _long(example.input), example.target, answer, f"{probability:.0%}"]
@@ -364,8 +356,9 @@ async def _wrong(
     deadline = time.monotonic() + studio.timeout
     jobs = [Job(loaded, e.input, "studio", PRIORITY, deadline, ignore) for e in examples]
     wrong = []
-    for part in range(0, len(jobs), studio.engine.limits.queue // 2 or 1):
-        some = slice(part, part + (studio.engine.limits.queue // 2 or 1))
+    size = max(1, studio.engine.limits.queue // 2)
+    for first in range(0, len(jobs), size):
+        some = slice(first, first + size)
         answers = await together([studio.engine.result(job) for job in jobs[some]])
         for example, answer in zip(examples[some], answers, strict=True):
             assert isinstance(answer, Classified)

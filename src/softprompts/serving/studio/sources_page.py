@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...tasks import Row
+from ..answers import unless_gone
 from ..requests import BadRequest, Fit, ServedPrompt
 from .columns import Columns, guess_columns, parse_rows
 from .context import Page, Studio, Visit, score_of
 from .markup import (
     ROOT,
-    Child,
     Html,
+    answers_area,
     bar,
+    button_form,
     element,
     field,
     link,
@@ -31,18 +33,16 @@ SHOWN = 10
 
 async def show(studio: Studio, visit: Visit) -> Page:
     pasted = visit.value("rows")
-    body: list[Child] = [
+    results = await _results(studio, visit, pasted) if visit.request.method == "POST" else None
+    body = [
         paragraph(
             "Paste a few labelled examples of your task. Each prompt that reads such rows is "
             "asked how probable it finds their labels; the best ones know your task already, or "
             "are good starts for it."
         ),
         _form(pasted),
+        answers_area(results),
     ]
-    if visit.request.method == "POST":
-        body.append(element("div", await _results(studio, visit, pasted), id="answers"))
-    else:
-        body.append(element("div", id="answers", aria_live="polite"))
     return Page("Sources", text(body), PATH)
 
 
@@ -81,7 +81,7 @@ async def _results(studio: Studio, visit: Visit, pasted: str) -> Html:
     )
     read = paragraph(f"Texts are in the column {columns.text}, labels in {columns.label}.")
     try:
-        fits = await visit.unless_gone(search)
+        fits = await unless_gone(visit.request, search)
     except BadRequest:
         fits = []
     if not fits:
@@ -136,11 +136,9 @@ def _table(fits: Sequence[Fit], prompts: dict[str, ServedPrompt]) -> Html:
 
 def _start_form(best: Fit, pasted: str) -> Html:
     """A button that takes the rows to the page where a run is started."""
-    return element(
-        "form",
+    return button_form(
+        f"{ROOT}/tune",
+        f"Tune on these rows, starting from {best.name}",
         element("input", type="hidden", name="rows", value=pasted),
         element("input", type="hidden", name="start", value=best.name),
-        element("button", f"Tune on these rows, starting from {best.name}", type="submit"),
-        method="post",
-        action=f"{ROOT}/tune",
     )

@@ -15,6 +15,7 @@ from .context import Page, Studio, Visit
 from .markup import (
     Child,
     Html,
+    button_form,
     capitalized,
     element,
     field,
@@ -33,7 +34,6 @@ from .tuning_runs import ENDINGS, TuningRun
 
 async def show(studio: Studio, visit: Visit) -> Page:
     """Where rows are uploaded, and what was uploaded before."""
-    visit.check_unrestricted()
     runs = await asyncio.to_thread(studio.runs.all)
     rows = [
         [
@@ -88,7 +88,6 @@ def _upload_form(most: int) -> Html:
 
 async def upload(studio: Studio, visit: Visit) -> Response:
     """Keep the rows of a form, or those that `studio.js` sends as they are."""
-    visit.check_unrestricted()
     rows = visit.body or visit.value("rows")
     file = visit.value("file") or f"rows{ending_of(rows)}"
     run = await asyncio.to_thread(studio.runs.upload, file, rows)
@@ -102,7 +101,6 @@ async def upload(studio: Studio, visit: Visit) -> Response:
 
 async def show_run(studio: Studio, visit: Visit) -> Page:
     """Uploaded rows before their run, or the run."""
-    visit.check_unrestricted()
     run = await asyncio.to_thread(studio.runs.find, visit.name)
     if run.state == "ready":
         return await preview(studio, visit, run)
@@ -114,7 +112,6 @@ async def show_run(studio: Studio, visit: Visit) -> Page:
 
 
 async def start(studio: Studio, visit: Visit) -> Page | Response:
-    visit.check_unrestricted()
     run = await asyncio.to_thread(studio.runs.find, visit.name)
     if not run.active:
         try:
@@ -126,14 +123,12 @@ async def start(studio: Studio, visit: Visit) -> Page | Response:
 
 
 async def stop(studio: Studio, visit: Visit) -> Response:
-    visit.check_unrestricted()
     run = await asyncio.to_thread(studio.runs.find, visit.name)
     studio.runs.stop(run)
     return RedirectResponse(f"{PATH}/{run.identity}", 303)
 
 
 async def remove(studio: Studio, visit: Visit) -> Response:
-    visit.check_unrestricted()
     run = await asyncio.to_thread(studio.runs.find, visit.name)
     await asyncio.to_thread(studio.runs.remove, run)
     return RedirectResponse(PATH, 303)
@@ -141,9 +136,7 @@ async def remove(studio: Studio, visit: Visit) -> Response:
 
 def _state(run: TuningRun) -> str:
     percent = f", {run.step / run.steps:.0%}" if run.steps and run.active else ""
-    return {"ready": "not tuned", "running": "running", "stopping": "stopping"}.get(
-        run.state, run.state
-    ) + percent
+    return f"{'not tuned' if run.state == 'ready' else run.state}{percent}"
 
 
 def _progress(run: TuningRun) -> list[Child]:
@@ -152,14 +145,8 @@ def _progress(run: TuningRun) -> list[Child]:
     if run.active:
         value = run.step if run.steps else None
         parts.append(element("progress", max=run.steps or 1, value=value, aria_labelledby="status"))
-        parts.append(
-            element(
-                "form",
-                element("button", "Stop", type="submit", disabled=run.state == "stopping"),
-                method="post",
-                action=f"{PATH}/{run.identity}/stop",
-            )
-        )
+        stopping = run.state == "stopping"
+        parts.append(button_form(f"{PATH}/{run.identity}/stop", "Stop", disabled=stopping))
     if run.state == "done":
         playground = link(playground_path(run.name), "Try it")
         parts.append(paragraph("See ", prompt_link(run.name), " · ", playground))
@@ -171,23 +158,14 @@ def _progress(run: TuningRun) -> list[Child]:
     if run.messages:
         lines = element("ul", [element("li", line) for line in run.messages])
         parts.append(element("details", element("summary", "Messages"), lines))
-    parts.append(None if run.active else _again_form(run))
+    if not run.active:
+        label = "Change the settings" if run.state == "failed" else "Rows and settings"
+        parts.append(button_form(f"{PATH}/{run.identity}/again", label, class_="quiet"))
     return parts
-
-
-def _again_form(run: TuningRun) -> Html:
-    label = "Change the settings" if run.state == "failed" else "Rows and settings"
-    return element(
-        "form",
-        element("button", label, type="submit", class_="quiet"),
-        method="post",
-        action=f"{PATH}/{run.identity}/again",
-    )
 
 
 async def again(studio: Studio, visit: Visit) -> Response:
     """The rows and settings of a run that has ended."""
-    visit.check_unrestricted()
     run = await asyncio.to_thread(studio.runs.find, visit.name)
     if not run.active:
         run.state = "ready"

@@ -17,18 +17,20 @@ from .markup import (
     ROOT,
     Child,
     Html,
+    button_form,
     element,
     field,
     notice,
     options,
     section,
+    shortened,
     table,
     text,
 )
 from .tuning_runs import TuningRun
 
 PATH = f"{ROOT}/tune"
-SHOWN_ROWS, SHOWN_CHARACTERS = 5, 160
+SHOWN_ROWS, SHOWN_CHARACTERS = 5, 161
 PROBE_ROWS = 16
 """Texts that are answered to see how quick the model is."""
 STEP_COST = 1.5
@@ -40,23 +42,25 @@ NEW = "a new prompt"
 
 
 async def preview(studio: Studio, visit: Visit, run: TuningRun, error: str = "") -> Page:
+    remove = button_form(f"{PATH}/{run.identity}/remove", "Remove these rows", class_="quiet")
     try:
         rows = await asyncio.to_thread(read_rows, str(run.file))
         columns = guess_columns(rows)
     except UserError as problem:
         message = notice(plain(problem, run), error=True)
-        return Page(run.file.name, text([message, _remove_form(run)]), PATH, 400)
+        return Page(run.file.name, text([message, remove]), PATH, 400)
     columns = _chosen(visit, columns)
     names = (await asyncio.to_thread(studio.engine.names))[:MOST_SOURCES]
     source = visit.value("start", NEW)
     parts: list[Child] = [notice(error, error=True) if error else None, _first_rows(rows, columns)]
     try:
-        config = await asyncio.to_thread(_config, studio, visit, run, columns)
+        settings = await asyncio.to_thread(_settings, studio, visit, run, columns)
+        config = run_config(sections(settings))
         task = await asyncio.to_thread(load_task, config.task)
         parts.append(await _cost(studio, visit, config, task))
     except UserError as problem:
         parts.append(notice(plain(problem, run), error=True))
-    parts += [_settings_form(visit, run, columns, [NEW, *names], source), _remove_form(run)]
+    parts += [_settings_form(visit, run, columns, [NEW, *names], source), remove]
     return Page(run.file.name, text(parts), PATH, 400 if error else 200)
 
 
@@ -66,11 +70,6 @@ def _chosen(visit: Visit, guess: Columns) -> Columns:
     is_form = bool(visit.form.get("text") or visit.query.get("text"))
     free_text = visit.value("free_text") == "yes" if is_form else guess.free_text
     return Columns(guess.names, text_column, label, free_text)
-
-
-def _config(studio: Studio, visit: Visit, run: TuningRun, columns: Columns) -> RunConfig:
-    """The settings of the run."""
-    return run_config(sections(_settings(studio, visit, run, columns)))
 
 
 def _settings(studio: Studio, visit: Visit, run: TuningRun, columns: Columns) -> dict[str, Any]:
@@ -103,22 +102,17 @@ def _settings(studio: Studio, visit: Visit, run: TuningRun, columns: Columns) ->
 
 def _first_rows(rows: Sequence[Row], columns: Columns) -> Html:
     shown = [
-        [str(number), *(_short(row.values.get(name)) for name in columns.names)]
+        [str(number), *(_shown(row.values.get(name)) for name in columns.names)]
         for number, row in enumerate(rows[:SHOWN_ROWS], 1)
     ]
-    heads = [f"{name} ({role})" if role else name for name, role in _roles(columns)]
+    roles = {columns.text: " (text)", columns.label: " (label)"}
+    heads = [f"{name}{roles.get(name, '')}" for name in columns.names]
     title = f"The first {len(shown)} of {len(rows):,} rows"
     return section("Rows", table(title, ["Row", *heads], shown, class_="texts"))
 
 
-def _roles(columns: Columns) -> list[tuple[str, str]]:
-    roles = {columns.text: "text", columns.label: "label"}
-    return [(name, roles.get(name, "")) for name in columns.names]
-
-
-def _short(value: object) -> str:
-    words = "" if value is None else str(value)
-    return words if len(words) <= SHOWN_CHARACTERS else f"{words[:SHOWN_CHARACTERS]}…"
+def _shown(value: object) -> str:
+    return "" if value is None else shortened(str(value), SHOWN_CHARACTERS)
 
 
 async def _cost(studio: Studio, visit: Visit, config: RunConfig, task: Task) -> Html:
@@ -214,15 +208,6 @@ def _settings_form(
 
 def _input(name: str, value: str, **attributes: str | float) -> Html:
     return element("input", name=name, id=name, value=value, required=True, **attributes)
-
-
-def _remove_form(run: TuningRun) -> Html:
-    return element(
-        "form",
-        element("button", "Remove these rows", type="submit", class_="quiet"),
-        method="post",
-        action=f"{PATH}/{run.identity}/remove",
-    )
 
 
 def plain(error: UserError, run: TuningRun) -> str:

@@ -26,6 +26,8 @@ from .tuner import Order
 UPLOADS = ".studio"
 RUN, LOG, NAME = "run", "log.txt", "name.txt"
 MOST_UPLOADS = 100
+MOST_OF_AN_EVENT = 2**24
+"""Bytes of a line of a process."""
 ENDINGS = (".csv", ".tsv", ".jsonl", ".json")
 State = Literal["ready", "running", "stopping", "done", "failed"]
 
@@ -107,14 +109,16 @@ class TuningRuns:
 
     def all(self) -> list[TuningRun]:
         """Newest first; those of earlier servers are found in the folder."""
-        folder = self._uploads
-        with contextlib.suppress(OSError), os.scandir(folder) as items:
+        with contextlib.suppress(OSError), os.scandir(self._uploads) as items:
             for item in items:
                 files = [p for p in Path(item.path).glob("*") if p.suffix in ENDINGS]
                 if files and item.name not in self._runs:
                     self._runs[item.name] = _earlier_run(item.name, files[0])
-        runs = [run for run in self._runs.values() if run.file.exists()]
-        return sorted(runs, key=lambda run: -run.file.stat().st_mtime)
+        found: list[tuple[float, TuningRun]] = []
+        for run in list(self._runs.values()):  # other threads add and remove some
+            with contextlib.suppress(OSError):
+                found.append((run.file.stat().st_mtime, run))
+        return [run for _, run in sorted(found, key=lambda pair: -pair[0])]
 
     def find(self, identity: str) -> TuningRun:
         run = next((run for run in self.all() if run.identity == identity), None)
@@ -124,7 +128,7 @@ class TuningRuns:
 
     @property
     def active(self) -> TuningRun | None:
-        return next((run for run in self._runs.values() if run.active), None)
+        return next((run for run in list(self._runs.values()) if run.active), None)
 
     @property
     def _uploads(self) -> Path:
@@ -157,7 +161,7 @@ class TuningRuns:
     def remove(self, run: TuningRun) -> None:
         if run.active:
             raise UserError("The run is under way; stop it first.")
-        del self._runs[run.identity]
+        self._runs.pop(run.identity, None)
         shutil.rmtree(run.folder, ignore_errors=True)
 
     async def start(self, run: TuningRun, name: str, settings: dict[str, Any]) -> None:
@@ -170,13 +174,18 @@ class TuningRuns:
         order = Order(settings, str(folder), str(self.library), name)
         fresh = TuningRun(run.identity, run.file, "running", name)
         self._runs[run.identity] = fresh
-        with (run.folder / LOG).open("wb") as log:
-            fresh.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", f"{__package__}.tuner"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-            )
+        try:
+            with (run.folder / LOG).open("wb") as log:
+                fresh.process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", f"{__package__}.tuner"),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=log,
+                    limit=MOST_OF_AN_EVENT,
+                )
+        except OSError as error:
+            self._runs[run.identity] = run
+            raise UserError(f"The run cannot be started: {error.strerror}.") from None
         assert fresh.process.stdin is not None
         fresh.process.stdin.write(order.line())
         reader = asyncio.create_task(_follow(fresh, fresh.process))
