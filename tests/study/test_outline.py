@@ -8,8 +8,7 @@ import pytest
 from softprompts.cli import main
 from softprompts.study.claims import read_claims
 from softprompts.study.config import StudyConfig, read_study
-from softprompts.study.outline import outline
-from softprompts.study.plan import plan
+from softprompts.study.plan import outline, plan
 
 ROOT = Path(__file__).parents[2]
 

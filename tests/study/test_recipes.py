@@ -14,8 +14,7 @@ from softprompts.artifacts.study_folder import StudyFolder
 from softprompts.study.checks import check_data
 from softprompts.study.claims import EXPLAINED, read_claims
 from softprompts.study.config import StudyConfig, check_study, read_study
-from softprompts.study.outline import outline
-from softprompts.study.plan import plan
+from softprompts.study.plan import outline, plan
 from softprompts.study.reuse import same_run
 from softprompts.study.study import Study
 

@@ -44,7 +44,6 @@ class Part:
         return cls(**{name: getattr(thing, name) for name in _keys(cls)})
 
     def plain(self) -> dict[str, Any]:
-        """The part as JSON holds it."""
         values = {
             name: _plain(getattr(self, name))
             for name, key in _keys(type(self)).items()
@@ -148,8 +147,6 @@ UNTRAINED = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Card(Part):
-    """All of a card; see the fields."""
-
     prompt: PromptCard
     method: str | None = None
     backbone: BackboneCard
@@ -199,7 +196,6 @@ class Card(Part):
 
     @classmethod
     def of_folder(cls, folder: Path) -> Self:
-        """The card of a prompt's folder."""
         if not (folder / CARD).exists():
             raise UserError(
                 f"{folder} holds no {CARD}: either it is not a prompt, or its run has not "

@@ -25,8 +25,6 @@ SEQ_2_SEQ = "SEQ_2_SEQ_LM"
 
 
 class Adapter(NamedTuple):
-    """The prompt of an adapter."""
-
     vectors: Tensor
     """[P, H]."""
     kind: str

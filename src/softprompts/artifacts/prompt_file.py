@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
+from ..files.tensors import read_tensors
 from ..prompt.prompt import Prompt, folded_prompt
 from .card import Card
 
@@ -79,8 +80,9 @@ def _router(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def check_vectors(vectors: Tensor | None, path: Path) -> Tensor:
+def read_vectors(path: Path) -> Tensor:
     """The vectors [K, P, H] of a prompt or of a task embedding, if they can be compared."""
+    vectors = read_tensors(path)[0].get("vectors")
     if (
         vectors is None
         or vectors.dim() != 3

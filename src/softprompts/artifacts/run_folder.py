@@ -64,7 +64,7 @@ from .file_names import (
     TOURNAMENT_PLOT,
     TRACKERS,
 )
-from .prompt_file import check_vectors, prompt_of, prompt_tensors
+from .prompt_file import prompt_of, prompt_tensors, read_vectors
 
 PROMPT_FILES = (CARD, PROMPT, EMBEDDING, CONFIG, METRICS, CURVE)
 """What a copy of a prompt consists of."""
@@ -118,7 +118,7 @@ class RunFolder:
     def embedding(self) -> Tensor | None:
         """The task embedding [K, P, H]; None if there is none."""
         path = self.path / EMBEDDING
-        return _vectors(path) if os.path.exists(path) else None
+        return read_vectors(path) if os.path.exists(path) else None
 
     def task_vectors(self) -> Tensor:
         """What represents the task when tasks are compared [K, P, H].
@@ -126,7 +126,7 @@ class RunFolder:
         The task embedding if there is one, and otherwise the prompt.
         """
         embedding = self.embedding()
-        return _vectors(self.path / PROMPT) if embedding is None else embedding
+        return read_vectors(self.path / PROMPT) if embedding is None else embedding
 
     def copy_prompt(self, target: Path) -> None:
         """Copy the prompt, without its training state; the card comes last."""
@@ -312,13 +312,8 @@ class RunFolder:
 
 
 def write_cohort_table(folder: Path, text: str) -> None:
-    """Write the table of a cohort's runs beside their folders."""
     remove_stale(folder, [COHORT_TABLE])
     write_text(folder / COHORT_TABLE, text)
-
-
-def _vectors(path: Path) -> Tensor:
-    return check_vectors(read_tensors(path)[0].get("vectors"), path)
 
 
 def _is_ours(config: Path) -> bool:

@@ -116,8 +116,6 @@ of cells that were run here."""
 
 @dataclass(frozen=True)
 class CellFolder(RunFolder):
-    """The folder of one cell, which is that of its run."""
-
     @property
     def is_done(self) -> bool:
         return (self.path / RESULT).exists()

@@ -54,7 +54,6 @@ PLANNED = {"request", "candidates", "left_out", "metric", "steps", "batch_rows",
 
 
 def read_tournament(folder: RunFolder) -> TournamentRecord | None:
-    """The record in a folder; None if there is none."""
     remedy = f"choose another {setting('output')}, or start again with {setting('overwrite')}"
     record: TournamentRecord | None = read_object(folder.tournament, PLANNED, remedy)
     return record

@@ -34,7 +34,6 @@ class TransferRecord(TypedDict, total=False):
 
 
 def read_record(folder: Path) -> TransferRecord | None:
-    """The record in a folder; None if there is none."""
     remedy = f"choose another {setting('output')}"
     record: TransferRecord | None = read_object(folder / CHOICE, ["request"], remedy)
     return record

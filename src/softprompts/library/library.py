@@ -59,7 +59,6 @@ class Entry:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the only backbone that the prompt works with."""
         return self.card.backbone.fingerprint
 
     def check_vectors(self) -> None:
@@ -86,8 +85,6 @@ def no_prompt(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Match:
-    """A prompt, and its similarity to another."""
-
     entry: Entry
     similarity: float
 

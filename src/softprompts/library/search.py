@@ -122,17 +122,19 @@ class Index:
         known |= {name: stamp for name, (stamp, _) in self.skipped.items()}
         if known == stamps:
             return self
-        unchanged = {name for name, stamp in stamps.items() if known.get(name) == stamp}
         rows = dict(zip(self.names, self.rows.unbind(1), strict=True))
-        rows = {name: row for name, row in rows.items() if name in unchanged}
-        skipped = {name: other for name, other in self.skipped.items() if name in unchanged}
-        current = dict(known)
-        for name in (name for name in stamps if name not in unchanged):
-            current[name], summary = summarize(name)
-            if isinstance(summary, Tensor):
-                rows[name] = summary
-            else:
-                skipped[name] = (current[name], summary or "")
+        entries = {
+            name: (stamp, rows[name] if name in rows else self.skipped[name][1])
+            if known.get(name) == stamp
+            else summarize(name)
+            for name, stamp in stamps.items()
+        }
+        rows = {name: row for name, (_, row) in entries.items() if isinstance(row, Tensor)}
+        skipped = {
+            name: (stamp, why or "")
+            for name, (stamp, why) in entries.items()
+            if not isinstance(why, Tensor)
+        }
         widths = Counter(rows[name].shape[1] for name in sorted(rows))
         names = sorted(n for n in rows if rows[n].shape[1] == max(widths, key=widths.__getitem__))
         for name in rows.keys() - set(names):
@@ -145,7 +147,7 @@ class Index:
         return Index(
             self.fingerprint,
             names,
-            [current[name] for name in names],
+            [entries[name][0] for name in names],
             _stacked([rows[name] for name in names]),
             skipped,
         )

@@ -74,7 +74,6 @@ class Expectation:
 
     @property
     def name(self) -> str:
-        """What is compared."""
         if not self.terms:
             return f"{self.kind}: {json.dumps(self.value)}".replace('"', "")
         if self.kind == "contrast":

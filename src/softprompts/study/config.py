@@ -134,10 +134,8 @@ class StudyConfig(Grid):
 def _variant(name: str, common: Mapping[str, Any], changes: Any) -> Grid:
     if not isinstance(changes, Mapping | None):
         raise UserError(f"The variant {name} is {changes!r}; it must be a mapping of what differs.")
-    try:
+    with study_errors(f"The variant {name} cannot be used: "):
         return Grid.of(merge(common, changes or {}))
-    except UserError as error:
-        raise UserError(f"The variant {name} cannot be used: {error.message}") from None
 
 
 def read_study(path: Path) -> StudyConfig:

@@ -17,6 +17,7 @@ from ..config import RunConfig, sections, spell
 from ..errors import UserError, setting
 from ..files import safe_name
 from ..transfer.sources import folded_card, start_mismatch
+from .claims import Claim
 from .config import (
     Grid,
     StudyConfig,
@@ -24,6 +25,7 @@ from .config import (
     candidates,
     check_settings,
     role_config,
+    study_errors,
     subject_of,
     target_tasks,
 )
@@ -225,10 +227,8 @@ class _Planner:
             self._target_chooses if target is not None else self.candidates
         ):
             links["choices"] = self._choices(source if stage == "source" else None, target)
-        try:
+        with study_errors(f"{name} cannot run: "):
             config = role_config(self.grid, role, sections(choice or {}), self.machine, planned)
-        except UserError as error:
-            raise UserError(f"{name} cannot run: {error.message}") from None
         return Cell(
             name,
             stage,
@@ -311,8 +311,7 @@ class _Planner:
                 f"{setting('task.train')}) cannot; lower its numbers, add named tasks as sources, "
                 f"or leave {setting('retrieval.mixture')} out."
             )
-        unnamed = [target.name for target in self.targets if not target.mixable]
-        if unnamed:
+        if unnamed := [target.name for target in self.targets if not target.mixable]:
             raise UserError(
                 f"The target {unnamed[0]} has task settings of its own, so it cannot be mixed; "
                 f"leave {setting('retrieval.mixture')} out."
@@ -335,3 +334,45 @@ def _short(part: str) -> str:
     name = safe_name(part)
     digest = hashlib.sha256(part.encode()).hexdigest()[:8]
     return name if len(name) <= NAME_LIMIT else f"{name[: NAME_LIMIT - 9]}-{digest}"
+
+
+# -- what it amounts to ----------------------------------------------------------------------------
+
+
+def outline(cells: Sequence[Cell], claims: Sequence[Claim]) -> dict[str, Any]:
+    """What a study would run, and the rules of its claims.
+
+    By stage and in all: cells, how many train a whole model, optimiser steps, and rows trained on.
+    Steps and rows are None if epochs are given, because they depend on the data.
+    """
+    stages = {
+        stage: _counts([cell for cell in cells if cell.stage == stage])
+        for stage in dict.fromkeys(cell.stage for cell in cells)
+    }
+    tasks = [str(cell.config.task.task) for cell in cells if cell.config.task.task]
+    return {
+        "stages": stages,
+        **_counts(cells),
+        "backbones": list(dict.fromkeys(cell.backbone for cell in cells)),
+        "tasks": sorted({task for name in tasks for task in name.split("+")}),
+        "claims": [
+            {
+                "claim": claim.claim,
+                "text": claim.text,
+                "rules": [part.rule for part in claim.expect],
+            }
+            for claim in claims
+        ],
+    }
+
+
+def _counts(cells: Sequence[Cell]) -> dict[str, int | None]:
+    trained = [cell.config.tuning for cell in cells if cell.config.tuning.trains != "nothing"]
+    known = all(tuning.epochs is None for tuning in trained)
+    rows = [tuning.steps * tuning.batch_size * tuning.accumulate for tuning in trained]
+    return {
+        "cells": len(cells),
+        "whole_models": sum(tuning.trains == "model" for tuning in trained),
+        "steps": sum(tuning.steps for tuning in trained) if known else None,
+        "rows": sum(rows) if known else None,
+    }

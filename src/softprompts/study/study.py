@@ -155,8 +155,7 @@ def _stages(cells: Sequence[Cell], folder: StudyFolder, only: Sequence[str] | No
     stages = list(dict.fromkeys(cell.stage for cell in cells))
     if only is None:
         return stages
-    unknown = [stage for stage in only if stage not in stages]
-    if unknown:
+    if unknown := [stage for stage in only if stage not in stages]:
         raise UserError(f"The study has no stage {unknown[0]!r}; choose from {', '.join(stages)}.")
     stage_of = {cell.name: cell.stage for cell in cells}
     for name in (name for cell in cells if cell.stage in only for name in cell.needs):

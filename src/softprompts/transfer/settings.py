@@ -14,8 +14,6 @@ Strategy = Literal["best", "average", "mixture", "named", "all"]
 
 @dataclass(frozen=True)
 class Request(Settings):
-    """What to transfer, from where, and how."""
-
     target: RunConfig
     """The run on the target task as it would be without a source."""
     library: Path

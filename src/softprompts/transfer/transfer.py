@@ -82,8 +82,9 @@ def transfer(
         backbone = load_backbone(
             target.model, target.dtype, target.device, target.trust_remote_code
         )
-    watch = partial(make_watcher, verbose)
-    run_transfer(request, Path(output), baseline, overwrite, watch, backbone)
+    run_transfer(
+        request, Path(output), baseline, overwrite, partial(make_watcher, verbose), backbone
+    )
     return load(output, backbone=backbone)
 
 
