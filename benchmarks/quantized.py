@@ -22,6 +22,7 @@ import torch
 from softprompts.bench.learners import OurRuns, make_run
 from softprompts.bench.measure import Clock, environment, peak_gib, reset_memory
 from softprompts.bench.models import load_model
+from softprompts.bench.settings import StepSettings
 from softprompts.bench.workload import draw_batches
 from softprompts.errors import UserError, as_flag
 from softprompts.files import write_json
@@ -31,9 +32,14 @@ def trial(options: argparse.Namespace, dtype: str, recompute: bool) -> dict[str,
     backbone = load_model(options.model, dtype, options.device, 0)
     reset_memory(backbone)
     memory = torch.cuda.memory_allocated() / 2**30 if backbone.device.type == "cuda" else None
-    (batches,) = draw_batches(
-        options.workload, backbone, 1, options.steps, options.batch, 0, options.data
+    steps = StepSettings(
+        workload=options.workload,
+        data_dir=options.data,
+        batch=options.batch,
+        steps=options.steps,
+        warmup=0,
     )
+    (batches,) = draw_batches(steps, backbone, 1)
     tuning = {"optimizer": "adamw", "lr": options.lr, "recompute": recompute}
     prompt = {"length": options.prompt, "unit": 1.0} if options.workload == "synthetic" else {}
     settings = {"preset": "prompt-tuning", "prompt": {"length": options.prompt, **prompt}}

@@ -20,6 +20,7 @@ from softprompts.backbone import Backbone
 from softprompts.bench.learners import OurRuns, make_run
 from softprompts.bench.measure import environment, reset_memory
 from softprompts.bench.models import load_model
+from softprompts.bench.settings import StepSettings
 from softprompts.bench.workload import RunBatches, draw_batches
 from softprompts.files import write_json
 
@@ -87,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("short_of_memory: this needs a GPU.", file=sys.stderr)
         return 2
     backbone = load_model("t5-base", "bf16", "cuda", 0)
-    batches = draw_batches("synthetic", backbone, RUNS, STEPS, 32, 0, "")
+    batches = draw_batches(StepSettings(batch=32, steps=STEPS, warmup=0), backbone, RUNS)
     result = {
         "benchmark": "short_of_memory",
         "model": "t5-base",

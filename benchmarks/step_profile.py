@@ -24,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 from softprompts.bench.learners import OurRuns, make_run, set_compile
 from softprompts.bench.measure import Clock, environment, spread
 from softprompts.bench.models import load_model
+from softprompts.bench.settings import StepSettings
 from softprompts.bench.workload import draw_batches
 from softprompts.errors import UserError, as_flag
 from softprompts.files import write_json
@@ -61,9 +62,14 @@ def profile_steps(options: argparse.Namespace) -> dict[str, Any]:
     backbone = load_model(options.model, options.dtype, options.device, 0)
     device = backbone.device
     total = options.warmup + 2 * options.steps + (options.steps if options.python else 0)
-    batches = draw_batches(
-        options.workload, backbone, options.runs, total, options.batch, 0, options.data_dir
+    steps = StepSettings(
+        workload=options.workload,
+        data_dir=options.data_dir,
+        batch=options.batch,
+        steps=total,
+        warmup=0,
     )
+    batches = draw_batches(steps, backbone, options.runs)
     settings = {"preset": options.preset, "prompt": {"length": options.prompt}}
     runs = [make_run(backbone, part, settings, run) for run, part in enumerate(batches)]
     ours = OurRuns(runs, set_compile(backbone, True))

@@ -41,10 +41,7 @@ def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
             "folder of one."
         )
     compiles = set_compile(backbone, settings.compile_ours)
-    total = settings.warmup + settings.steps
-    (batches,) = draw_batches(
-        settings.workload, backbone, 1, total, settings.batch, settings.seed, settings.data_dir
-    )
+    (batches,) = draw_batches(settings, backbone, 1)
     subjects = [
         Subject(name, about, partial(our_run, backbone, batches, config, settings.seed, compiles))
         for name, (about, _, config) in METHODS.items()

@@ -100,16 +100,8 @@ def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
     )
     alone = settings.alone or min(settings.runs, MAX_ALONE)
     positions = backbone.max_positions
-    batches = draw_batches(
-        settings.workload,
-        backbone,
-        settings.runs,
-        settings.warmup + settings.steps,
-        settings.batch,
-        settings.seed,
-        settings.data_dir,
-        MAX_TEXT if positions is None else positions - settings.prompt - 2,
-    )
+    longest = MAX_TEXT if positions is None else positions - settings.prompt - 2
+    batches = draw_batches(settings, backbone, settings.runs, longest)
     peers = _peers(settings, backbone, batches[:alone])
     subjects = [*peers, *_ours(settings, backbone, batches, alone)]
     for measured, left_out in measure_all(

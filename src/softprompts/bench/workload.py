@@ -7,8 +7,8 @@ import numpy as np
 
 from ..backbone import Backbone
 from ..config import TaskConfig
-from ..errors import UserError
 from ..tasks import load_task
+from .settings import StepSettings
 
 MAX_TEXT = 256
 """The most tokens of a text."""
@@ -26,47 +26,34 @@ class RunBatches:
 
 
 def draw_batches(
-    workload: str,
-    backbone: Backbone,
-    runs: int,
-    steps: int,
-    batch: int,
-    seed: int,
-    data_dir: str,
-    max_text: int = MAX_TEXT,
+    settings: StepSettings, backbone: Backbone, runs: int, max_text: int = MAX_TEXT
 ) -> list[RunBatches]:
     """Different batches for each run; texts have at most `max_text` tokens."""
-    longest = min(max_text, MAX_TEXT)
-    if workload == "synthetic":
-        return [
-            _synthetic(backbone, steps, batch, np.random.default_rng([seed, run]), longest)
-            for run in range(runs)
-        ]
-    if workload != "sst2":
-        raise UserError(f"There is no workload {workload!r}; choose synthetic or sst2.")
-    task = load_task(TaskConfig(task="glue/sst2", data_dir=data_dir or None))
+    rows, longest = (settings.warmup + settings.steps) * settings.batch, min(max_text, MAX_TEXT)
+    rngs = [np.random.default_rng([settings.seed, run]) for run in range(runs)]
+    if settings.workload == "synthetic":
+        return [_synthetic(backbone, rows, settings.batch, rng, longest) for rng in rngs]
+    task = load_task(TaskConfig(task="glue/sst2", data_dir=settings.data_dir or None))
     batches = []
-    for run in range(runs):
-        chosen = np.random.default_rng([seed, run]).choice(
-            len(task.train), steps * batch, replace=len(task.train) < steps * batch
-        )
+    for rng in rngs:
+        chosen = rng.choice(len(task.train), rows, replace=len(task.train) < rows)
         examples = [task.train[int(row)] for row in chosen]
         inputs = backbone.tokenise([example.input for example in examples], longest)
         targets = backbone.tokenise_targets([example.target for example in examples])
-        batches.append(RunBatches(_split(inputs, batch), _split(targets, batch)))
+        batches.append(RunBatches(_split(inputs, settings.batch), _split(targets, settings.batch)))
     return batches
 
 
 def _synthetic(
-    backbone: Backbone, steps: int, batch: int, rng: np.random.Generator, longest: int
+    backbone: Backbone, rows: int, batch: int, rng: np.random.Generator, longest: int
 ) -> RunBatches:
     """Random ids; lengths log-normal with a mean of about 115, clipped; targets of two tokens.
 
     For an encoder-only model, each text ends in a mask, and targets have one.
     """
-    lengths = np.clip(rng.lognormal(4.6, 0.55, steps * batch), 8, longest).astype(int)
+    lengths = np.clip(rng.lognormal(4.6, 0.55, rows), 8, longest).astype(int)
     inputs = [rng.integers(100, backbone.vocab_size, length).tolist() for length in lengths]
-    targets = [[int(first), 1] for first in rng.integers(100, backbone.vocab_size, steps * batch)]
+    targets = [[int(first), 1] for first in rng.integers(100, backbone.vocab_size, rows)]
     if not backbone.generates:
         inputs = [[*row[:-1], backbone.tokenizer.mask_token_id] for row in inputs]
         targets = [target[:1] for target in targets]

@@ -91,8 +91,8 @@ def write_model(model: Any, tokenizer: Any, folder: Path, dtype: torch.dtype) ->
         with quiet_transformers():
             model.to(dtype).save_pretrained(staged)
             tokenizer.save_pretrained(staged)
-        saved = read_json(staged / "config.json")
-        write_json(staged / "config.json", {**saved, "tie_word_embeddings": tied})
+        path = staged / "config.json"
+        write_json(path, {**read_json(path), "tie_word_embeddings": tied})
 
 
 def write_tokenizer(tokenizer: Any, folder: Path) -> None:

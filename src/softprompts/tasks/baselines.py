@@ -6,7 +6,6 @@ the process that computes them while a GPU trains.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -23,7 +22,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..files import cache_folder, read_json, write_json
-from .task_definition import Example
+from .task_definition import Example, content_digest
 
 VERSION = 1
 MAX_TRAIN = 10_000
@@ -94,8 +93,7 @@ def _start(work: Any) -> "subprocess.Popen[bytes]":
 
 
 def _cache_path(train: Sequence[Example], inputs: Sequence[str]) -> Path:
-    content = json.dumps([VERSION, _sampled(train), inputs])
-    digest = hashlib.sha256(content.encode()).hexdigest()[:32]
+    digest = content_digest([VERSION, _sampled(train), inputs])
     return cache_folder() / "baselines" / f"{digest}.json"
 
 
@@ -155,8 +153,7 @@ def _tf_idf(texts: Sequence[str]) -> tuple[list[Any], Callable[[str], Any]]:
 def _features(text: str) -> list[str]:
     """The distinct words and pairs of words of a text."""
     words = _WORD.findall(text.lower())
-    pairs = (f"{a} {b}" for a, b in pairwise(words))
-    return list(dict.fromkeys([*words, *pairs]))
+    return list(dict.fromkeys([*words, *map(" ".join, pairwise(words))]))
 
 
 if __name__ == "__main__":  # computes what the standard input lists, in its order

@@ -73,9 +73,9 @@ def check_task(config: TaskConfig) -> None:
     if config.metric is not None:
         metric(config.metric)
     if config.task is not None:
-        names = [name for name in mixture_names(config.task) if name]
-        named = [definition(name) for name in names if name not in (*STARTERS, PREFIX_LM)]
-        for task in named:
+        unnamed = ("", *STARTERS, PREFIX_LM)
+        names = [name for name in mixture_names(config.task) if name not in unnamed]
+        for task in [definition(name) for name in names]:
             check_available(task, data_folder(config))
         if config.task in STARTERS:
             load_task(config)
@@ -317,8 +317,9 @@ def _apply_settings(config: TaskConfig, task: Task) -> Task:
     train, validation, test = _training_examples(config, task), task.validation, task.test
     metrics = _metrics(config, task)
     if config.hold_out is not None and len(task.members) == 1 and len(train) > 1:
-        stratify = bool(task.labels)
-        train, validation = split_held_out(train, config.hold_out, config.split_seed, stratify)
+        train, validation = split_held_out(
+            train, config.hold_out, config.split_seed, bool(task.labels)
+        )
         test = []
     if config.cap_validation is not None:
         validation = sample(validation, config.cap_validation, config.split_seed)
@@ -382,9 +383,9 @@ def _prompt_design(
     classes = indices_by_class(train).values() if has_labels else [range(len(train))]
     rounds = itertools.zip_longest(*(rng.sample(indices, len(indices)) for indices in classes))
     order = [index for indices in rounds for index in indices if index is not None]
-    demonstrations = [train[index] for index in order[: config.demonstrations]]
-    shown = "".join(f"{e.input} answer: {e.target}\n\n" for e in demonstrations)
-    return before + shown, " answer:"
+    for example in [train[index] for index in order[: config.demonstrations]]:
+        before += f"{example.input} answer: {example.target}\n\n"
+    return before, " answer:"
 
 
 def _reservoir(config: TaskConfig) -> Reservoir | None:

@@ -175,12 +175,14 @@ def spearman_corrcoef(
 def bleu(examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]) -> float:
     """sacrebleu with T5's arguments: the international tokenizer, force on."""
     sacrebleu = require("sacrebleu", f"BLEU needs sacrebleu: {INSTALL}.")
-    targets = [e.target for e in examples]
-    return float(
-        sacrebleu.corpus_bleu(
-            list(predictions), [targets], smooth_method="exp", force=True, tokenize="intl"
-        ).score
+    scored = sacrebleu.corpus_bleu(
+        list(predictions),
+        [[e.target for e in examples]],
+        smooth_method="exp",
+        force=True,
+        tokenize="intl",
     )
+    return float(scored.score)
 
 
 def _rouge(kind: str) -> Metric:

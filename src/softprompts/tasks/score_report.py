@@ -50,8 +50,7 @@ class ScoreReport:
     @classmethod
     def of(cls, plain: Mapping[str, Any], row_scores: Sequence[float] = ()) -> Self:
         """The report that `plain` returned; keys of newer versions are left out."""
-        names = cls.__dataclass_fields__
-        known = {name: value for name, value in plain.items() if name in names}
+        known = {name: plain[name] for name in plain if name in cls.__dataclass_fields__}
         return cls(**known | {"row_scores": list(row_scores)})
 
 
@@ -176,7 +175,6 @@ def _mixture(reports: Mapping[str, ScoreReport]) -> ScoreReport:
         return round(math.fsum(next(iter(values.values())) for values in part) / len(part), 4)
 
     parts = list(reports.values())
-    scores = [value for report in parts for value in report.row_scores]
     metrics = {MEAN: mean([report.metrics for report in parts])}
     intervals: dict[str, list[float]] = {}
     firsts = [report.intervals.get(next(iter(report.metrics))) for report in parts]
@@ -196,5 +194,5 @@ def _mixture(reports: Mapping[str, ScoreReport]) -> ScoreReport:
             for name in names
         },
         invalid=sum(report.invalid for report in parts),
-        row_scores=scores,
+        row_scores=[value for report in parts for value in report.row_scores],
     )

@@ -173,8 +173,7 @@ def _header(path: Path, encoding: str, delimiter: str) -> list[str]:
     """The first non-empty row of a file; empty if it is malformed."""
     with _open(path, encoding) as file:
         try:
-            rows = csv.reader(file, delimiter=delimiter, strict=True)
-            return next((cells for cells in rows if cells), [])
+            return next(filter(None, csv.reader(file, delimiter=delimiter, strict=True)), [])
         except csv.Error:
             return []
 

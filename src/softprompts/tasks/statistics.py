@@ -55,8 +55,7 @@ def row_scores(
     scores = unit_scores(name, examples, predictions, labels)
     if scores is not None:
         return scores
-    pairs = zip(examples, predictions, strict=True)
-    return [100.0 * (example.target == prediction) for example, prediction in pairs]
+    return [100.0 * (e.target == p) for e, p in zip(examples, predictions, strict=True)]
 
 
 def is_wrong(name: str, example: Example, prediction: str, labels: Sequence[str]) -> bool:

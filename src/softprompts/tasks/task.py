@@ -5,9 +5,7 @@ every epoch (examples-proportional with a limit K: Raffel 2020; SPoT).
 """
 
 import dataclasses
-import hashlib
 import itertools
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ from ..errors import UserError
 from .metrics import rounded, score
 from .registry import BENCHMARKS
 from .sampling import split_held_out
-from .task_definition import Example
+from .task_definition import Example, content_digest
 from .text_format import TextFormat
 
 MEAN = "mean"
@@ -48,12 +46,12 @@ class Task:
     @cached_property
     def digests(self) -> dict[str, str]:
         """A hash of the examples of each split."""
-        return {"train": _digest(self.train), "validation": _digest(self.validation)}
+        return {name: content_digest(getattr(self, name)) for name in ("train", "validation")}
 
     @cached_property
     def digest(self) -> str:
         """A hash of all examples."""
-        return _digest([self.train, self.validation])
+        return content_digest([self.train, self.validation])
 
     @property
     def truncated(self) -> "Task":
@@ -119,10 +117,6 @@ class Task:
         return rounded(score(self.metrics, examples, predictions, self.labels))
 
 
-def _digest(examples: Any) -> str:
-    return hashlib.sha256(json.dumps(examples).encode()).hexdigest()[:32]
-
-
 @dataclass(frozen=True)
 class Mixture(Task):
     """The examples of several tasks, one task after another; each task has its own metrics."""
@@ -150,8 +144,8 @@ class Mixture(Task):
         firsts, remaining = [], iter(predictions)
         for task in self.members:
             task_examples = task.validation if examples is None else task.test
-            task_predictions = list(itertools.islice(remaining, len(task_examples)))
-            task_scores = task.score(task_predictions, task_examples)
+            predicted = list(itertools.islice(remaining, len(task_examples)))
+            task_scores = task.score(predicted, task_examples)
             firsts.append(task_scores[task.metrics[0]])
             scores |= {f"{task.name}:{name}": value for name, value in task_scores.items()}
         return {MEAN: round(sum(firsts) / len(firsts), 4), **scores}

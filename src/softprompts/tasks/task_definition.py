@@ -6,6 +6,8 @@ task word. Rows come from the Hugging Face Hub or from a local copy; where their
 differ, preprocessors accept both.
 """
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +29,11 @@ class Example(NamedTuple):
     input: str
     target: str
     metadata: Mapping[str, Any] = {}
+
+
+def content_digest(content: Any) -> str:
+    """A hash of examples or other plain data."""
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
 def is_labelled(example: Example) -> bool:
