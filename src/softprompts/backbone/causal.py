@@ -21,7 +21,7 @@ from ..errors import UserError
 from .batch import Losses, Text, to_device
 from .families import register_family
 from .generative import Generative
-from .kv_cache import STRETCHED_POSITIONS, DecodingState, PromptCache
+from .kv_cache import DecodingState, PromptCache, stretches_positions
 from .modules import only_columns
 from .speed.decoding import DecodingGraphs
 from .speed.packed_rows import CAUSAL_TYPES, PackedRows
@@ -167,12 +167,8 @@ class Causal(Generative):
     def cache_prompts(self, vectors: Tensor, lengths: Tensor) -> PromptCache | None:
         """Each prompt is processed by itself, at the first positions."""
         config = self.model.config
-        rotary = str(getattr(config, "rope_parameters", None))
-        if (
-            vectors.shape[1] == 0
-            or config.model_type not in CACHES_PROMPTS
-            or any(kind in rotary for kind in STRETCHED_POSITIONS)
-        ):
+        fits = config.model_type in CACHES_PROMPTS and not stretches_positions(config)
+        if vectors.shape[1] == 0 or not fits:
             return None
         columns = torch.arange(vectors.shape[1], device=self.device)
         mask = (columns < lengths[:, None].clamp(min=1)).long()

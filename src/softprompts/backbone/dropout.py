@@ -5,13 +5,15 @@ many processes share it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
+
+from .modules import replaced_forwards
 
 _STRIDES = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F)
 _RATES = ("p", "dropout", "activation_dropout", "attention_dropout", "hidden_dropout")
@@ -124,10 +126,9 @@ def _hash(number: Tensor) -> Tensor:
     return number ^ (number >> 16)
 
 
-@contextmanager
 def recompute_activations(
     layers: Sequence[nn.Module], dropout: RowDropout | None = None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Inside, layers keep no activations: the backward pass recomputes them, dropout included."""
 
     def checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,13 +148,4 @@ def recompute_activations(
             **kwargs,
         )
 
-    replaced = [vars(layer).get("forward") for layer in layers]  # that of a model that is spread
-    for layer in layers:
-        layer.forward = checkpointed(layer.forward)
-    try:
-        yield
-    finally:
-        for layer, before in zip(layers, replaced, strict=True):
-            del layer.forward
-            if before is not None:
-                layer.forward = before
+    return replaced_forwards([(layer, checkpointed(layer.forward)) for layer in layers])

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-STRETCHED_POSITIONS = ("dynamic", "longrope")
-"""Kinds of rotary positions that depend on a text's length, so that no prompt can be cached."""
+
+def stretches_positions(config: Any) -> bool:
+    """Whether rotary positions depend on a text's length, so that no prompt can be cached."""
+    rotary = str(getattr(config, "rope_parameters", None))
+    return "dynamic" in rotary or "longrope" in rotary
 
 
 class PromptCache(NamedTuple):

@@ -1,6 +1,6 @@
-"""Parts of Hugging Face models: finding layers, fusing activations, selecting columns."""
+"""Parts of Hugging Face models: finding layers, replacing functions, selecting columns."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,34 @@ def fuse_gelu(model: Any) -> Any:
             if isinstance(child, NewGELUActivation):
                 setattr(module, name, nn.GELU(approximate="tanh"))
     return model
+
+
+@contextmanager
+def replaced_forwards(forwards: Sequence[tuple[Any, Callable[..., Any]]]) -> Iterator[None]:
+    """Inside, each of the modules has another forward function."""
+    before = [vars(module).get("forward") for module, _ in forwards]
+    for module, forward in forwards:
+        module.forward = forward
+    try:
+        yield
+    finally:
+        for (module, _), own in zip(forwards, before, strict=True):
+            del module.forward
+            if own is not None:  # that of a model that is spread
+                module.forward = own
+
+
+@contextmanager
+def replaced_attention(implementations: Sequence[tuple[Any, str]]) -> Iterator[None]:
+    """Inside, models with these configs use other attention functions, by name."""
+    before = [config._attn_implementation for config, _ in implementations]
+    for config, name in implementations:
+        config._attn_implementation = name
+    try:
+        yield
+    finally:
+        for (config, _), own in zip(implementations, before, strict=True):
+            config._attn_implementation = own
 
 
 @contextmanager

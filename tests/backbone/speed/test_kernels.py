@@ -69,14 +69,7 @@ class Case:
             self.table = kernels.extend_table(self.narrow, max(lengths)).to(biased)
         sides = [(lengths, self.keys, positions[0]), (self.keys, lengths, positions[1])]
         self.tiles = [
-            torch.from_numpy(
-                kernels.tiles(
-                    np.array(own),
-                    kernels.TILE,
-                    kernels.max_tiles(count, len(lengths)),
-                    np.array(others),
-                )
-            ).to(device)
+            torch.from_numpy(kernels.tiles(np.array(own), count, np.array(others))).to(device)
             for own, others, count in sides
         ]
 
@@ -87,8 +80,8 @@ class Case:
             leaf.view(1, *shape).transpose(1, 2)
             for leaf, shape in zip(leaves, self.shapes, strict=True)
         ]
-        sides = kernels.Sides(*self.tiles, self.causal)
-        out = attend(*split, sides, self.scale, self.table, self.window, self.softcap)
+        options = self.table, self.window, self.softcap, self.causal
+        out = attend(*split, tuple(self.tiles), self.scale, *options)
         return [
             part.detach()[0].flatten(1)
             for part in (out, *torch.autograd.grad(out, leaves, self.gradient))
@@ -221,7 +214,7 @@ def interpret() -> None:
 
 
 def test_tiles():
-    tiles = kernels.tiles(np.array([5, 0, 300, 128]), 128, 8)
+    tiles = kernels.tiles(np.array([5, 0, 300, 128]), 440)
     assert tiles.dtype == np.int32
     assert tiles.tolist() == [
         [5, 300, 0, 5, 300],
@@ -233,14 +226,13 @@ def test_tiles():
         [561, 0, 0, 0, 0],
         [689, 0, 0, 0, 0],
     ]
-    after_prompts = kernels.tiles(np.array([5, 130]), 128, 3, np.array([25, 150]))
+    after_prompts = kernels.tiles(np.array([5, 130]), 135, np.array([25, 150]))
     assert after_prompts.tolist() == [
         [5, 130, 0, 25, 150],
         [5, 130, 128, 25, 150],
         [0, 5, 0, 0, 25],
+        [135, 0, 0, 0, 0],
     ]
-    with pytest.raises(ValueError, match="do not fit"):
-        kernels.tiles(np.array([5, 300]), 128, 3)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -248,7 +240,7 @@ def test_every_position_is_in_exactly_one_tile(seed):
     draw = np.random.default_rng(seed)
     lengths = draw.integers(1, 300, draw.integers(1, 60))
     positions = int(lengths.sum() + draw.integers(0, 400))
-    tiles = kernels.tiles(lengths, 128, kernels.max_tiles(positions, len(lengths)))
+    tiles = kernels.tiles(lengths, positions)
     count = np.zeros(positions + len(tiles) * 128, int)
     for start, length, offset, *_ in tiles:
         end = min(offset + 128, length) if length else 128

@@ -170,11 +170,16 @@ def test_the_layout_of_recorded_steps(
 
 
 def by_tiles(
-    query: Tensor, key: Tensor, value: Tensor, sides: kernels.Sides, scale: float, table: Tensor
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tiles: tuple[Tensor, Tensor],
+    scale: float,
+    table: Tensor,
 ) -> Tensor:
     """What the GPU's kernel computes, row by row."""
     output, middle = torch.zeros_like(query), table.shape[1] // 2
-    for start, length, inside, *_ in sides.queries.tolist():
+    for start, length, inside, *_ in tiles[0].tolist():
         if length and not inside:
             own, at = slice(start, start + length), torch.arange(length)
             scores = (

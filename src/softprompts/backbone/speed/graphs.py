@@ -25,7 +25,8 @@ class StepGraphs:
     def __init__(self, most: int = MAX_GRAPHS) -> None:
         self.most = most
         self.graphs: OrderedDict[tuple[Any, ...], _Graph] = OrderedDict()
-        self.buffers = _Buffers()
+        self.buffers: dict[tuple[str, int, torch.dtype], Tensor] = {}
+        """Inputs and outputs of all graphs, which share them: only one is replayed at a time."""
         self.recorded = 0  # steps so far, discarded ones included
         self.seconds = 0.0  # that compiling and recording them took
 
@@ -40,7 +41,7 @@ class StepGraphs:
         if key not in self.graphs:
             began = time.monotonic()
             pool = next(iter(self.graphs.values())).graph.pool() if self.graphs else None
-            self.graphs[key] = _Graph(step, inputs, self.buffers, pool)
+            self.graphs[key] = _Graph(step, inputs, self, pool)
             self.recorded += 1
             self.seconds += time.monotonic() - began
         self.graphs.move_to_end(key)
@@ -51,21 +52,14 @@ class StepGraphs:
     def clear(self) -> None:
         """Discard all graphs, and the memory they share."""
         self.graphs.clear()
-        self.buffers.tensors.clear()
-
-
-class _Buffers:
-    """Inputs and outputs in memory that all graphs share: only one is replayed at a time."""
-
-    def __init__(self) -> None:
-        self.tensors: dict[tuple[str, int, torch.dtype], Tensor] = {}
+        self.buffers.clear()
 
     @cached_property
     def stream(self) -> Any:
         """The stream for recording: one for all graphs, because cuBLAS keeps memory for each."""
         return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def like(self, purpose: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def buffers_like(self, purpose: str, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Buffers of the same shapes; their sizes grow to the next power of two."""
         return [
             self._buffer((purpose, index, tensor.dtype), tensor)[: tensor.numel()].view(
@@ -75,24 +69,24 @@ class _Buffers:
         ]
 
     def _buffer(self, key: tuple[str, int, torch.dtype], tensor: Tensor) -> Tensor:
-        if key not in self.tensors or len(self.tensors[key]) < tensor.numel():
-            self.tensors[key] = tensor.new_empty(1 << max(0, tensor.numel() - 1).bit_length())
-        return self.tensors[key]
+        if key not in self.buffers or len(self.buffers[key]) < tensor.numel():
+            self.buffers[key] = tensor.new_empty(1 << max(0, tensor.numel() - 1).bit_length())
+        return self.buffers[key]
 
 
 class _Graph:
     """One recorded step; inputs are copied in before its replay, outputs are copied out after."""
 
-    def __init__(self, step: Step, inputs: Sequence[Tensor], buffers: _Buffers, pool: Any) -> None:
-        self.inputs = buffers.like("inputs", inputs)
+    def __init__(self, step: Step, inputs: Sequence[Tensor], graphs: StepGraphs, pool: Any) -> None:
+        self.inputs = graphs.buffers_like("inputs", inputs)
         torch._foreach_copy_(self.inputs, list(inputs))
-        stream = buffers.stream
+        stream = graphs.stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2 if pool is None else 1):
                 outputs = step(*self.inputs)
         torch.cuda.current_stream().wait_stream(stream)
-        self.outputs = buffers.like("outputs", outputs)
+        self.outputs = graphs.buffers_like("outputs", outputs)
         del outputs
         torch.cuda.empty_cache()  # of the warm-up; the graph has a pool of its own
         self.graph = torch.cuda.CUDAGraph()

@@ -19,11 +19,11 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderD
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..batch import Candidates, Text, candidates_per_row, to_device
-from ..kv_cache import STRETCHED_POSITIONS, DecodingState, PromptCache
+from ..kv_cache import DecodingState, PromptCache, stretches_positions
 from ..modules import only_columns
 from .graphs import Step
-from .layout import round_up
-from .packed import MASKED, MODEL_TYPES, cross_attention
+from .layout import added, round_up
+from .packed import MODEL_TYPES, cross_attention
 from .packed_rows import CAUSAL_TYPES
 
 FEWEST_COLUMNS = 64
@@ -255,9 +255,7 @@ def passes_for(backbone: Any, record: Record) -> InferencePasses | None:
     config = backbone.model.config
     if config.model_type in MODEL_TYPES:
         return T5Passes(backbone, record)
-    rotary = str(getattr(config, "rope_parameters", None))
-    stretched = any(kind in rotary for kind in STRETCHED_POSITIONS)
-    fits = config.model_type in CAUSAL_TYPES and not stretched
+    fits = config.model_type in CAUSAL_TYPES and not stretches_positions(config)
     return CausalPasses(backbone, record) if fits else None
 
 
@@ -285,13 +283,6 @@ def padded_columns(count: int) -> int:
 
 def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
-
-
-def added(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to attention scores: 0 where a column is visible."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
-        ~visible, MASKED
-    )
 
 
 def _summed(logs: Tensor, used: Tensor) -> Tensor:

@@ -67,45 +67,30 @@ def head_width(size: int) -> int | None:
     return next((width for width in CONFIGS if size <= width), None)
 
 
-class Sides(NamedTuple):
-    """How packed rows attend: the tiles of queries and of keys, see `tiles`, and which keys."""
-
-    queries: Tensor
-    keys: Tensor
-    causal: bool = False
-
-
-def max_tiles(positions: int, rows: int, size: int = TILE) -> int:
-    """A number of tiles that is enough for any `rows` rows in `positions` positions."""
-    return -(-positions // size) + rows
-
-
 Lengths = npt.NDArray[np.int64]
 
 
-def tiles(
-    lengths: Lengths, size: int, count: int, others: Lengths | None = None
-) -> npt.NDArray[np.int32]:
-    """The tiles of packed rows, longest rows first: [B] -> [`count`, 5].
+def tiles(lengths: Lengths, positions: int, others: Lengths | None = None) -> npt.NDArray[np.int32]:
+    """The tiles of packed rows in `positions` positions, longest rows first: [B] -> [tiles, 5].
 
     Of each tile: where its row starts, the row's length, the tile's offset in the row; and the
     start and length of the row's other side, of `others` positions (keys for queries, or queries
-    for keys). Tiles left over have length 0 and cover the positions after the last row.
+    for keys). There are enough for any rows of this number in these positions; those left over have
+    length 0 and cover the positions after the last row.
     """
+    count = -(-positions // TILE) + len(lengths)
     others = lengths if others is None else others
     order = np.argsort(-lengths, kind="stable")
-    per_row = -(-lengths[order] // size)
+    per_row = -(-lengths[order] // TILE)
     used = int(per_row.sum())
-    if used > count:
-        raise ValueError(f"{used} tiles of {size} positions do not fit in a list of {count}.")
     row = np.repeat(order, per_row)
-    offset = (np.arange(used) - np.repeat(per_row.cumsum() - per_row, per_row)) * size
+    offset = (np.arange(used) - np.repeat(per_row.cumsum() - per_row, per_row)) * TILE
     starts, other_starts = lengths.cumsum() - lengths, others.cumsum() - others
     listed = np.zeros((count, 5), np.int32)
     listed[:used] = np.stack(
         [starts[row], lengths[row], offset, other_starts[row], others[row]], axis=1
     )
-    listed[used:, 0] = int(lengths.sum()) + size * np.arange(count - used)
+    listed[used:, 0] = int(lengths.sum()) + TILE * np.arange(count - used)
     return listed
 
 
@@ -124,21 +109,23 @@ def ragged_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    sides: Sides,
+    tiles: tuple[Tensor, Tensor],
     scale: float,
     table: Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    causal: bool = False,
 ) -> Tensor:
     """Attention of every row to its keys: [1, heads, N, D], [1, key heads, K, D] twice ->
     [1, N, heads, D]; 0 after the last row.
 
-    `table` comes from `extend_table`; tiles from the function of that name, with a size of `TILE`
-    and `max_tiles` of them. A row attends to keys at most `window` positions away.
+    `table` comes from `extend_table`, the tiles of queries and of keys from the function of that
+    name. A row attends to keys at most `window` positions away.
     """
     return _attend(  # type: ignore[no-any-return]
-        query, key, value, table, *sides, scale, -1 if window is None else window, softcap or 0.0
-    )[0]
+        query, key, value, table, *tiles, causal, scale, -1 if window is None else window,
+        softcap or 0.0,
+    )[0]  # fmt: skip
 
 
 @torch.library.custom_op("softprompts::ragged_attention", mutates_args=())

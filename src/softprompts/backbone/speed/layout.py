@@ -20,6 +20,15 @@ FEW_BUCKETS, MANY_BUCKETS = 8, 16
 """Bucket sizes between a number and its double, for steps up to `SMALL_STEP` and beyond."""
 
 
+MASKED = -1e30  # added to the scores of masked columns; finite, so that no difference is NaN
+
+
+def added(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to attention scores: 0 where a column is visible."""
+    zeros = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return zeros.masked_fill_(~visible, MASKED)
+
+
 class Layout(NamedTuple):
     """Where the rows of a batch are when they are packed end to end.
 
@@ -65,9 +74,7 @@ def bucketed_layout(text: Text, length: int, columns: int, rows: int | None = No
     small = count * text.embeds.shape[2] <= SMALL_STEP
     positions = bucket(count, FEW_BUCKETS if small else MANY_BUCKETS)
     by_row = nn.functional.pad(by_row, (0, 0 if rows is None else rows - batch))
-    tiles = kernels.tiles(
-        by_row[0].numpy(), kernels.TILE, kernels.max_tiles(positions, by_row.shape[1])
-    )
+    tiles = kernels.tiles(by_row[0].numpy(), positions)
     total, prompt_lengths, insert_at = to_device(by_row, device)
 
     ends = total.cumsum(0)

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from ..batch import Losses, Text
+from ..modules import replaced_attention, replaced_forwards
 from . import cpu, kernels
-from .layout import FEW_BUCKETS, Layout, bucketed_layout, pack, round_up, unpack
+from .layout import FEW_BUCKETS, MASKED, Layout, added, bucketed_layout, pack, round_up, unpack
 from .row_layout import grouped_layout
 from .step import DIVERGED, Packed
 
@@ -28,7 +29,6 @@ ATTENTION = "softprompts_packed"
 MODEL_TYPES = frozenset({"t5", "mt5"})  # whose layers are known to fit
 MAX_RECORDED = 2**27
 """Tokens times width of a step, up to which launching its kernels can take longer than they run."""
-MASKED = -1e30  # added to the scores of masked columns; finite, so that no difference is NaN
 
 
 class PackedBias(NamedTuple):
@@ -144,20 +144,13 @@ class PackedT5(Packed):
     def _packed_attention(self) -> Iterator[None]:
         """Inside, the encoder's attention is ours; so are norms and, on a CPU, other modules,
         unless they are compiled."""
-        configs = self.encoder.config, self.decoder.config
+        implementations = [
+            (self.encoder.config, ATTENTION),
+            (self.decoder.config, "eager"),  # as fast as a fused one for a few tokens
+        ]
         forwards = [] if self.compiled else self._forwards
-        before = [config._attn_implementation for config in configs]
-        configs[0]._attn_implementation = ATTENTION
-        configs[1]._attn_implementation = "eager"  # as fast as a fused one for a few tokens
-        for module, forward in forwards:
-            module.forward = forward
-        try:
+        with replaced_attention(implementations), replaced_forwards(forwards):
             yield
-        finally:
-            for config, implementation in zip(configs, before, strict=True):
-                config._attn_implementation = implementation
-            for module, _ in forwards:
-                del module.forward
 
     _fast: tuple[object, list[tuple[Any, cpu.Forward]]] | None = None
     """Where the model is and in which precision, and its modules' faster forward functions."""
@@ -196,8 +189,7 @@ class PackedT5(Packed):
         for (_, width), mask in zip(layout.groups, layout.masks, strict=True):
             column = torch.arange(width, device=table.device)
             distance = (column[None] - column[:, None]).clamp(-middle, middle) + middle
-            hidden = _hidden_columns(mask, table.dtype)
-            biases.append(table[:, distance] + hidden[:, None, None])
+            biases.append(table[:, distance] + added(mask, table.dtype)[:, None, None])
         ours = on_cpu and embeds.dtype == torch.float32
         cells = cpu.attention_cells(layout, len(table)) if ours else None
         return PackedBias(table, layout, biases, cells=cells)
@@ -211,7 +203,7 @@ class PackedT5(Packed):
     def _decode(self, states: Tensor, layout: Layout, ids: Tensor) -> Tensor:
         """The decoder's states for `ids` [B, n] after the encoder's `states` [N, H]: [B, n, H]."""
         groups = unpack(states, layout)
-        hidden_columns = [_hidden_columns(mask, states.dtype) for mask in layout.masks]
+        hidden_columns = [added(mask, states.dtype) for mask in layout.masks]
         hidden, count = self.decoder.embed_tokens(ids), ids.shape[1]
         bias = self.decoder.block[0].layer[0].SelfAttention.compute_bias(count, count)
         later = torch.ones(count, count, dtype=torch.bool, device=ids.device).triu(1)
@@ -242,10 +234,6 @@ class PackedT5(Packed):
             step, [*inputs, layout.padded, layout.inverse, *layout.masks, layout.tiles]
         )
         return nll, gradient
-
-
-def _hidden_columns(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, MASKED)
 
 
 def _encoder_layer(
@@ -289,8 +277,7 @@ def packed_attention(
     [1, heads, N, D] -> [1, N, heads, D]."""
     tiles, table = packed_bias.tiles, packed_bias.table
     if tiles is not None:
-        sides = kernels.Sides(tiles, tiles)
-        return kernels.ragged_attention(query, key, value, sides, scaling, table), None
+        return kernels.ragged_attention(query, key, value, (tiles, tiles), scaling, table), None
     assert packed_bias.layout is not None
     layout, biases = packed_bias.layout, packed_bias.biases
     packed = [part[0].transpose(0, 1) for part in (query, key, value)]

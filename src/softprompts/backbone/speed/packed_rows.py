@@ -19,7 +19,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..batch import Losses, Text, to_device
-from ..modules import only_columns, transformer_layers
+from ..modules import (
+    only_columns,
+    replaced_attention,
+    replaced_forwards,
+    transformer_layers,
+)
 from .layout import round_up
 from .row_attention import ATTENTION
 from .row_layout import Rows, SharedKeys, TextBefore, after_text, row_layout
@@ -98,7 +103,9 @@ class PackedRows(Packed):
         lengths, they are predicted by the rows' `columns` [B, n]. A head's parameters accumulate
         their gradients.
         """
-        recorded = self.recorded and self._layer_size * _tokens(vectors, text) <= MAX_RECORDED
+        assert text.lengths is not None
+        tokens = vectors.shape[0] * vectors.shape[1] + int(text.lengths.sum())  # but for targets
+        recorded = self.recorded and self._layer_size * tokens <= MAX_RECORDED
         if recorded and target_lengths is not None:
             more = max(2, round_up(targets.shape[1], 2)) - targets.shape[1]
             targets, target_mask = (
@@ -252,22 +259,19 @@ class PackedRows(Packed):
     @contextmanager
     def _packed_attention(self) -> Iterator[None]:
         """Inside, the model's attention is ours, and its layers are compiled if they are to be."""
-        before = [config._attn_implementation for config in self._configs]
-        layers = self._layers if self.compiled else []
-        replaced = [vars(layer).pop("forward", None) for layer, _ in layers]
-        for config in self._configs:
-            config._attn_implementation = ATTENTION
-        for (layer, forward), own in zip(layers, replaced, strict=True):
-            layer.forward = forward if own is None else partial(_checkpointed, forward)
-        try:
+        forwards = [
+            (
+                layer,
+                # a layer that keeps no activations, as `recompute_activations` makes them
+                partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
+                if "forward" in vars(layer)
+                else forward,
+            )
+            for layer, forward in (self._layers if self.compiled else [])
+        ]
+        implementations = [(config, ATTENTION) for config in self._configs]
+        with replaced_attention(implementations), replaced_forwards(forwards):
             yield
-        finally:
-            for config, implementation in zip(self._configs, before, strict=True):
-                config._attn_implementation = implementation
-            for (layer, _), own in zip(layers, replaced, strict=True):
-                del layer.forward
-                if own is not None:
-                    layer.forward = own
 
     def _replay(self, rows: Rows, batch: Batch, head: Head | None) -> tuple[Tensor, ...]:
         """`_run` by replaying the step recorded for these sizes."""
@@ -287,12 +291,6 @@ class PackedRows(Packed):
         return self.graphs(step, inputs, head and head.kind)
 
 
-def _tokens(vectors: Tensor, text: Text) -> int:
-    """The number of tokens, about: without targets."""
-    assert text.lengths is not None
-    return vectors.shape[0] * vectors.shape[1] + int(text.lengths.sum())
-
-
 def _pooled(states: Tensor, batch: Batch, pool: str) -> Tensor:
     """The features that a head reads: [N, H] -> [B, H]."""
     if pool == "first":
@@ -303,11 +301,6 @@ def _pooled(states: Tensor, batch: Batch, pool: str) -> Tensor:
     return (member / member.sum(1, keepdim=True)) @ states.masked_fill(
         (batch.row_of < 0)[:, None], 0
     )
-
-
-def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A layer that keeps no activations, as `recompute_activations` makes them."""
-    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
 def _call(layer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from . import kernels
-from .layout import to_columns, to_positions
+from .layout import added, to_columns, to_positions
 from .row_layout import Group, Rows, SharedKeys
 
 ATTENTION = "softprompts_rows"
-MASKED = -1e30  # added to the scores of masked columns; finite, so that no difference is NaN
 
 
 def row_attention(
@@ -40,9 +39,9 @@ def row_attention(
         return _attend((query, key, value), before, packed_rows, scale, window, softcap), None
     if packed_rows.shared is not None:
         key, value = (repeat_keys(part, packed_rows.shared) for part in (key, value))
-    sides = kernels.Sides(*packed_rows.tiles, packed_rows.causal)
+    tiles, causal = packed_rows.tiles, packed_rows.causal
     return kernels.ragged_attention(
-        query, key, value, sides, scale, window=window, softcap=softcap
+        query, key, value, tiles, scale, window=window, softcap=softcap, causal=causal
     ), None
 
 
@@ -134,8 +133,7 @@ def _mask(group: Group, causal: bool, window: int | None, dtype: torch.dtype) ->
         allowed = allowed & (distance >= 0)
     if window is not None:
         allowed = allowed & (distance.abs() <= window)
-    mask = torch.zeros(distance.shape, dtype=dtype).masked_fill_(~allowed, MASKED)
-    return mask[:, None]
+    return added(allowed, dtype)[:, None]
 
 
 def _dense(

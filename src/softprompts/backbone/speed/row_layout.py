@@ -89,19 +89,13 @@ class Rows(NamedTuple):
 
     causal: bool
     shared: SharedKeys | None = None
-    tiles: tuple[Tensor, Tensor] | None = None
-    """Of the queries and of the keys, for our kernels."""
+    tiles: tuple[Tensor, Tensor] | None = None  # of the queries and of the keys, for our kernels
     groups: tuple[Group, ...] = ()
-    padded: Tensor | None = None
-    """The position of each column of all groups."""
-    inverse: Tensor | None = None
-    """The column of each position [N]."""
-    prompts: tuple[int, int] = (0, 0)
-    """How many prompts come before all rows, and their length."""
-    before: TextBefore | None = None
-    """What was read before these rows."""
-    keeps: dict[nn.Module, tuple[Tensor, Tensor]] | None = None
-    """Where the keys and values of these rows are kept, if they are."""
+    padded: Tensor | None = None  # the position of each column of all groups
+    inverse: Tensor | None = None  # the column of each position [N]
+    prompts: tuple[int, int] = (0, 0)  # how many come before all rows, and their length
+    before: TextBefore | None = None  # what was read before these rows
+    keeps: dict[nn.Module, tuple[Tensor, Tensor]] | None = None  # gets their keys and values
 
 
 class RowLayout(NamedTuple):
@@ -261,7 +255,7 @@ def _tiles(
 ) -> tuple[Tensor, Tensor]:
     key_positions = positions + int((keys - queries).sum())
     by_query, by_key = (
-        kernels.tiles(own, kernels.TILE, kernels.max_tiles(size, len(own)), other)
+        kernels.tiles(own, size, other)
         for own, other, size in ((queries, keys, positions), (keys, queries, key_positions))
     )
     return tuple(to_device(torch.from_numpy(tiles), device) for tiles in (by_query, by_key))  # type: ignore[return-value]
