@@ -207,11 +207,8 @@ class MaskedWithHead(Masked):
         combined = CombinedHeads([head for head in heads if head is not None], counts)
         return MaskedWithHead(self.base, combined, [])
 
-    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return Backbone.token_ids(self, texts)
-
-    def truncate(self, row: Sequence[int], budget: int) -> list[int]:
-        return Backbone.truncate(self, row, budget)
+    token_ids = Backbone.token_ids  # without a mask
+    truncate = Backbone.truncate
 
     def answer_columns(self, text: Text, length: int) -> Tensor:
         """The column of the text's first token."""

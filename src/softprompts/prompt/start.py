@@ -11,29 +11,14 @@ Shape letters: K prompts in a mixture, P prompt tokens, H hidden, V vocabulary.
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..backbone import Backbone
 from ..config import Choice, Settings, option, starts
 from ..errors import UserError, setting
-
-
-class Vocabulary(Protocol):
-    """What starts need from a backbone."""
-
-    @property
-    def hidden(self) -> int: ...
-
-    def common_pieces(self, population: int) -> Tensor:
-        """Ids of the most common usable tokens [N]; all of them if `population` is 0."""
-
-    def pieces(self, text: str) -> list[int]:
-        """Ids of a text, without the special tokens a tokenizer adds."""
-
-    def input_embeddings(self, ids: Tensor) -> Tensor:
-        """Rows of the input embeddings, in float32: [...] -> [..., H]."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +35,7 @@ class Source:
 class Material:
     """What a start may draw on: the backbone's vocabulary, the task's labels, trained prompts."""
 
-    words: Vocabulary
+    words: Backbone
     labels: Sequence[str] = ()
     fetch: Callable[[str], Source] | None = None
     """Loads a trained prompt by name."""
@@ -247,7 +232,7 @@ def weighted_mean(
     return mean.to(vectors[0].dtype)
 
 
-def _mean_of_pieces(words: Vocabulary, word: str) -> Tensor:
+def _mean_of_pieces(words: Backbone, word: str) -> Tensor:
     ids = words.pieces(word)
     if not ids:
         raise UserError(
