@@ -260,7 +260,11 @@ class ServedBank(PromptBank):
         tier = self.tier
         if not tier.caches_prompts:
             return [False] * len(queries)
-        usable = [self._continues_opening(number, row) for number, row in queries]
+        rows = [(self.prompts[number].opening, row) for number, row in queries]
+        usable = [
+            ids is not None and len(ids) < len(row) and list(row[: len(ids)]) == ids
+            for ids, row in rows
+        ]
         numbers = {number for (number, _), use in zip(queries, usable, strict=True) if use}
         tier.read([self.prompts[number] for number in sorted(numbers)])
         pool, limit = tier.prefixes, math.inf
@@ -278,12 +282,6 @@ class ServedBank(PromptBank):
             use and number in ready and len(row) < limit
             for (number, row), use in zip(queries, usable, strict=True)
         ]
-
-    def _continues_opening(self, number: int, row: Sequence[int]) -> bool:
-        opening = self.prompts[number].opening
-        return (
-            opening is not None and len(opening) < len(row) and list(row[: len(opening)]) == opening
-        )
 
     def _opening(self, number: int) -> list[int] | None:
         return self.prompts[number].opening

@@ -110,6 +110,9 @@ def ensemble_report(
     all_scores = [report.row_scores for report in members.values()]
     mean_scores = [fmean(scores) for scores in zip(*all_scores, strict=True)]
     mean = {name: fmean(r.metrics[name] for r in members.values()) for name in metrics}
+    deviations = dict.fromkeys(metrics, 0.0)
+    if len(members) > 1:
+        deviations = {name: stdev(r.metrics[name] for r in members.values()) for name in metrics}
     compared = {
         "mean": (mean, mean_scores),
         "best": (members[best].metrics, members[best].row_scores),
@@ -119,7 +122,7 @@ def ensemble_report(
         "prompts": {name: _scores(report) for name, report in members.items()},
         "mean": {
             "metrics": rounded(mean),
-            "std": rounded({n: _deviation([r.metrics[n] for r in members.values()]) for n in mean}),
+            "std": rounded(deviations),
             "intervals": {
                 name: limits
                 for name in metrics
@@ -147,10 +150,6 @@ def _scores(report: ScoreReport) -> dict[str, Any]:
     calibration = {} if report.ece is None else {"ece": report.ece}
     invalid = {"invalid": report.invalid} if report.invalid else {}
     return {"metrics": report.metrics, "intervals": report.intervals, **invalid, **calibration}
-
-
-def _deviation(values: Sequence[float]) -> float:
-    return stdev(values) if len(values) > 1 else 0.0
 
 
 def _mean_interval(

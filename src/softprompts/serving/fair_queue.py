@@ -67,20 +67,12 @@ class FairQueue(Generic[Item]):
             del self._turns[priority]
         return taken
 
-    def remove(self, gone: Callable[[Item], bool]) -> list[Item]:
-        """Take out all items that are `gone`."""
-        removed: list[Item] = []
-        for priority, turns in list(self._turns.items()):
+    def remove(self, gone: Callable[[Item], bool]) -> None:
+        for priority, turns in self._turns.items():
             for tenant, waiting in list(turns.items()):
-                leaving = [item for item, _ in waiting if gone(item)]
-                if not leaving:
-                    continue
-                removed += leaving
-                stay = deque((item, cost) for item, cost in waiting if not gone(item))
-                if stay:
-                    turns[tenant] = stay
-                else:
+                stay = deque(pair for pair in waiting if not gone(pair[0]))
+                self._count -= len(waiting) - len(stay)
+                turns[tenant] = stay
+                if not stay:
                     del turns[tenant]
                     self._credit.pop((priority, tenant), None)
-        self._count -= len(removed)
-        return removed

@@ -75,9 +75,6 @@ class Buffer:
         self.keys_values[:, slots] = 0
         self.keys_values[:, slots, :, columns] = rows
 
-    def move(self, slots: Tensor, to: Tensor) -> None:
-        self.keys_values[:, to] = self.keys_values[:, slots]
-
     def layers(self, rows: int, columns: int, clock: Tensor | None = None) -> Cache:
         """The first rows and columns, as the model takes them."""
         parts = [part[:rows, :, :columns] for part in self.keys_values]
@@ -284,7 +281,7 @@ class RecordedRows:
         to = index_of(free, self.backbone.device)
         for buffer in (self.own, self.cross):
             if buffer.slots:
-                buffer.move(slots, to)
+                buffer.keys_values[:, to] = buffer.keys_values[:, slots]
         for row, slot in zip(last, free, strict=True):
             self.slots[row] = slot
 

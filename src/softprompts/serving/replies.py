@@ -4,10 +4,9 @@ import base64
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..artifacts.card import Card
 from .openai_api import ChatRequest, CompletionRequest
 from .requests import Classified, Piece, ServedPrompt, TokenLogprob
 
@@ -181,13 +180,12 @@ def model_entry(prompt: ServedPrompt, backbone: str) -> Json:
 
 def model_details(prompt: ServedPrompt, backbone: str) -> Json:
     """The same, and what a client needs to know of the prompt's task."""
-    card: Card = prompt.card
+    card = prompt.card
     plain = card.plain()
-    task: Mapping[str, Any] = plain["task"]
     return {
         **model_entry(prompt, backbone),
         "task": card.task.name,
-        "form": task.get("form"),
+        "form": plain["task"].get("form"),
         "labels": prompt.labels,
         "scoring": card.scoring,
         "metrics": card.metrics,

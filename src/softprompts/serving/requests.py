@@ -144,37 +144,28 @@ class PromptCounts:
 
 @dataclass(frozen=True)
 class Stats:
-    """The state of an engine, and what it has done since it started."""
+    """The state of an engine, and what it has done since it started; `metrics.py` has the meaning
+    of each number."""
 
     waiting: int
-    """Rows in the queue."""
     decoding: int
-    """Answers being generated."""
     passes: int
-    """Forward passes: label scoring, prefill, and decoding steps."""
     rows: int
-    """Rows of all these passes; `rows / passes` is the mean batch size."""
     last_batch: int
-    """Rows of the last of them."""
     requests: int
     refused: int
-    """Requests refused because the queue was full."""
     cancelled: int
     expired: int
-    """Requests that timed out."""
     failed: int
     prompt_tokens: int
     completion_tokens: int
     known: int
-    """Prompts that are available."""
     in_memory: int
     on_device: int
     loads: int
-    """Prompts read from disk."""
     device_hits: int
     device_misses: int
     prefixes: int
-    """Prompts whose keys and values are cached."""
     prefix_hits: int
     prefix_misses: int
     prompts: Mapping[str, PromptCounts] = field(default_factory=dict)

@@ -389,7 +389,7 @@ def test_a_run_that_cannot_be_started_leaves_its_rows_as_they_were(tmp_path: Pat
     runs = TuningRuns(tmp_path)
     upload = runs.upload("rows.csv", "text,label\na,b\n")
     (upload.folder / LOG).mkdir()
-    with pytest.raises(UserError, match="The run cannot be started: Is a directory."):
+    with pytest.raises(UserError, match="The run cannot be started: Is a directory"):
         asyncio.run(runs.start(upload, "new", {}))
     assert runs.active is None
     assert runs.find(upload.identity).state == "ready"

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +10,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from fastapi import Request
 
+from ...analysis.curve_svg import curve_figure
+from ...analysis.summary import Curves
 from ...artifacts.card import Card
 from ..answers import Asker
 from ..async_engine import AsyncEngine
@@ -17,7 +19,7 @@ from ..gate import exchange_of
 from ..http_errors import HttpError
 from ..keys import ANYONE, Key
 from ..requests import ServedPrompt, UnknownPrompt
-from .markup import Html
+from .markup import Html, element
 from .tuning_runs import TuningRuns
 
 T = TypeVar("T")
@@ -89,11 +91,6 @@ class Visit:
         """A value of the form, or else of the address."""
         return (self.form.get(name) or self.query.get(name) or [default])[0].strip()
 
-    def number(self, name: str, default: int) -> int:
-        """A whole number; the default if there is none, or another text."""
-        value = self.value(name)
-        return int(value) if is_number(value) else default
-
     def values(self, name: str) -> list[str]:
         return [*self.form.get(name, ()), *self.query.get(name, ())]
 
@@ -133,6 +130,12 @@ def _check_origin(request: Request) -> None:
 def is_number(value: str) -> bool:
     """Whether a text is a whole number of a sensible size."""
     return value.isascii() and value.isdigit() and len(value) < 10
+
+
+def figures(curves: Sequence[Curves]) -> Html | None:
+    """Learning curves side by side."""
+    pictures = [Html(curve_figure(curve, number)) for number, curve in enumerate(curves)]
+    return element("div", *pictures, class_="figures") if pictures else None
 
 
 def score_of(card: Card) -> tuple[str, float] | None:

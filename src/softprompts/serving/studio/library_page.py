@@ -4,7 +4,7 @@ from collections.abc import Callable
 from urllib.parse import urlencode
 
 from ..requests import ServedPrompt
-from .context import Page, Studio, Visit, score_of, size_of
+from .context import Page, Studio, Visit, is_number, score_of, size_of
 from .markup import (
     ROOT,
     Child,
@@ -36,8 +36,9 @@ async def show(studio: Studio, visit: Visit) -> Page:
     query, sort = visit.value("q"), visit.value("sort", "name")
     sort = sort if sort in SORTS else "name"
     matches = sorted((p for p in prompts if matches_query(p, query)), key=SORTS[sort])  # type: ignore[arg-type]
+    page = visit.value("page")
     last_page = -(-len(matches) // ROWS)
-    first = max(0, min(visit.number("page", 1), last_page) - 1) * ROWS
+    first = max(0, min(int(page) if is_number(page) else 1, last_page) - 1) * ROWS
     shown = matches[first : first + ROWS]
     body = [
         paragraph(

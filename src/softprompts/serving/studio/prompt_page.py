@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...analysis.curve_svg import curve_figure
 from ...analysis.explain import Explanation, explain, plain_word
 from ...analysis.explain_page import findings
 from ...analysis.explain_page import name as token_name
@@ -27,7 +26,7 @@ from ..http_errors import HttpError
 from ..jobs import Job, ignore
 from ..prompt_store import LoadedPrompt
 from ..requests import Classified, ServedPrompt
-from .context import Page, Studio, Visit, score_of, size_of
+from .context import Page, Studio, Visit, figures, score_of, size_of
 from .markup import (
     Child,
     Html,
@@ -73,7 +72,7 @@ async def show(studio: Studio, visit: Visit) -> Page:
         ),
         section("Card", _card(served)),
         section("Scores", _scores(card)) if card.scores else None,
-        section("Learning curve", element("div", *curves, class_="figures")) if curves else None,
+        section("Learning curve", curves) if curves else None,
         _confusion(card),
         section("Nearest words", _loaded(served.name, "words", "Show the nearest words", True)),
     ]
@@ -155,16 +154,16 @@ def _scores(card: Card) -> Html:
     )
 
 
-def _curves(card: Card, name: str) -> list[Html]:
+def _curves(card: Card, name: str) -> Html | None:
     if card.path is None:
-        return []
+        return None
     with suppress(UserError):
         curves = summarize(read_runs(card.path.parent))["curves"]
         for curve in curves:
             if len(curve["arms"]) == 1:
                 curve["arms"] = {name: next(iter(curve["arms"].values()))}
-        return [Html(curve_figure(curve, number)) for number, curve in enumerate(curves)]
-    return []
+        return figures(curves)
+    return None
 
 
 def _confusion(card: Card) -> Html | None:

@@ -8,14 +8,13 @@ from urllib.parse import quote
 
 from fastapi.responses import FileResponse, Response
 
-from ...analysis.curve_svg import curve_figure
 from ...analysis.folder_report import folder_claims, report_title
 from ...analysis.runs import Runs, read_runs
-from ...analysis.summary import MEAN, Score, Summary, Table, summarize
+from ...analysis.summary import MEAN, Score, Table, summarize
 from ...artifacts.file_names import CELLS, STUDY_FILE
 from ...errors import UserError
 from ..http_errors import HttpError
-from .context import Page, Studio, Visit
+from .context import Page, Studio, Visit, figures
 from .markup import (
     ROOT,
     Child,
@@ -92,13 +91,14 @@ def _study(path: Path, name: str) -> tuple[str, list[Child]]:
     except UserError:
         return name, [notice("No run of this study has finished yet.")]
     summary = summarize(runs)
+    curves = figures(summary["curves"])
     unfinished = f", {summary['unfinished']:,} unfinished" if summary["unfinished"] else ""
     parts: list[Child] = [
         paragraph(f"{summary['runs']:,} runs{unfinished}."),
         _claims(runs),
         *(_table(part) for part in summary["tables"]),
         _figures(path, name),
-        _curves(summary),
+        section("Learning curves", curves) if curves else None,
     ]
     return report_title(runs), parts
 
@@ -133,13 +133,6 @@ def _score(score: Score | None) -> Child:
     return element("strong" if score["best"] else "span", f"{score['mean']:.1f}{std}")
 
 
-def _curves(summary: Summary) -> Html | None:
-    figures = [Html(curve_figure(curve, i)) for i, curve in enumerate(summary["curves"])]
-    return (
-        section("Learning curves", element("div", *figures, class_="figures")) if figures else None
-    )
-
-
 # -- figures ---------------------------------------------------------------------------------------
 
 
@@ -158,13 +151,13 @@ def _figures(path: Path, name: str) -> Html:
     pictures = _pictures(path)
     if not pictures:
         return notice("It has no heatmaps yet; `softprompts study report` draws them.")
-    figures = []
+    shown = []
     for number, picture in enumerate(pictures):
         title = picture.stem.replace("-", " ").replace("_", " ")
         source = f"{PATH}/{quote(name)}/figures/{number}"
         image = element("img", src=source, alt=f"Figure: {title}; the tables have its numbers")
-        figures.append(element("figure", link(source, image), element("figcaption", title)))
-    return section("Heatmaps", element("div", *figures, class_="pictures"))
+        shown.append(element("figure", link(source, image), element("figcaption", title)))
+    return section("Heatmaps", element("div", *shown, class_="pictures"))
 
 
 async def figure(studio: Studio, visit: Visit) -> Response:

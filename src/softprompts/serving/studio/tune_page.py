@@ -6,12 +6,11 @@ from urllib.parse import quote
 
 from fastapi.responses import RedirectResponse, Response
 
-from ...analysis.curve_svg import curve_figure
 from ...analysis.summary import CurvePoint
 from ...errors import UserError
 from ..requests import MIB
 from .columns import ending_of
-from .context import Page, Studio, Visit
+from .context import Page, Studio, Visit, figures
 from .markup import (
     Child,
     Html,
@@ -153,8 +152,7 @@ def _progress(run: TuningRun) -> list[Child]:
         parts.append(notice(f"{capitalized(run.advice)}.") if run.advice else None)
     if run.state == "failed":
         parts.append(notice(run.note, error=True))
-    figures = [Html(curve_figure(curve, number)) for number, curve in enumerate(_curves(run))]
-    parts.append(element("div", *figures, class_="figures") if figures else None)
+    parts.append(figures(_curves(run)))
     if run.messages:
         lines = element("ul", [element("li", line) for line in run.messages])
         parts.append(element("details", element("summary", "Messages"), lines))

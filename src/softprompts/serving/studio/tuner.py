@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -38,9 +38,6 @@ class Order:
     """The run's folder, where it resumes; it is removed once the prompt is in the library."""
     library: str
     name: str
-
-    def line(self) -> bytes:
-        return json.dumps(asdict(self)).encode() + b"\n"
 
 
 class Events(Watcher):

@@ -15,7 +15,7 @@ import secrets
 import shutil
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -187,7 +187,7 @@ class TuningRuns:
             self._runs[run.identity] = run
             raise UserError(f"The run cannot be started: {error.strerror}.") from None
         assert fresh.process.stdin is not None
-        fresh.process.stdin.write(order.line())
+        fresh.process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
         reader = asyncio.create_task(_follow(fresh, fresh.process))
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
