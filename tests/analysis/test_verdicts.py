@@ -13,8 +13,8 @@ from softprompts.analysis.folder_report import folder_claims
 from softprompts.analysis.runs import RunRecord, Runs, read_runs
 from softprompts.analysis.verdicts import judge_claims, overall
 from softprompts.errors import UserError
-from softprompts.study.claims import Selector, check_claims, read_claims
-from softprompts.study.config import StudyConfig, check_study
+from softprompts.study.claims import Selector, read_claims
+from softprompts.study.config import StudyConfig, check_claims, check_study
 
 ROOT = Path(__file__).parents[2]
 TASKS = ("a", "b", "c", "d")

@@ -1,5 +1,6 @@
 """Studies: the plan, and errors in the file."""
 
+import re
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -10,7 +11,7 @@ from softprompts.analysis.study_report import _benchmarks
 from softprompts.artifacts.study_folder import CellResult, StudyFolder
 from softprompts.errors import UserError
 from softprompts.study.checks import check_data
-from softprompts.study.config import StudyConfig, read_study
+from softprompts.study.config import StudyConfig, check_study, read_study
 from softprompts.study.plan import Cell, plan
 from softprompts.study.tables import judge, markdown, score_table
 from softprompts.tasks.registry import BENCHMARKS
@@ -305,3 +306,25 @@ def test_a_mean_is_over_all_targets_or_missing() -> None:
     table = score_table(judge([result(cell, 50.0) for cell in cells]))
     means = {row["source"]: row["mean"] and row["mean"]["mean"] for row in table}
     assert means == {None: 50.0, "helpdesk/urgency": None, "helpdesk/area": 50.0}
+
+
+@pytest.mark.parametrize(
+    ("entry", "name", "other"),
+    [
+        ("boolq", "superglue/boolq", "boolq"),
+        ({"task": ["copa", "boolq"]}, "copa+boolq", "None"),
+        ({"name": "both", "task": ["copa", "boolq"]}, "both", "copa+boolq"),
+    ],
+)
+def test_a_claim_names_a_source_as_its_runs_do(entry: Any, name: str, other: str) -> None:
+    def study(source: str) -> StudyConfig:
+        expect = [{"better": {"source": source}, "than": 0}]
+        claim = {"claim": 1, "text": "It helps.", "paper": "+1", "expect": expect}
+        return StudyConfig.of(
+            {"sources": [entry], "targets": ["helpdesk/intent"], "claims": [claim]}
+        )
+
+    assert name in {cell.source for cell in plan(study(name))}
+    check_study(study(name))
+    with pytest.raises(UserError, match=f"names the source '{re.escape(other)}'"):
+        check_study(study(other))

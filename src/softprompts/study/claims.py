@@ -202,26 +202,3 @@ def _strings(value: Any) -> tuple[str, ...]:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def check_claims(claims: Sequence[Claim], grids: Mapping[str | None, Any]) -> None:
-    """Refuse claims about variants, sources or backbones that the study does not have."""
-    known = {
-        "variant": [str(name) for name in grids if name is not None],
-        "source": [_name(entry) for grid in grids.values() for entry in grid.sources],
-        "backbone": [name for grid in grids.values() for name in grid.backbones],
-    }
-    for claim in claims:
-        for part in claim.expect:
-            for _, selector in part.terms:
-                for name, names in known.items():
-                    for value in dict(selector.where).get(name, ()):
-                        if value not in names:
-                            raise UserError(
-                                f"Claim {claim.claim} names the {name} {value!r}, which the study "
-                                f"does not have; {choices(str(value), names) if names else ''}"
-                            )
-
-
-def _name(entry: Any) -> str:
-    return str(entry.get("name")) if isinstance(entry, Mapping) else str(entry)

@@ -25,11 +25,11 @@ from ..config import (
     sections,
 )
 from ..config.json_schema import file_schema, flat_run_settings
-from ..errors import UserError, as_flag, as_key, closest, setting
+from ..errors import UserError, as_flag, as_key, choices, closest, setting
 from ..files import safe_name
 from ..library import Similarity
 from ..tasks import BENCHMARKS, PREFIX_LM, data_folder, definition, has_rows
-from .claims import check_claims, read_claims
+from .claims import Claim, read_claims
 
 OPTIONS = {"output", "device", "task.data_dir", "workers", "only", "ray", "reuse"}
 """Options of `softprompts study`, which it takes as flags."""
@@ -247,6 +247,25 @@ def check_study(study: StudyConfig) -> None:
             for choice in [{}, *candidates(grid.choose)]:
                 with study_errors(f"The {role} {entry.name} cannot be used: "):
                     role_config(grid, role, sections(choice), {"task": entry.task})
+
+
+def check_claims(claims: Sequence[Claim], grids: Mapping[str | None, Grid]) -> None:
+    """Refuse claims about variants, sources or backbones that the study does not have."""
+    known = {
+        "variant": [str(name) for name in grids if name is not None],
+        "source": [subject_of(entry).name for grid in grids.values() for entry in grid.sources],
+        "backbone": [name for grid in grids.values() for name in grid.backbones],
+    }
+    for claim in claims:
+        for part in claim.expect:
+            for _, selector in part.terms:
+                for name, names in known.items():
+                    for value in dict(selector.where).get(name, ()):
+                        if value not in names:
+                            raise UserError(
+                                f"Claim {claim.claim} names the {name} {value!r}, which the study "
+                                f"does not have; {choices(str(value), names) if names else ''}"
+                            )
 
 
 def check_named_rows(study: StudyConfig, data_dir: str | None) -> None:
