@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from .async_engine import AsyncEngine
-from .concurrency import cancel, merged, together
-from .http_errors import ClientGone
+from .concurrency import cancel, merged
+from .http_errors import GONE, HttpError
 from .openai_api import Question
 from .requests import BadRequest, Classified, Piece, Sampling, TokenLogprob
 
@@ -38,9 +38,6 @@ class Asker:
 
     async def classify(self, question: Question) -> Classified:
         return await self.engine.classify(self.prompt, question, **self._terms)
-
-    async def classify_all(self, questions: Sequence[Question]) -> list[Classified]:
-        return await together([self.classify(question) for question in questions])
 
     async def pieces(
         self, questions: Sequence[Question], sampling: Sampling, labels: bool
@@ -87,7 +84,7 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientGone
+        raise HttpError(GONE, "The client closed the connection.")
     finally:
         await cancel([task, gone])
 

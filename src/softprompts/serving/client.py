@@ -49,8 +49,6 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class Client:
-    """Asks a server."""
-
     def __init__(self, url: str, key: str | None = None, timeout: float = 120.0) -> None:
         address = urlsplit(url)
         if address.scheme not in ("http", "https") or not address.hostname:

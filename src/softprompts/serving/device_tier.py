@@ -49,7 +49,6 @@ class DeviceTier:
 
     @property
     def recorded_sizes(self) -> int:
-        """How many sizes of passes were recorded so far."""
         return 0 if self.recording is None else self.recording.sizes
 
     def on_failed_step(self, error: Exception) -> None:
@@ -65,7 +64,6 @@ class DeviceTier:
         self.backbone.free_memory()
 
     def drop(self, key: Key) -> None:
-        """Forget a version of a prompt."""
         for pool in (self.vectors, self.heads, self.prefixes):
             if pool is not None:
                 pool.drop(key)

@@ -28,8 +28,6 @@ TYPES = {
 
 
 class HttpError(HTTPException):
-    """An error with its status."""
-
     def __init__(
         self,
         status: int,
@@ -49,10 +47,6 @@ class HttpError(HTTPException):
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body(), self.status_code, self.headers)
-
-
-class ClientGone(Exception):  # noqa: N818
-    """The client closed the connection."""
 
 
 def unknown_prompt(name: str) -> HttpError:

@@ -46,7 +46,6 @@ class Forwarded:
     scope: Mapping[str, Any]
     body: bytes
     prompt: str | None = None
-    """The prompt that it names."""
     seconds: float = math.inf
     """The time that it has by its own header and body."""
     avoid: tuple[str, ...] = ()

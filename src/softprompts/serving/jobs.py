@@ -37,7 +37,6 @@ class Job:
     target: list[int] | None = None
     """The ids whose log-probability is asked for."""
     sampling: Sampling | None = None
-    """How its answers are generated."""
     row: list[int] = field(default_factory=list)
     """The ids of its text."""
     done: bool = False
@@ -67,8 +66,6 @@ class Job:
 
 
 class Answer:
-    """An answer while it is generated."""
-
     def __init__(self, job: Job, sampling: Sampling, index: int) -> None:
         self.job, self.sampling, self.index = job, sampling, index
         backbone = job.prompt.predictor.backbone
@@ -79,12 +76,9 @@ class Answer:
         self._logprobs: list[TokenLogprob] = []
 
     @cached_property
-    def _noise(self) -> random.Random:
+    def noise(self) -> random.Random:
+        """Its own, whatever else is in the batch."""
         return random.Random(f"{self.sampling.seed}/{self.index}")
-
-    def draw(self) -> float:
-        """The next number of this answer's own stream, from 0 to 1."""
-        return self._noise.random()
 
     def add(self, token: int, logprob: TokenLogprob | None = None) -> Piece | None:
         """Append a token; returns the next piece if there is one."""

@@ -59,8 +59,6 @@ class EngineCollector(Collector):
 
 
 class Metrics:
-    """The metrics of one server."""
-
     def __init__(self, stats: Callable[[], Stats], most_prompts: int = 100) -> None:
         self.most_prompts = most_prompts
         self._prompts: set[str] = set()
@@ -93,14 +91,6 @@ class Metrics:
             registry=self.registry,
         )
 
-    def label(self, prompt: str) -> str:
-        """The prompt's own label, while there are few."""
-        if prompt not in self._prompts:
-            if len(self._prompts) >= self.most_prompts:
-                return OTHER
-            self._prompts.add(prompt)
-        return prompt
-
     def count(
         self,
         route: str,
@@ -114,7 +104,9 @@ class Metrics:
         self.requests.labels(route, str(status)).inc()
         if prompt is None:
             return
-        label = self.label(prompt)
+        if len(self._prompts) < self.most_prompts:
+            self._prompts.add(prompt)
+        label = prompt if prompt in self._prompts else OTHER
         self.seconds.labels(route, label).observe(seconds)
         if first_token is not None:
             self.first_token.labels(label).observe(first_token)

@@ -77,8 +77,6 @@ class Body(BaseModel):
 
 
 class Ask(Body):
-    """A request for answers."""
-
     priority: int = Field(
         0, ge=-(2**31), lt=2**31, description="lower values are answered first, as on vLLM"
     )

@@ -63,7 +63,6 @@ class PromptRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The replicas to try, in ranks."""
         replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         lengths = self.replica_queue_len_cache
         loads = {name: lengths.get(r.replica_id) or 0 for name, r in replicas.items()}

@@ -116,7 +116,6 @@ class RecordedRows:
         self.source_lengths: list[int] = []
         """Tokens that each row's cross-attention sees."""
         self.slots: list[int] = []
-        """Where each row is."""
         self.clock = 0
         self.own, self.cross = Buffer(), Buffer()
         self._version = next(_versions)  # of the buffers: steps are recorded for each

@@ -80,9 +80,7 @@ class Replica:
             gone.set()  # the application stops what nobody waits for
 
     def metrics(self) -> tuple[str, list[Metric]]:
-        """This replica's name and metrics."""
         return self.name, list(self.app.state.metrics.registry.collect())
 
     def prompts(self) -> int:
-        """How many prompts it serves."""
         return len(self.engine.names())

@@ -61,20 +61,19 @@ class RowPool:
         """Whether `count` rows are free, or still to be had."""
         return len(self._free) + self.most - len(self.table) >= count
 
-    def put(self, key: Hashable, vectors: Tensor, keep: Collection[Hashable] = ()) -> Rows | None:
-        """Store `vectors` [M, F]; None if they do not fit beside those to `keep`."""
+    def put(self, key: Hashable, vectors: Tensor, keep: Collection[Hashable] = ()) -> None:
+        """Store `vectors` [M, F], unless they do not fit beside those to `keep`."""
         count = len(vectors)
         while not self.has_space(count):
             oldest = next((other for other in self._rows if other not in keep), None)
             if oldest is None:
-                return None
+                return
             self.drop(oldest)
         while len(self._free) < count:
             self._grow()
         rows = np.array([self._free.pop() for _ in range(count)], dtype=np.int64)
         self.table[index_of(rows, self.table.device)] = vectors.to(self.table)
         self._rows[key] = rows
-        return rows
 
     def drop(self, key: Hashable) -> None:
         rows = self._rows.pop(key, None)

@@ -40,7 +40,8 @@ def _sampled(logits: Tensor, answers: Sequence[Answer]) -> Tensor:
     """Tokens [B] drawn by each answer's own noise from the smallest set of tokens with `top_p` of
     the probability."""
     settings = [
-        (answer.sampling.temperature, answer.sampling.top_p, answer.draw()) for answer in answers
+        (answer.sampling.temperature, answer.sampling.top_p, answer.noise.random())
+        for answer in answers
     ]
     columns = to_device(torch.tensor(settings, dtype=torch.float64), logits.device)
     temperature, top_p, noise = columns.unsqueeze(-1).unbind(1)

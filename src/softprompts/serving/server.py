@@ -21,8 +21,9 @@ from ..errors import UserError
 from ..version import __version__
 from .answers import Asker, unless_gone
 from .async_engine import AsyncEngine
+from .concurrency import together
 from .gate import TIMEOUT, Exchange, Gate, exchange_of, failure
-from .http_errors import GONE, ClientGone, HttpError, as_http, unknown_prompt
+from .http_errors import GONE, HttpError, as_http, unknown_prompt
 from .keys import ANYONE, Keys, read_keys
 from .logs import JsonLog
 from .metrics import Metrics
@@ -45,7 +46,6 @@ Pieces = AsyncGenerator[tuple[int, Piece]]
 
 
 def limits_of(settings: ServeSettings) -> Limits:
-    """The engine's bounds."""
     return Limits(
         queue=settings.max_queue,
         batch_rows=settings.batch_rows,
@@ -63,8 +63,6 @@ def limits_of(settings: ServeSettings) -> Limits:
 
 
 class Api:
-    """The routes, as methods."""
-
     def __init__(self, engine: AsyncEngine, settings: ServeSettings, log: JsonLog) -> None:
         self.engine, self.settings, self.log = engine, settings, log
         self.metrics = Metrics(engine.stats, settings.metric_prompts)
@@ -143,7 +141,8 @@ class Api:
         exchange = exchange_of(request)
         served = await self._served(body.model, exchange)
         questions = self._checked(body.questions(), served)
-        rows = await unless_gone(request, self._asker(request, body).classify_all(questions))
+        asker = self._asker(request, body)
+        rows = await unless_gone(request, together(map(asker.classify, questions)))
         exchange.prompt_tokens = sum(row.prompt_tokens for row in rows)
         exchange.texts = {"input": questions, "output": [row.label for row in rows]}
         # FastAPI would look at every value of a dictionary
@@ -359,10 +358,6 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(UserError)
     async def refused_by_engine(request: Request, error: UserError) -> Response:
         return as_http(error, exchange_of(request).prompt or "").response()
-
-    @app.exception_handler(ClientGone)
-    async def gone(request: Request, error: ClientGone) -> Response:
-        return Response(status_code=GONE)
 
 
 # -- running ---------------------------------------------------------------------------------------

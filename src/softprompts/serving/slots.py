@@ -64,22 +64,18 @@ class Rows(Protocol):
 def rows_for(backbone: Backbone, state: DecodingState, most: int) -> Rows:
     """Up to `most` empty slots for rows such as these; if their cache cannot be slotted, room for
     them only."""
-    model_type = backbone.model.config.model_type
+    cache, model_type = state.cache, backbone.model.config.model_type
     if state.states is None:
-        slotted = _holds_columns(state.cache)
+        slotted = isinstance(cache, DynamicCache) and all(
+            type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) and layer.is_initialized
+            for layer in cache.layers
+        )
     else:
-        slotted = model_type in RELATIVE_DECODERS and isinstance(state.cache, EncoderDecoderCache)
+        slotted = model_type in RELATIVE_DECODERS and isinstance(cache, EncoderDecoderCache)
     if slotted:
         return SlottedRows(backbone, most)
     assert isinstance(backbone, Generative)
     return GroupedRows(backbone)
-
-
-def _holds_columns(cache: Any) -> bool:
-    return isinstance(cache, DynamicCache) and all(
-        type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) and layer.is_initialized
-        for layer in cache.layers
-    )
 
 
 class GroupedRows:
@@ -177,9 +173,10 @@ class SlottedRows:
             cache, columns = cache.self_attention_cache, [1] * len(sources)
         elif pads_inside:
             order = state.mask.argsort(dim=1, stable=True)[index]
+        self.layers = self.layers or _empty_layers(cache.layers)
         rows, width = len(self) + len(sources), max(columns)
         self._reserve(rows, width)
-        for layer, new in zip(self._layers_like(cache.layers), cache.layers, strict=True):
+        for layer, new in zip(self.layers, cache.layers, strict=True):
             for buffer, part in zip(layer.buffers, (new.keys, new.values), strict=True):
                 part = part[index]
                 if order is not None:
@@ -261,17 +258,6 @@ class SlottedRows:
         buffers = [layer.buffers for layer in (self.cross or self.layers)]
         return sum(b.nbytes / (b.shape[0] * b.shape[2]) for pair in buffers for b in pair)
 
-    def _layers_like(self, caches: Sequence[Any]) -> list[SlotLayer]:
-        """The buffers; for the first rows, they are made like their caches."""
-        slots, columns = self._sizes
-        for cache in caches if not self.layers else ():
-            parts = (
-                part.new_zeros(slots, part.shape[1], columns, part.shape[3])
-                for part in (cache.keys, cache.values)
-            )
-            self.layers.append(SlotLayer(*parts))
-        return self.layers
-
     def _reserve(self, rows: int, width: int) -> None:
         """Have slots for `rows` rows, `width` columns before the clock, and one at the clock.
 
@@ -296,9 +282,7 @@ class SlottedRows:
         self._sizes, self.clock = (slots, columns), clock
 
     def _join_cross(self, caches: Sequence[Any], index: Tensor, lengths: Sequence[int]) -> None:
-        if not self.cross:
-            parts = [[part[:0, :, :0] for part in (cache.keys, cache.values)] for cache in caches]
-            self.cross = [SlotLayer(keys, values) for keys, values in parts]
+        self.cross = self.cross or _empty_layers(caches)
         rows, width = len(self) + len(index), max(lengths)
         slots, columns = self.cross[0].buffers[0].shape[::2]
         if rows > slots or width > columns:
@@ -313,6 +297,11 @@ class SlottedRows:
             for buffer, part in zip(layer.buffers, (cache.keys, cache.values), strict=True):
                 buffer[len(self) : rows, :, :width] = part[index, :, :width]
         self.source_lengths += lengths
+
+
+def _empty_layers(caches: Sequence[Any]) -> list[SlotLayer]:
+    """Buffers like these caches, without slots and columns yet."""
+    return [SlotLayer(cache.keys[:0, :, :0], cache.values[:0, :, :0]) for cache in caches]
 
 
 def _moved(buffer: Tensor, slots: int, columns: int, old: int, new: int, width: int) -> Tensor:

@@ -108,7 +108,6 @@ class Worker:
                 self._condition.notify()
 
     def retire(self, key: Key) -> None:
-        """Forget a version of a prompt."""
         with self._condition:
             self._retired.append(key)
 
@@ -422,7 +421,6 @@ class Worker:
         return rows_for(self.backbone, state, self.limits.slots)
 
     def _extend(self, group: Group) -> None:
-        """Generate one more token of each answer."""
         logits = self._next_logits(group)
         self._count(len(group.answers))
         self._add_tokens(logits, group.answers)

@@ -24,7 +24,6 @@ from .tuning_runs import TuningRuns
 
 T = TypeVar("T")
 CACHED = 64
-"""Values to keep."""
 FORM = "application/x-www-form-urlencoded"
 
 
@@ -68,8 +67,6 @@ class Studio:
 
 @dataclass
 class Visit:
-    """One request."""
-
     request: Request
     key: Key
     query: Mapping[str, list[str]]

@@ -28,7 +28,6 @@ Child = str | float | Iterable["Child"] | None
 
 
 def text(child: Child) -> Html:
-    """The markup of a child."""
     if isinstance(child, Html):
         return child
     if child is None:

@@ -161,7 +161,6 @@ def _figures(path: Path, name: str) -> Html:
 
 
 async def figure(studio: Studio, visit: Visit) -> Response:
-    """A figure by its number."""
     path = await asyncio.to_thread(_find, studio, visit.name)
     pictures = await asyncio.to_thread(_pictures, path)
     number = visit.request.path_params["number"]

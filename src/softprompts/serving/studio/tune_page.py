@@ -139,7 +139,6 @@ def _state(run: TuningRun) -> str:
 
 
 def _progress(run: TuningRun) -> list[Child]:
-    """The run as it is now."""
     parts: list[Child] = [element("p", _status(run), role="status", id="status")]
     if run.active:
         value = run.step if run.steps else None

@@ -77,7 +77,6 @@ class TuningRun:
         return self.seconds / done * (self.steps - self.step) if done > 0 else None
 
     def take(self, event: dict[str, Any]) -> None:
-        """An event of the process."""
         match event.pop("event"):
             case "message":
                 self.messages.append(event["text"])
