@@ -9,8 +9,9 @@ import torch
 
 from softprompts import UserError, tune
 from softprompts.analysis.explain import (
+    Neighbour,
     _duplicates,
-    _nearest,
+    _shared,
     explain,
     nearest_words,
     plain_word,
@@ -51,7 +52,7 @@ def _tuned(folder: Path, preset: str, **prompt: int) -> Tuned:
 
 def test_a_token_that_is_a_word_has_this_word_nearest(tiny: Backbone) -> None:
     ids = torch.tensor([tiny.word_pieces("great")[0], tiny.word_pieces("bad")[0]])
-    near = nearest_words(tiny, 3 * tiny.input_embeddings(ids))
+    near, _ = nearest_words(tiny, 3 * tiny.input_embeddings(ids))
     assert [plain_word(own[0].word) for own in near] == ["great", "bad"]
     assert all(math.isclose(own[0].cosine, 1, abs_tol=1e-3) for own in near)
     assert all(len(own) == 5 for own in near)
@@ -167,7 +168,7 @@ def test_a_single_prompt_has_no_router(single: Tuned) -> None:
 def test_neighbours_of_one_meaning_are_a_tight_cluster(tiny: Backbone) -> None:
     """The mean cosine among the neighbours, computed by hand."""
     ids = torch.tensor([tiny.word_pieces("great")[0], tiny.word_pieces("bad")[0]])
-    near, tightness = _nearest(tiny, tiny.input_embeddings(ids), 3)
+    near, tightness = nearest_words(tiny, tiny.input_embeddings(ids), 3)
     cosines = []
     for own in near:
         pieces = tiny.tokenizer.convert_tokens_to_ids([n.word for n in own])
@@ -219,3 +220,9 @@ def test_a_prompt_without_tokens(single: Tuned) -> None:
     )  # fmt: skip
     with pytest.raises(UserError, match="no tokens to explain"):
         explain(empty)
+
+
+def test_words_shared_by_as_many_tokens_stand_in_the_order_of_the_tokens() -> None:
+    words = [f"word{number}" for number in range(20)]
+    own = [Neighbour(word, 0.5) for word in words]
+    assert list(_shared([own, own])) == words

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from ..backbone import Backbone, Text
 from ..errors import UserError
 from ..tasks import Example
+from ..tuning.evaluate import Predictor
 from ..tuning.tuned import Tuned
 
 NEIGHBOURS = 5
@@ -128,9 +130,9 @@ def explain(
     vectors = tuned.prompt.table.detach().float().cpu()
     if vectors.shape[1] == 0:
         raise UserError("A prompt of length 0 has no tokens to explain.")
-    neighbours, tightness = _nearest(tuned.backbone, vectors.flatten(0, 1), NEIGHBOURS)
+    neighbours, tightness = nearest_words(tuned.backbone, vectors.flatten(0, 1))
     chance = torch.randn(vectors.flatten(0, 1).shape, generator=torch.Generator().manual_seed(0))
-    random_neighbours, random_tightness = _nearest(tuned.backbone, chance, NEIGHBOURS)
+    random_neighbours, random_tightness = nearest_words(tuned.backbone, chance)
     moved = _moved(vectors, start)
     count, length = vectors.shape[:2]
     measured = examples[: min(MAX_ROWS, 1 + MAX_PASSES // (count * length))] if worth else ()
@@ -158,29 +160,21 @@ def explain(
     )
 
 
+@torch.no_grad()
 def nearest_words(
     backbone: Backbone, vectors: Tensor, count: int = NEIGHBOURS
-) -> list[list[Neighbour]]:
-    """The vocabulary entries with the largest cosine to each vector: [N, H] -> N lists."""
-    return _nearest(backbone, vectors, count)[0]
-
-
-@torch.no_grad()
-def _nearest(
-    backbone: Backbone, vectors: Tensor, count: int
 ) -> tuple[list[list[Neighbour]], float]:
-    """`nearest_words`, and the mean cosine among those of one vector."""
+    """The vocabulary entries with the largest cosine to each vector [N, H] -> N lists, and the mean
+    cosine among those of one vector."""
     special = set(backbone.tokenizer.all_special_ids)
     ids = torch.tensor(
         [index for index in range(min(backbone.vocab_size, len(backbone.tokenizer)))
          if index not in special]
     )  # fmt: skip
-    embeddings = backbone.input_embeddings(ids)
-    directions = torch.nn.functional.normalize(embeddings, dim=1)
+    directions = torch.nn.functional.normalize(backbone.input_embeddings(ids), dim=1)
     cosines = torch.nn.functional.normalize(vectors, dim=1) @ directions.T
     best = cosines.topk(min(count, len(ids)), dim=1)
-    pieces = backbone.tokenizer.convert_ids_to_tokens(ids[best.indices.flatten()].tolist())
-    words = iter(pieces)
+    words = iter(backbone.tokenizer.convert_ids_to_tokens(ids[best.indices.flatten()].tolist()))
     near = [
         [Neighbour(next(words), round(value, 4)) for value in row] for row in best.values.tolist()
     ]
@@ -196,7 +190,9 @@ def plain_word(piece: str) -> str:
 
 def _shared(neighbours: Sequence[Sequence[Neighbour]]) -> dict[str, int]:
     """The words that are neighbours of several tokens, and of how many."""
-    words = Counter(word for own in neighbours for word in {plain_word(n.word) for n in own})
+    words = Counter(
+        word for own in neighbours for word in dict.fromkeys(plain_word(n.word) for n in own)
+    )
     return {word: times for word, times in words.most_common() if times > 1 and word}
 
 
@@ -211,18 +207,12 @@ def _duplicates(vectors: Tensor) -> list[list[list[int]]]:
     """Groups of tokens that are connected by cosines from `DUPLICATE` on."""
     count, length, _ = vectors.shape
     directions = torch.nn.functional.normalize(vectors.flatten(0, 1), dim=1)
-    near = (directions @ directions.T >= DUPLICATE).tolist()
-    left, groups = set(range(count * length)), []
-    while left:
-        group, waiting = set(), {min(left)}
-        while waiting:
-            token = waiting.pop()
-            group.add(token)
-            waiting |= {other for other in left - group if near[token][other]}
-        left -= group
-        if len(group) > 1:
-            groups.append([list(divmod(token, length)) for token in sorted(group)])
-    return groups
+    near = (directions @ directions.T >= DUPLICATE).fill_diagonal_(True)
+    first, before = torch.arange(count * length), torch.tensor([])
+    while not first.equal(before):  # until all tokens of a group know the first of them
+        first, before = torch.where(near, first, len(near)).amin(1), first
+    groups = [torch.nonzero(first == token).flatten().tolist() for token in first.unique()]
+    return [[list(divmod(token, length)) for token in group] for group in groups if len(group) > 1]
 
 
 def _moved(vectors: Tensor, start: Tensor | None) -> list[list[float | None]]:
@@ -245,12 +235,13 @@ def _worth(
     prompt, count, length = tuned.prompt, *tuned.prompt.table.shape[:2]
     if not examples:
         return None, [[None] * length for _ in range(count)]
-    batches = _batches(tuned, examples)
+    predictor = tuned.predictor()
+    backbone, batches = predictor.backbone, _batches(predictor, examples)
     ablated = copy.deepcopy(prompt)
 
     def loss(left_out: tuple[int, int] | None) -> float:
         total = tokens = 0.0
-        for backbone, text, targets in batches:
+        for text, targets in batches:
             ablated.table.copy_(prompt.table)
             if left_out is not None and count > 1:
                 ablated.table[left_out] = 0
@@ -263,31 +254,25 @@ def _worth(
             tokens += float(losses.tokens.sum())
         return total / tokens
 
-    whole, rises = loss(None), list[list[float | None]]()
-    for k in range(count):
-        rises.append([])
-        for p in range(length):
-            rises[-1].append(round(loss((k, p)) - whole, 5))
-            on_token(k * length + p + 1)
+    whole = loss(None)
+    rises: list[list[float | None]] = [[] for _ in range(count)]
+    for done, token in enumerate(product(range(count), range(length)), 1):
+        rises[token[0]].append(round(loss(token) - whole, 5))
+        on_token(done)
     return round(whole, 5), rises
 
 
 def _batches(
-    tuned: Tuned, examples: Sequence[Example]
-) -> list[tuple[Backbone, Text, list[list[int]]]]:
-    """Rows of similar length, with their targets, and the backbone that predicts these."""
-    prompt, predictor = tuned.prompt, tuned.predictor()
-    backbone = predictor.backbone
+    predictor: Predictor, examples: Sequence[Example]
+) -> list[tuple[Text, list[list[int]]]]:
+    """Rows of similar length, with their targets."""
+    backbone, place = predictor.backbone, predictor.prompt.config.place
     rows = backbone.tokenise([example.input for example in examples], predictor.budget)
     targets = backbone.tokenise_targets([example.target for example in examples])
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
     parts = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
     return [
-        (
-            backbone,
-            backbone.embed_rows([rows[row] for row in part], prompt.config.place),
-            [targets[row] for row in part],
-        )
+        (backbone.embed_rows([rows[row] for row in part], place), [targets[row] for row in part])
         for part in parts
     ]
 
@@ -301,23 +286,22 @@ def _routing(
     count, backbone = len(prompt.table), predictor.backbone
     if count == 1 or prompt.route.router is None or not examples:
         return [], None, None
-    chosen: list[int] = []
-    confidence = entropy = 0.0
+    parts = []
     for start in range(0, len(examples), 64):
-        part = [example.input for example in examples[start : start + 64]]
-        text = backbone.embed_rows(backbone.tokenise(part, predictor.budget))
-        probabilities = prompt.router_probabilities(text.embeds, backbone.content_mask(text))
-        confidence += float(probabilities.amax(1).sum())
-        entropy -= float((probabilities * probabilities.clamp(min=1e-12).log()).sum())
-        chosen += probabilities.argmax(1).tolist()
+        inputs = [example.input for example in examples[start : start + 64]]
+        text = backbone.embed_rows(backbone.tokenise(inputs, predictor.budget))
+        parts.append(prompt.router_probabilities(text.embeds, backbone.content_mask(text)))
+    probabilities = torch.cat(parts)
+    chosen = probabilities.argmax(1).tolist()
     reports = []
     for k in range(count):
         own = [example for example, to in zip(examples, chosen, strict=True) if to == k]
-        classes = Counter(example.target for example in own) if tuned.form.labels else Counter()
+        classes = Counter(example.target for example in own if tuned.form.labels)
         shown = [example.input for example in own[:EXAMPLES]]
         reports.append(RoutingReport(k, len(own), dict(classes.most_common()), shown))
-    rows = len(examples)
-    return reports, round(confidence / rows, 4), round(entropy / rows / math.log(count), 4)
+    confidence = float(probabilities.amax(1).mean())
+    entropy = -float((probabilities * probabilities.clamp(min=1e-12).log()).sum(1).mean())
+    return reports, round(confidence, 4), round(entropy / math.log(count), 4)
 
 
 def _mean(values: Sequence[float]) -> float:

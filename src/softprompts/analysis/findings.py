@@ -7,6 +7,7 @@ from typing import Any
 from ..study.claims import Selector
 from ..tasks.statistics import Interval
 from .runs import CHOICES, RunRecord, Runs
+from .spread import grouped
 
 HELD, NOT_HELD, TOO_WEAK = "held", "did not hold", "too weak to tell"
 NOT_RUN = "not run yet"
@@ -69,7 +70,5 @@ def nearest(runs: Runs) -> list[RunRecord]:
 
 def weak(runs: Runs, found: Sequence[RunRecord], task: str) -> bool:
     """Whether no arm among the runs is above the majority class on the task."""
-    arms: dict[str, list[RunRecord]] = {}
-    for run in found:
-        arms.setdefault(repr(sorted(run.arm.items(), key=str)), []).append(run)
+    arms = grouped((repr(sorted(run.arm.items(), key=str)), run) for run in found)
     return all(runs.task_score(task, part).weak for part in arms.values())

@@ -191,15 +191,18 @@ def _paired(scores: Scores, by_target: Mapping[str, SeedScores]) -> PairedTest |
     """Over the means of targets, because seeds of one target are not independent."""
     baselines = {name: scores.cell(None, name) for name in by_target}
     if len(by_target) > 1:
-        means = ([fmean(seeds.values()) for seeds in x.values()] for x in (by_target, baselines))
-        return PairedTest.of("targets", *means)
+        means = [
+            (fmean(seeds.values()), fmean(baselines[name].values()))
+            for name, seeds in by_target.items()
+        ]
+        return PairedTest.of("targets", means)
     pairs = [
         (score, baselines[name][seed])
         for name, seeds in by_target.items()
         for seed, score in seeds.items()
         if seed in baselines[name]
     ]
-    return PairedTest.of("seeds", [one for one, _ in pairs], [other for _, other in pairs])
+    return PairedTest.of("seeds", pairs)
 
 
 def _over_targets(by_target: Mapping[str, SeedScores]) -> Spread | None:

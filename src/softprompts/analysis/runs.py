@@ -37,12 +37,12 @@ CHOICES = ("choice", "source-choice")
 """The stages of runs that only choose settings for others."""
 Kind = Literal["run", "cohort", "study", "study report"]
 
-TASK_ITSELF = (
-    *("task", "data_dir", "train", "validation", "encoding", "text", "template", "label"),
-    *("labels", "free_text", "skip_bad_rows"),
+UNCOMPARED = (
+    *("seed", "device", "trust_remote_code", "task.task", "task.data_dir", "task.train"),
+    *("task.validation", "task.encoding", "task.text", "task.template", "task.label"),
+    *("task.labels", "task.free_text", "task.skip_bad_rows"),
 )
-"""Settings that say which task it is; they are no difference between methods."""
-UNCOMPARED = ("seed", "device", "trust_remote_code")
+"""Settings that are no difference between methods: seed, machine, and which task it is."""
 
 
 @dataclass(frozen=True)
@@ -263,44 +263,44 @@ def _with_arms(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
     A setting that a preset brings along is not listed beside the preset.
     """
-    flat = [dict(_flatten(run.config)) for run in runs]
-    own = [dict(_given(run.config, settings)) for run, settings in zip(runs, flat, strict=True)]
-    names = list(dict.fromkeys(name for settings in own for name in settings))
-    varied = [
-        name
-        for name in names
-        if len({json.dumps(settings.get(name), sort_keys=True) for settings in flat}) > 1
-    ]
+    flat = [flatten(run.config) for run in runs]
+    own = [_given(run.config, settings) for run, settings in zip(runs, flat, strict=True)]
+    varied = _varied(flat, dict.fromkeys(name for names in own for name in names))
     return [
         replace(run, arm={name: settings[name] for name in varied if name in settings})
         for run, settings in zip(runs, flat, strict=True)
     ]
 
 
-def _given(config: Mapping[str, Any], flat: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _varied(settings: Sequence[Mapping[str, Any]], names: Iterable[str]) -> list[str]:
+    """The names whose values differ."""
+    return [
+        name
+        for name in names
+        if len({json.dumps(part.get(name), sort_keys=True) for part in settings}) > 1
+    ]
+
+
+def _given(config: Mapping[str, Any], flat: Mapping[str, Any]) -> list[str]:
     """The preset, and the settings that are not its defaults."""
     layer = {name: config[name] for name in ("preset", "paper") if name in config}
     defaults: dict[str, Any] = {}
     with contextlib.suppress(UserError):  # a preset of another version, or of a plugin
-        defaults = dict(_flatten(run_config(layer).plain()))
-    for name, value in flat.items():
-        task_itself = name.partition(".")[0] == "task" and name[5:] in TASK_ITSELF
-        compared = name not in UNCOMPARED and not task_itself
-        if compared and (name in layer or value != defaults.get(name)):
-            yield name, value
+        defaults = flatten(run_config(layer).plain())
+    return [
+        name
+        for name, value in flat.items()
+        if name not in UNCOMPARED and (name in layer or value != defaults.get(name))
+    ]
 
 
-def _flatten(settings: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and name != "labels":
-            yield from _flatten(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value
-
-
-def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(settings: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Nested settings by their paths: `{"tuning.lr": 0.3}`."""
-    return dict(_flatten(settings))
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        nested = isinstance(value, Mapping) and name != "labels"
+        flat |= flatten(value, f"{path}{name}.") if nested else {f"{path}{name}": value}
+    return flat
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -309,8 +309,7 @@ def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
 def arm_names(records: Sequence[RunRecord]) -> list[str]:
     """A short name of each run's arm: only what differs among these runs."""
     arms = [record.arm for record in records]
-    keys = dict.fromkeys(key for arm in arms for key in arm)
-    varied = [key for key in keys if len({json.dumps(arm.get(key)) for arm in arms}) > 1]
+    varied = _varied(arms, dict.fromkeys(key for arm in arms for key in arm))
     transfers = any("source" in arm for arm in arms)
     return [_arm_name(arm, varied, transfers) for arm in arms]
 

@@ -7,15 +7,32 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any, Self
+from typing import Any, Self, TypedDict, TypeVar
 
 from ..tasks.statistics import Interval, paired_test
 
 SIGNIFICANCE = 0.05
+Pairs = Sequence[tuple[float, float]]
+"""The scores of two systems on the same units."""
+Key, Value = TypeVar("Key"), TypeVar("Value")
+
+
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """The values of each key, in their order."""
+    groups: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def significant(p: float | None) -> bool:
     return p is not None and p < SIGNIFICANCE
+
+
+class RoundedSpread(TypedDict):
+    mean: float
+    std: float | None
+    runs: int
 
 
 @dataclass(frozen=True)
@@ -29,6 +46,10 @@ class Spread:
     @property
     def standard_error(self) -> float | None:
         return None if self.std is None else self.std / math.sqrt(self.runs)
+
+    def rounded(self) -> RoundedSpread:
+        std = None if self.std is None else round(self.std, 4)
+        return {"mean": round(self.mean, 4), "std": std, "runs": self.runs}
 
 
 def spread(values: Iterable[float]) -> Spread | None:
@@ -48,27 +69,30 @@ class PairedTest:
     pairs: int
 
     @classmethod
-    def of(cls, over: str, first: Sequence[float], second: Sequence[float]) -> Self | None:
+    def of(cls, over: str, pairs: Pairs) -> Self | None:
         """None for a single pair, which says nothing about chance."""
-        return cls(paired_test(first, second), over, len(first)) if len(first) > 1 else None
+        if len(pairs) < 2:
+            return None
+        return cls(paired_test(*zip(*pairs, strict=True)), over, len(pairs))
 
     def __str__(self) -> str:
         p = "p < 0.001" if self.p < 0.001 else f"p = {self.p:.2g}"
         return f"{p}, {self.pairs:,} {self.over}"
 
 
-def paired_runs(
+def paired_scores(
     one: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping[str, Any]]
-) -> PairedTest | None:
-    """The test of two systems' runs by seed: on their rows, where `row_scores` are known of the
-    same ones, each row by its mean over the seeds of both; or else over these seeds."""
-    systems = [[runs[seed] for seed in one if seed in other] for runs in (one, other)]
-    rows = [[run.get("row_scores") or () for run in runs] for runs in systems]
-    lengths = {len(scores) for system in rows for scores in system}
-    if len(lengths) == 1 and lengths != {0}:
-        means = [[fmean(seeds) for seeds in zip(*system, strict=True)] for system in rows]
-        return PairedTest.of("rows", *means)
-    return PairedTest.of("seeds", *([run["score"] for run in runs] for runs in systems))
+) -> tuple[str, Pairs]:
+    """The scores of two systems' runs by seed, and over what they are paired: over rows, where
+    `row_scores` are known of the same ones (by their number and `digest`), each row by its mean
+    over the seeds of both; or else over these seeds."""
+    runs = [(one[seed], other[seed]) for seed in one if seed in other]
+    rows = {(len(run.get("row_scores") or ()), run.get("digest")) for pair in runs for run in pair}
+    if len(rows) != 1 or not next(iter(rows))[0]:
+        return "seeds", [(first["score"], second["score"]) for first, second in runs]
+    means = ([fmean(row) for row in zip(*(run["row_scores"] for run in system), strict=True)]
+             for system in zip(*runs, strict=True))  # fmt: skip
+    return "rows", list(zip(*means, strict=True))
 
 
 @dataclass(frozen=True)

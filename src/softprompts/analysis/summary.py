@@ -6,6 +6,7 @@ Nothing here needs torch.
 """
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypedDict
@@ -13,7 +14,7 @@ from typing import Any, TypedDict
 from ..errors import UserError, choices
 from .compare import Comparison, compare
 from .runs import CHOICES, SOURCE_STAGES, RunRecord, Runs, arm_names, flatten
-from .spread import SIGNIFICANCE, Spread, finite, holm, spread
+from .spread import SIGNIFICANCE, RoundedSpread, Spread, finite, grouped, holm, spread
 
 MEAN = "mean"
 """The column of means over tasks."""
@@ -30,12 +31,9 @@ class TaskFacts(TypedDict):
     weak: bool
 
 
-class Score(TypedDict):
+class Score(RoundedSpread):
     """A number of the table. `tied`: no significant difference from the best of its column."""
 
-    mean: float
-    std: float | None
-    runs: int
     best: bool
     tied: bool
 
@@ -64,21 +62,8 @@ class Table(TypedDict):
     differences: list[Difference]
 
 
-class Choice(TypedDict):
-    """Settings that were tried on held-out rows for the runs of an arm on a task."""
-
-    arm: str
-    task: str
-    settings: str
-    score: float | None
-    best: bool
-
-
-class CurvePoint(TypedDict):
+class CurvePoint(RoundedSpread):
     step: int
-    mean: float
-    std: float | None
-    runs: int
 
 
 class Curves(TypedDict):
@@ -99,7 +84,7 @@ class Summary(TypedDict):
     seeds: list[int]
     tables: list[Table]
     curves: list[Curves]
-    choices: list[Choice]
+    choices: list[dict[str, Any]]  # settings that were tried on held-out rows, by arm and task
     common: dict[str, Any]  # settings that all runs share
     settings: dict[str, dict[str, Any]]  # those that differ, by arm
     configs: dict[str, dict[str, Any]]  # the whole config of each run, by its name
@@ -118,7 +103,11 @@ def summarize(runs: Runs, against: str | None = None) -> Summary:
     sources = [run for run in compared if run.stage in SOURCE_STAGES and run.scores]
     targets = [run for run in compared if run.stage not in SOURCE_STAGES and run.scores]
     groups = {"Scores": targets, "Source prompts": sources}
-    arms = {title: _grouped(part) for title, part in groups.items() if part}
+    arms = {
+        title: grouped(zip(arm_names(part), part, strict=True))
+        for title, part in groups.items()
+        if part
+    }
     names = [name for part in arms.values() for name in part]
     if against is not None and against not in names:
         raise UserError(f"There is no arm {against!r}; {choices(against, list(names))}")
@@ -168,13 +157,6 @@ def _without_folders(value: Any, folder: Path) -> Any:
         return value
     path = Path(value)
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else path.name
-
-
-def _grouped(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-    groups: dict[str, list[RunRecord]] = {}
-    for record, name in zip(records, arm_names(records), strict=True):
-        groups.setdefault(name, []).append(record)
-    return groups
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -245,13 +227,7 @@ def _mean_of(values: Sequence[float | None]) -> float | None:
 def _score(value: Spread | None, best: bool, tied: bool) -> Score | None:
     if value is None:
         return None
-    return {
-        "mean": round(value.mean, 4),
-        "std": None if value.std is None else round(value.std, 4),
-        "runs": value.runs,
-        "best": best,
-        "tied": tied and not best,
-    }
+    return {**value.rounded(), "best": best, "tied": tied and not best}
 
 
 def mean_over(runs: Runs, part: Sequence[RunRecord], tasks: Sequence[str]) -> Spread | None:
@@ -295,10 +271,10 @@ def _differences(
     return rows
 
 
-def _choices(runs: Runs) -> list[Choice]:
+def _choices(runs: Runs) -> list[dict[str, Any]]:
     """The first of the best is chosen, as `study run` does."""
     tried = [run for run in runs.records if run.stage in CHOICES]
-    choices: list[Choice] = [
+    choices = [
         {
             "arm": name,
             "task": run.task,
@@ -308,13 +284,9 @@ def _choices(runs: Runs) -> list[Choice]:
         }
         for run, name in zip(tried, arm_names(tried), strict=True)
     ]
-    groups: dict[tuple[str, str], list[Choice]] = {}
-    for choice in choices:
-        groups.setdefault((choice["arm"], choice["task"]), []).append(choice)
-    for group in groups.values():
-        scored = [choice for choice in group if choice["score"] is not None]
-        if scored:
-            max(scored, key=lambda choice: choice["score"] or 0.0)["best"] = True
+    scored = [choice for choice in choices if choice["score"] is not None]
+    for group in grouped(((choice["arm"], choice["task"]), choice) for choice in scored).values():
+        max(group, key=itemgetter("score"))["best"] = True
     return choices
 
 
@@ -325,7 +297,7 @@ def _curves(arms: Arms) -> list[Curves]:
     """The first metric of each task by step; of a single run, its training loss as well."""
     records = [run for part in arms.values() for run in part]
     tasks = {run.task: run.metric for run in records if len(run.history) > 1 and run.metric}
-    wanted = [(task, metric) for task, metric in tasks.items() if metric]
+    wanted = list(tasks.items())
     if len(records) == 1:
         wanted += [(task, "loss") for task in tasks]
     curves: list[Curves] = [
@@ -344,23 +316,14 @@ def _curves(arms: Arms) -> list[Curves]:
 
 
 def _points(part: Sequence[RunRecord], metric: str) -> list[CurvePoint]:
-    values: dict[int, list[float]] = {}
-    for run in part:
-        for entry in run.history:
-            value = entry.get(metric)
-            if isinstance(value, int | float) and finite(value) is not None:
-                values.setdefault(int(entry["step"]), []).append(float(value))
+    values = grouped(
+        (int(entry["step"]), float(value))
+        for run in part
+        for entry in run.history
+        if isinstance(value := entry.get(metric), int | float) and finite(value) is not None
+    )
     known = {step: spread(scores) for step, scores in sorted(values.items())}
-    return [
-        {
-            "step": step,
-            "mean": round(value.mean, 4),
-            "std": None if value.std is None else round(value.std, 4),
-            "runs": value.runs,
-        }
-        for step, value in known.items()
-        if value
-    ]
+    return [{"step": step, **value.rounded()} for step, value in known.items() if value]
 
 
 # -- settings --------------------------------------------------------------------------------------

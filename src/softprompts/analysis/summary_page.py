@@ -5,6 +5,7 @@ The page is legible on a phone, in dark mode and by a screen reader.
 
 import base64
 import html
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from ..version import __version__
 from .curve_svg import CURVE_STYLE, curve_figure
 from .findings import HELD
 from .spread import SIGNIFICANCE
-from .summary import MEAN, Arm, Choice, Difference, Score, Summary, Table
+from .summary import MEAN, Difference, Score, Summary, Table
 
 MOST_CONFIGS, MOST_OPEN = 60, 30
 """Configs on the page, and rows of a table that is not folded away."""
 TIED = "≈"
+BOLD = r"^\*\*(.*)\*\*$", r"<b>\1</b>"
+"""In Markdown, and in HTML."""
 WEAK = "†"
 STYLE = (
     CURVE_STYLE
@@ -99,27 +102,29 @@ def number(value: float | None, digits: int = 1) -> str:
 
 
 def _score(score: Score | None) -> str:
+    """In bold type, as Markdown has it, if it is the best of its column."""
     if score is None:
         return ""
     std = "" if score["std"] is None else f" ± {number(score['std'])}"
-    return f"{number(score['mean'])}{std}{' ' + TIED if score['tied'] else ''}"
+    text = f"{number(score['mean'])}{std}{' ' + TIED if score['tied'] else ''}"
+    return f"**{text}**" if score["best"] else text
 
 
-def _has_mean(table: Table) -> bool:
-    return any(MEAN in arm["scores"] for arm in table["arms"])
-
-
-def _columns(table: Table) -> list[tuple[str, str]]:
-    """Each column's name and heading."""
+def _score_table(table: Table) -> tuple[list[str], list[list[str]]]:
+    """The headings, and a row for each arm and for the majority class."""
     splits = {task["split"] for task in table["tasks"]}
-    return ([(MEAN, MEAN)] if _has_mean(table) else []) + [
-        (
-            task["name"],
-            f"{task['name']}{WEAK if task['weak'] else ''}"
-            f" ({task['metric']}{', ' + task['split'] if len(splits) > 1 else ''})",
-        )
-        for task in table["tasks"]
+    columns = {MEAN: MEAN} if any(MEAN in arm["scores"] for arm in table["arms"]) else {}
+    majority = ["majority class", *("" for _ in columns)]
+    for task in table["tasks"]:
+        split = f", {task['split']}" if len(splits) > 1 else ""
+        weak = WEAK if task["weak"] else ""
+        columns[task["name"]] = f"{task['name']}{weak} ({task['metric']}{split})"
+        majority.append(number(task["majority"]))
+    arms = [
+        [arm["name"], *(_score(arm["scores"].get(name)) for name in columns)]
+        for arm in table["arms"]
     ]
+    return ["arm", *columns.values()], [*arms, majority]
 
 
 def _difference_cells(row: Difference) -> list[str]:
@@ -173,7 +178,7 @@ def _claim_cells(claim: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _choice_cells(choice: Choice) -> list[str]:
+def _choice_cells(choice: Mapping[str, Any]) -> list[str]:
     chosen = "chosen" if choice["best"] else ""
     return [choice["arm"], choice["task"], choice["settings"], number(choice["score"]), chosen]
 
@@ -197,13 +202,7 @@ def markdown(summary: Summary, title: str) -> str:
     if summary["claims"]:
         parts += ["## Claims", _lines(CLAIM_HEADINGS, map(_claim_cells, summary["claims"]))]
     for table in summary["tables"]:
-        columns = _columns(table)
-        rows = [
-            [arm["name"], *(_bold(arm["scores"].get(name)) for name, _ in columns)]
-            for arm in table["arms"]
-        ]
-        rows.append(["majority class", *_majority(table)])
-        parts += [f"## {table['title']}", _lines(("arm", *(head for _, head in columns)), rows)]
+        parts += [f"## {table['title']}", _lines(*_score_table(table))]
         parts += table_notes(table)
         if table["differences"]:
             parts += [
@@ -226,16 +225,6 @@ def markdown(summary: Summary, title: str) -> str:
             if settings
         ]
     return "\n\n".join(parts) + "\n"
-
-
-def _bold(score: Score | None) -> str:
-    text = _score(score)
-    return f"**{text}**" if score and score["best"] else text
-
-
-def _majority(table: Table) -> list[str]:
-    values = [number(task["majority"]) for task in table["tasks"]]
-    return ["", *values] if _has_mean(table) else values
 
 
 def _lines(columns: Sequence[str], rows: Any) -> str:
@@ -283,19 +272,13 @@ def _claim_section(claim: Mapping[str, Any]) -> str:
 
 
 def _table_section(table: Table) -> str:
-    columns = _columns(table)
-    head = "".join(f"<th scope='col'>{html.escape(text)}</th>" for _, text in columns)
-    body = "".join(_arm_row(arm, [name for name, _ in columns]) for arm in table["arms"])
-    majority = "".join(f"<td>{text}</td>" for text in _majority(table))
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in table_notes(table))
     rows = {task["rows"] for task in table["tasks"]}
     counts = ", ".join(
         f"{t['name']}: {t['rows']:,} {t['split']} rows" for t in table["tasks"] if t["rows"]
     )
     section = (
-        f"<h2>{html.escape(table['title'])}</h2><div class='scroll'><table><thead><tr>"
-        f"<th scope='col'>arm</th>{head}</tr></thead><tbody>{body}<tr><th scope='row'>majority "
-        f"class</th>{majority}</tr></tbody></table></div>{notes}"
+        f"<h2>{html.escape(table['title'])}</h2>{_html_table(*_score_table(table))}{notes}"
         + (f"<p>{html.escape(counts)}.</p>" if rows != {None} else "")
     )
     if table["differences"]:
@@ -311,15 +294,6 @@ def _table_section(table: Table) -> str:
     return section
 
 
-def _arm_row(arm: Arm, columns: Sequence[str]) -> str:
-    cells = []
-    for name in columns:
-        score = arm["scores"].get(name)
-        text = html.escape(_score(score))
-        cells.append(f"<td>{f'<b>{text}</b>' if score and score['best'] else text}</td>")
-    return f"<tr><th scope='row'>{html.escape(arm['name'])}</th>{''.join(cells)}</tr>"
-
-
 def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     kinds = [" class='text'" if name in TEXT_COLUMNS else "" for name in columns]
     head = "".join(
@@ -329,7 +303,7 @@ def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     body = "".join(
         f"<tr><th scope='row'>{html.escape(row[0])}</th>"
         + "".join(
-            f"<td{kind}>{html.escape(cell)}</td>"
+            f"<td{kind}>{re.sub(*BOLD, html.escape(cell))}</td>"
             for cell, kind in zip(row[1:], kinds[1:], strict=True)
         )
         + "</tr>"

@@ -22,7 +22,15 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..library.search import SIMILARITIES, rank
-from .spread import PairedTest, Spread, TaskScore, finite, paired_runs, significant, spread
+from .spread import (
+    PairedTest,
+    Spread,
+    TaskScore,
+    finite,
+    paired_scores,
+    significant,
+    spread,
+)
 
 StudyRecord = Mapping[str, Any]
 PromptKey = tuple[str, int]  # a task and a seed: one source prompt
@@ -101,7 +109,7 @@ class Scores:
 
     def paired(self, source: str, target: str) -> PairedTest | None:
         """The test against the baselines of the same seeds: on their rows, or else over seeds."""
-        return paired_runs(self._runs(source, target), self._runs(None, target))
+        return PairedTest.of(*paired_scores(self._runs(source, target), self._runs(None, target)))
 
     def _summary(self, source: str, target: str) -> TransferCell:
         task, scores = self.targets[target], self.cell(source, target)

@@ -13,7 +13,7 @@ from ..study.claims import Expectation, Selector
 from .compare import compare
 from .findings import HELD, NOT_HELD, NOT_RUN, TOO_WEAK, Finding, select, weak
 from .runs import Runs
-from .spread import SIGNIFICANCE, holm
+from .spread import SIGNIFICANCE, grouped, holm
 
 SHUFFLES = 2000
 FEWEST_TARGETS = 5
@@ -28,22 +28,18 @@ def _pairs(part: Expectation, runs: Runs, analysis: Mapping[str, Any]) -> Findin
     helps = effect == "helps"
     baseline = select(Selector(), runs)
     transfers = [run for run in runs.records if run.stage == "transfer" and run.scores]
-    sources = dict.fromkeys(str(run.arm.get("source")) for run in transfers)
     tests: list[tuple[float, float]] = []
-    for source in sources:
-        found = [run for run in transfers if run.arm.get("source") == source]
-        for task in dict.fromkeys(run.task for run in found):
-            strong = not all(weak(runs, arm, task) for arm in (found, baseline))
-            difference = compare(runs, found, baseline, [task]) if strong else None
-            # a permutation of few seeds cannot give a small p, whatever the scores
-            if (
-                difference is not None
-                and difference["p"] is not None
-                and (
-                    difference["over"] == "rows" or 0.5 ** (difference["pairs"] - 1) < SIGNIFICANCE
-                )
-            ):
-                tests.append((difference["difference"], difference["p"]))
+    pairs = grouped(((run.arm.get("source"), run.task), run) for run in transfers)
+    for (_, task), found in pairs.items():
+        strong = not all(weak(runs, arm, task) for arm in (found, baseline))
+        difference = compare(runs, found, baseline, [task]) if strong else None
+        # a permutation of few seeds cannot give a small p, whatever the scores
+        if (
+            difference is not None
+            and difference["p"] is not None
+            and (difference["over"] == "rows" or 0.5 ** (difference["pairs"] - 1) < SIGNIFICANCE)
+        ):
+            tests.append((difference["difference"], difference["p"]))
     if not tests:
         untested = "no pair above the majority class has enough seeds for a test"
         reason = untested if transfers else "not run"

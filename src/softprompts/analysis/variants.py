@@ -5,7 +5,7 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any
 
-from .spread import PairedTest, paired_runs
+from .spread import PairedTest, Pairs, paired_scores
 
 Record = Mapping[str, Any]
 """A finished run: backbone, variant, source (None: no transfer), target, seed, score, and, for
@@ -41,29 +41,20 @@ def _on_targets(one: Mapping[str, Runs], other: Mapping[str, Runs]) -> list[Diff
         first, second = one[target], other[target]
         seeds = [seed for seed in first if seed in second]
         if seeds:
-            pair = [fmean(runs[seed]["score"] for seed in seeds) for runs in (first, second)]
-            means.append((pair[0], pair[1]))
-            rows.append(_row(target, *means[-1], len(seeds), _test(first, second)))
+            means.append(
+                (fmean(first[s]["score"] for s in seeds), fmean(second[s]["score"] for s in seeds))
+            )
+            test = PairedTest.of(*paired_scores(first, second))
+            rows.append(_row(target, means[-1:], len(seeds), test))
     if len(means) > 1:
-        sides = [list(side) for side in zip(*means, strict=True)]
-        test = PairedTest.of("targets", *sides)
-        rows.append(_row(None, fmean(sides[0]), fmean(sides[1]), None, test))
+        rows.append(_row(None, means, None, PairedTest.of("targets", means)))
     return rows
 
 
-def _test(first: Runs, second: Runs) -> PairedTest | None:
-    if len({record["digest"] for runs in (first, second) for record in runs.values()}) == 1:
-        return paired_runs(first, second)
-    scores = [
-        {seed: {"score": record["score"]} for seed, record in runs.items()}
-        for runs in (first, second)
-    ]
-    return paired_runs(*scores)
-
-
 def _row(
-    target: str | None, first: float, second: float, seeds: int | None, test: PairedTest | None
+    target: str | None, means: Pairs, seeds: int | None, test: PairedTest | None
 ) -> Difference:
+    first, second = map(fmean, zip(*means, strict=True))
     return {
         "target": target,
         "first_score": round(first, 2),

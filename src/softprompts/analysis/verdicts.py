@@ -11,6 +11,7 @@ would count. Nothing here needs torch.
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..study.claims import EXPLAINED, OVER_SEEDS, Claim, Expectation, Selector
 from ..tasks.statistics import paired_test
 from .findings import HELD, NOT_HELD, NOT_RUN, TOO_WEAK, Finding, select, weak
 from .runs import RunRecord, Runs
-from .spread import SIGNIFICANCE, holm, t_interval
+from .spread import grouped, holm, significant, t_interval
 from .transfer_findings import TRANSFER_FINDINGS
 
 Values = Mapping[int | None, float]
@@ -69,18 +70,14 @@ def overall(verdicts: Sequence[str]) -> str:
 
 
 def _decide(part: Expectation, found: Finding, p: float | None) -> Finding:
-    verdict = TOO_WEAK
-    if found.interval is not None and found.verdict != NOT_RUN:
+    verdict = found.verdict or TOO_WEAK
+    if found.interval is not None:
         low, high = found.interval
-        sure = not part.is_tested or (p is not None and p < SIGNIFICANCE)
         if high < part.least:
             verdict = NOT_HELD
-        elif low > part.above and sure:
+        elif low > part.above and (significant(p) or not part.is_tested):
             verdict = HELD
-    if found.verdict == NOT_RUN:
-        verdict = NOT_RUN
-    values = {**vars(found), "verdict": verdict, "p": p}
-    return Finding(**values | {"sentence": f"{found.sentence}: {verdict}"})
+    return replace(found, verdict=verdict, p=p, sentence=f"{found.sentence}: {verdict}")
 
 
 # -- comparisons of arms ---------------------------------------------------------------------------
@@ -154,11 +151,8 @@ def _values(
     if selector.take in OVER_SEEDS:
         value = _over_seeds(selector.take, members, runs, task)
         return {} if value is None else {None: value}
-    by_seed: dict[int | None, list[float]] = {}
-    for run in members:
-        value = _value(selector.take, run, runs)
-        if value is not None:
-            by_seed.setdefault(run.seed, []).append(value)
+    numbers = [(run.seed, _value(selector.take, run, runs)) for run in members]
+    by_seed = grouped((seed, number) for seed, number in numbers if number is not None)
     reduce = REDUCE.get(selector.take, fmean)
     return {seed: reduce(values) for seed, values in by_seed.items()}
 
@@ -226,11 +220,10 @@ def vote(members: Sequence[RunRecord], split: str) -> list[float]:
     """The row scores of the majority's answers; ties go to the first run's answer."""
     answers = [run.predictions[split]["predictions"] for run in members]
     rows = [run.row_scores(split) for run in members]
+    if len(answers[0]) != len(rows[0]):  # the scores are of groups of rows
+        return rows[0]
     scores = []
-    for row in range(len(rows[0])):
-        given = [part[row] for part in answers] if len(answers[0]) == len(rows[0]) else []
-        counts = Counter(given)
-        winner = max(given, key=lambda answer: counts[answer]) if given else None
-        index = given.index(winner) if given else 0
-        scores.append(rows[index][row])
+    for given, row in zip(zip(*answers, strict=True), zip(*rows, strict=True), strict=True):
+        winner = Counter(given).most_common(1)[0][0]
+        scores.append(row[given.index(winner)])
     return scores
