@@ -54,16 +54,13 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """With a short usage: what is required, and [options] for the rest."""
-        if self.usage is not None:
-            return super().format_help()
-        required = []
-        for action in self._actions:
-            name = action.metavar or action.dest.upper()
-            if not action.option_strings:
-                required.append(str(name))
-            elif action.required:
-                required.append(f"{action.option_strings[0]} {name}")
-        self.usage = " ".join([self.prog, *required, "[options]"])
+        if self.usage is None:
+            required = [
+                " ".join([*action.option_strings[:1], str(action.metavar or action.dest.upper())])
+                for action in self._actions
+                if action.required or not action.option_strings
+            ]
+            self.usage = " ".join([self.prog, *required, "[options]"])
         return super().format_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

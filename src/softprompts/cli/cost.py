@@ -1,5 +1,3 @@
-"""The command `softprompts cost`."""
-
 import argparse
 import io
 import sys
@@ -98,10 +96,10 @@ def main(options: argparse.Namespace) -> int:
     if options.output is not None:
         write_table_file(options.output, table, list(table[0]))
     result = {"rows": rows.plain(), "formula": FORMULA, "costs": table}
-    return print_result(options, result, _describe(results, rows))
+    return print_result(options, result, *_describe(results, rows))
 
 
-def _describe(results: Sequence["Cost"], rows: CostSettings) -> str:
+def _describe(results: Sequence["Cost"], rows: CostSettings) -> list[str]:
     measured = any(cost.step for cost in results)
     columns = ["model", "method", "prompt", "trained", "of all", "stored"]
     columns += ["training FLOPs", "inference FLOPs", "memory"]
@@ -126,7 +124,7 @@ def _describe(results: Sequence["Cost"], rows: CostSettings) -> str:
         f"rows of {rows.text} text and {rows.target} target tokens; training FLOPs and memory of a "
         f"step of {batches} rows in {rows.dtype}, inference FLOPs of one row (docs/cost.md)"
     )
-    return "\n".join([*aligned(lines), note])
+    return [*aligned(lines), note]
 
 
 def _flops(value: float) -> str:

@@ -1,5 +1,3 @@
-"""The command `softprompts ensemble`."""
-
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -84,7 +82,7 @@ def main(options: argparse.Namespace) -> int:
     answers = answers.translated(data.translation)
     task = options.task or next(iter(engine.tuned.values())).card.task.name
     result: dict[str, Any] = {"task": task, "rows": len(texts)}
-    lines = answers.ensembles[options.by]
+    lines: list[str | None] = [*answers.ensembles[options.by]]
     table = list(_predictions(data, answers, labelled))
     if labelled:
         result |= ensemble_report(data.examples, answers, data.metrics, data.labels)
@@ -95,7 +93,7 @@ def main(options: argparse.Namespace) -> int:
         write_table_file(options.output, table, list(table[0]))
         result["file"] = str(options.output)
         lines = [*(lines if labelled else []), f"{len(texts)} rows are in {options.output}"]
-    return print_result(options, result, "\n".join(lines))
+    return print_result(options, result, *lines)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -139,14 +137,16 @@ def _predictions(
         yield row
 
 
-def _describe(result: Mapping[str, Any]) -> list[str]:
+def _describe(result: Mapping[str, Any]) -> list[str | None]:
     metrics, mean, best = list(result["mean"]["metrics"]), result["mean"], result["best"]
-    rows = [["", *metrics]]
-    rows += [[name, *_cells(scores)] for name, scores in result["prompts"].items()]
     spread = [f" ± {mean['std'][name]:.1f}" for name in metrics]
-    rows.append([f"mean of {len(result['prompts'])}", *_cells(mean, spread)])
-    rows.append([f"best ({best['prompt']})", *_cells(best)])
-    rows += [[NAMES[by], *_cells(scores)] for by, scores in result["ensembles"].items()]
+    rows = [
+        ["", *metrics],
+        *([name, *_cells(scores)] for name, scores in result["prompts"].items()),
+        [f"mean of {len(result['prompts'])}", *_cells(mean, spread)],
+        [f"best ({best['prompt']})", *_cells(best)],
+        *([NAMES[by], *_cells(scores)] for by, scores in result["ensembles"].items()),
+    ]
     lines = list(aligned(rows))
     for by, scores in result["ensembles"].items():
         against = [
@@ -155,10 +155,8 @@ def _describe(result: Mapping[str, Any]) -> list[str]:
         ]
         lines.append(f"{NAMES[by]}: {metrics[0]} {', '.join(against)}")
     invalid = max(scores.get("invalid", 0) for scores in result["prompts"].values())
-    if note := invalid_answers(invalid, result["rows"]):
-        lines.append(note)
-    lines.append(f"{result['rows']:,} rows, 95 % intervals, paired tests on the same rows. {BEST}")
-    return lines
+    tests = f"{result['rows']:,} rows, 95 % intervals, paired tests on the same rows. {BEST}"
+    return [*lines, invalid_answers(invalid, result["rows"]), tests]
 
 
 def _cells(scores: Mapping[str, Any], spread: Sequence[str] = ()) -> list[str]:

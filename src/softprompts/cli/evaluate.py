@@ -1,5 +1,3 @@
-"""The command `softprompts evaluate`."""
-
 import argparse
 import dataclasses
 from collections import Counter, defaultdict
@@ -11,7 +9,7 @@ from typing import Any
 
 from ..artifacts.card import Card
 from ..config import TaskConfig
-from ..errors import UserError, spelled
+from ..errors import UserError
 from ..library import default_folder
 from ..tasks import (
     PREFIX_LM,
@@ -112,7 +110,13 @@ ROWS = (
 )
 def main(options: argparse.Namespace) -> int:
     """Score a tuned prompt on labelled rows."""
-    card, rows, data = _check(options)
+    if options.errors is not None and options.errors.suffix not in (".csv", ".jsonl"):
+        raise UserError(f"--errors is {options.errors}; end its name in .csv or .jsonl.")
+    check_prompt_folder(options.prompt, default_folder())
+    rows = file_rows(options)
+    card = Card.of_folder(options.prompt)
+    data = evaluation_set(card, options, rows)
+    check_card_model(card, options.model)
 
     from ..tasks.score_report import score_report
     from ..tuning.advice import advice, exploded
@@ -143,15 +147,16 @@ def main(options: argparse.Namespace) -> int:
         **report.plain(),
         "majority": report.baselines["majority"]["metrics"],
     }
-    lines = [*describe_report(result), *describe_classes(result)]
     longer = bool(card.steps) and not exploded(card)
-    if note := invalid_answers(report.invalid, len(examples), longer):
-        lines.append(note)
-    if (text := advice(card, result)) is not None:
-        lines.append(spelled(text))
-    if options.errors:
-        lines.append(f"the rows it got wrong are in {options.errors}")
-    return print_result(options, result, "\n".join(lines))
+    return print_result(
+        options,
+        result,
+        *describe_report(result),
+        *describe_classes(result),
+        invalid_answers(report.invalid, len(examples), longer),
+        advice(card, result),
+        f"the rows it got wrong are in {options.errors}" if options.errors else None,
+    )
 
 
 def _baselines(
@@ -166,18 +171,6 @@ def _baselines(
     if options.task or not majority:
         majority = Counter(example.target for example in data.examples).most_common(1)[0][0]
     return {MAJORITY: [majority] * len(data.examples)}
-
-
-def _check(options: argparse.Namespace) -> tuple[Card, list[Row], EvaluationSet]:
-    """Refuse what can be refused before torch is imported; reads the rows of --file."""
-    if options.errors is not None and options.errors.suffix not in (".csv", ".jsonl"):
-        raise UserError(f"--errors is {options.errors}; end its name in .csv or .jsonl.")
-    check_prompt_folder(options.prompt, default_folder())
-    rows = file_rows(options)
-    card = Card.of_folder(options.prompt)
-    data = evaluation_set(card, options, rows)
-    check_card_model(card, options.model)
-    return card, rows, data
 
 
 def file_rows(options: argparse.Namespace) -> list[Row]:

@@ -1,5 +1,3 @@
-"""The command `softprompts explain`."""
-
 import argparse
 import datetime
 from collections.abc import Sequence
@@ -74,15 +72,18 @@ def main(options: argparse.Namespace) -> int:
             lambda done: progress.advance_rows(1),
             history=RunFolder(options.prompt).history(),
         )
-    lines = describe(explanation)
-    if not examples:
-        lines.append("give labelled rows with --file to see what each token is worth")
     if options.output:
         model = Path(card.backbone.name).name
         subject = f"{options.prompt.resolve().name}: {card.task.name} on {model}"
         _write(options.output, explanation, f"{subject}, {datetime.date.today()}")
-        lines.append(f"the explanation is in {options.output} as JSON, HTML and PNG")
-    return print_result(options, explanation.plain(), "\n".join(lines))
+    written = f"the explanation is in {options.output} as JSON, HTML and PNG"
+    return print_result(
+        options,
+        explanation.plain(),
+        *describe(explanation),
+        None if examples else "give labelled rows with --file to see what each token is worth",
+        written if options.output else None,
+    )
 
 
 def _examples(card: Card, rows: Sequence[Row], task: Task | None) -> list[Example]:

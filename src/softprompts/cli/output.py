@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..errors import spelled
+
 MAX_LABELS = 10
 """The most labels whose confusion matrix is printed."""
 NAMES = {"majority": "majority class", "bag_of_words": "bag of words"}
@@ -20,8 +22,8 @@ def print_result(options: argparse.Namespace, result: Mapping[str, Any], *lines:
 
 
 def joined(*lines: str | None) -> str:
-    """The lines of a text; those that are None are left out."""
-    return "\n".join(line for line in lines if line is not None)
+    """The lines of a text, with its settings spelled; those that are None are left out."""
+    return spelled("\n".join(line for line in lines if line is not None))
 
 
 def format_scores(result: Mapping[str, Any]) -> str:
@@ -83,17 +85,17 @@ def describe_report(report: Mapping[str, Any], split: str | None = None) -> list
         for name, value in metrics.items()
     ]
     rows = f"{report['rows']:,} {split or ''} rows".replace("  ", " ")
-    lines = [f"{', '.join(scores)} on {rows} (95 % intervals)"]
     first = next(iter(metrics))
     beside = [
         f"{NAMES.get(name, name)} {baseline['metrics'][first]:.1f}{format_p(baseline.get('p'))}"
         for name, baseline in report["baselines"].items()
     ]
-    if beside:
-        lines.append(f"for comparison: {', '.join(beside)}")
-    if report["ece"] is not None:
-        lines.append(f"calibration error (ECE) {report['ece']:.1f}")
-    return lines
+    ece = report["ece"]
+    return [
+        f"{', '.join(scores)} on {rows} (95 % intervals)",
+        *([f"for comparison: {', '.join(beside)}"] if beside else []),
+        *([f"calibration error (ECE) {ece:.1f}"] if ece is not None else []),
+    ]
 
 
 def format_interval(limits: Sequence[float] | None) -> str:

@@ -1,5 +1,3 @@
-"""The command `softprompts predict`."""
-
 import argparse
 import os
 import sys
@@ -94,7 +92,7 @@ def main(options: argparse.Namespace) -> int:
     texts, rows = _read(options)
     if options.output is not None:
         check_table_file(options.output, options.file)
-    prompts = _server_prompts(options) if options.server else _local_prompts(options, folders)
+    prompts = ServerPrompts(options) if options.server else LocalPrompts(folders, options)
     names = prompts.names
     if texts:
         column = _text_column(prompts.forms)
@@ -119,14 +117,12 @@ def main(options: argparse.Namespace) -> int:
 # -- prompts ---------------------------------------------------------------------------------------
 
 
-@dataclass
 class LocalPrompts:
     """Prompts that share batches on a model that is loaded here, once the questions are checked."""
 
-    names: list[str]
-    forms: list[TextFormat]
-    folders: Sequence[Path]
-    options: argparse.Namespace
+    def __init__(self, folders: Sequence[Path], options: argparse.Namespace) -> None:
+        self.folders, self.options, self.names = folders, options, folder_names(folders)
+        self.forms = [Card.of_folder(folder).answering().form for folder in folders]
 
     def answer(self, questions: Sequence[Question], shares: bool) -> None:
         options, numbers = self.options, range(len(self.names))
@@ -158,20 +154,23 @@ class LocalPrompts:
             ]
 
 
-def _local_prompts(options: argparse.Namespace, folders: Sequence[Path]) -> LocalPrompts:
-    forms = [Card.of_folder(folder).answering().form for folder in folders]
-    return LocalPrompts(folder_names(folders), forms, folders, options)
-
-
-@dataclass
 class ServerPrompts:
-    """Prompts that a server answers with."""
+    """Prompts that a server answers with, by their names there."""
 
-    names: list[str]
-    forms: list[TextFormat]
-    scoring: list[str]
-    client: Client
-    quiet: bool
+    def __init__(self, options: argparse.Namespace) -> None:
+        chosen = {
+            "--model": options.model,
+            "--scoring": options.scoring,
+            "--device": options.device != "auto",
+            "--dtype": options.dtype != "auto",
+            "--trust-remote-code": options.trust_remote_code,
+        }
+        for flag in (flag for flag, value in chosen.items() if value):
+            raise UserError(f"{flag} is set by the server; leave it out with --server.")
+        self.quiet, self.names = options.quiet, _parts(options.prompt)
+        self.client = Client(options.server, os.environ.get(VARIABLE))
+        self.prompts = [self.client.prompt(name) for name in self.names]
+        self.forms = [prompt.form for prompt in self.prompts]
 
     def answer(self, questions: Sequence[Question], shares: bool) -> None:
         from .row_progress import RowProgress
@@ -190,7 +189,7 @@ class ServerPrompts:
         self, number: int, questions: Sequence[Question], rows: Any, shares: bool, on_rows: Any
     ) -> None:
         """Add the answers of one prompt."""
-        name, by_label = self.names[number], self.scoring[number] == "labels"
+        name, by_label = self.names[number], self.prompts[number].scoring == "labels"
         chosen: list[tuple[str, dict[str, float]]] = []
         if by_label or (shares and self.forms[number].labels):
             chosen = self.client.classify(name, rows, on_rows if by_label else None)
@@ -201,37 +200,21 @@ class ServerPrompts:
             question.probabilities.append(chosen[index][1] if shares and chosen else {})
 
 
-def _server_prompts(options: argparse.Namespace) -> ServerPrompts:
-    """The prompts of these names on the server."""
-    chosen = {
-        "--model": options.model,
-        "--scoring": options.scoring,
-        "--device": options.device != "auto",
-        "--dtype": options.dtype != "auto",
-        "--trust-remote-code": options.trust_remote_code,
-    }
-    for flag, value in chosen.items():
-        if value:
-            raise UserError(f"{flag} is set by the server; leave it out with --server.")
-    names = [part.strip() for part in str(options.prompt).split(",") if part.strip()]
-    if len(set(names)) < len(names):
-        raise UserError(f"{options.prompt} names a prompt twice; name each prompt once.")
-    client = Client(options.server, os.environ.get(VARIABLE))
-    prompts = [client.prompt(name) for name in names]
-    forms, scoring = [p.form for p in prompts], [p.scoring for p in prompts]
-    return ServerPrompts(names, forms, scoring, client, options.quiet)
-
-
 def _folders(prompt: Path) -> list[Path]:
     """One folder, or several separated by commas."""
-    folders = [prompt]
-    if not prompt.exists() and "," in str(prompt):
-        folders = [Path(part.strip()) for part in str(prompt).split(",") if part.strip()]
-    if len(set(folders)) < len(folders):
-        raise UserError(f"{prompt} names a prompt twice; name each prompt once.")
+    one = prompt.exists() or "," not in str(prompt)
+    folders = [prompt] if one else list(map(Path, _parts(prompt)))
     for folder in folders:
         check_prompt_folder(folder, default_folder())
     return folders
+
+
+def _parts(prompt: Path) -> list[str]:
+    """Names or folders of prompts that commas separate."""
+    parts = [part.strip() for part in str(prompt).split(",") if part.strip()]
+    if len(set(parts)) < len(parts):
+        raise UserError(f"{prompt} names a prompt twice; name each prompt once.")
+    return parts
 
 
 # -- questions -------------------------------------------------------------------------------------

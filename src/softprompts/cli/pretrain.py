@@ -1,5 +1,3 @@
-"""The command `softprompts pretrain`."""
-
 import argparse
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,7 @@
 """The command `softprompts prompts`: list, show and search a library; import and export prompts."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
@@ -64,9 +64,9 @@ def list_prompts(options: argparse.Namespace) -> int:
         rows.append((*what, str(card.method), _size(entry), _step(entry)))
     filtered = (options.task, options.backbone) != ("*", "*")
     none = f"The library {options.library} holds no prompt"
-    text = _table(rows) if entries else none + (" of that task and backbone." if filtered else ".")
+    none += " of that task and backbone." if filtered else "."
     result = {"library": str(options.library), "prompts": [_record(entry) for entry in entries]}
-    return print_result(options, result, text)
+    return print_result(options, result, *(aligned(rows) if entries else [none]))
 
 
 @action(
@@ -90,12 +90,13 @@ def show_prompt(options: argparse.Namespace) -> int:
         "recycled_from": card.lineage and card.lineage.recycled_from,
     }
     result = {"name": entry.name, "folder": str(entry.folder), "lineage": lineage}
-    return print_result(options, {**result, "card": card.plain()}, _describe(entry))
+    return print_result(options, {**result, "card": card.plain()}, *aligned(_describe(entry)))
 
 
-def _describe(entry: "Entry") -> str:
-    card, data = entry.card, entry.card.task_settings
-    rows = [
+def _describe(entry: "Entry") -> list[tuple[str, str]]:
+    card, data, steps = entry.card, entry.card.task_settings, entry.card.steps
+    majority = {name: f" (majority class {value:.1f})" for name, value in card.majority.items()}
+    return [
         ("name", entry.name),
         ("folder", str(entry.folder)),
         ("task", card.task.name),
@@ -105,20 +106,17 @@ def _describe(entry: "Entry") -> str:
         ("prompt", f"{_size(entry)} vectors"),
         ("started from", _origin(card)),
         ("embedded at", _step(entry)),
+        *([] if steps is None else [("steps", f"{steps}, best at {card.best_step}")]),
+        *(
+            (name, f"{value:.1f}{_doubt(card, 'validation', name)}{majority.get(name, '')}")
+            for name, value in card.metrics.items()
+        ),
+        *(
+            (f"test {name}", f"{value:.1f}{_doubt(card, 'test', name)}")
+            for name, value in (card.test or {}).items()
+        ),
+        *([("stopped", card.stopped)] if card.stopped else []),
     ]
-    if card.steps is not None:
-        rows.append(("steps", f"{card.steps}, best at {card.best_step}"))
-    majority = {name: f" (majority class {value:.1f})" for name, value in card.majority.items()}
-    rows += [
-        (name, f"{value:.1f}{_doubt(card, 'validation', name)}{majority.get(name, '')}")
-        for name, value in card.metrics.items()
-    ]
-    rows += [
-        (f"test {name}", f"{value:.1f}{_doubt(card, 'test', name)}")
-        for name, value in (card.test or {}).items()
-    ]
-    rows += [("stopped", card.stopped)] if card.stopped else []
-    return _table(rows)
 
 
 def _origin(card: "Card") -> str:
@@ -176,13 +174,16 @@ def search_prompts(options: argparse.Namespace) -> int:
         entry = match.entry
         task = entry.card.task.name
         rows.append((f"{match.similarity:.4f}", entry.name, task, _score(entry), _step(entry)))
-    lines = [
+    if not matches:
+        return print_result(options, result, _no_match(query, library))
+    return print_result(
+        options,
+        result,
         f"most similar to {query.name} (embedded at {_step(query)}) by {options.by}, "
         f"on {query.card.backbone.name}:",
-        _table(rows),
-        *_caveats(query, [match.entry for match in matches]),
-    ]
-    return print_result(options, result, "\n".join(lines) if matches else _no_match(query, library))
+        *aligned(rows),
+        *_caveats(query.card, [match.entry.card for match in matches]),
+    )
 
 
 @action(
@@ -228,19 +229,17 @@ def rename_prompt(options: argparse.Namespace) -> int:
     return print_result(options, result, f"{options.name} is now {entry.name}")
 
 
-def _caveats(query: "Entry", entries: Sequence["Entry"]) -> list[str]:
-    caveats = []
-    if any(entry.card.embedded_at != query.card.embedded_at for entry in entries):
-        caveats.append(
+def _caveats(query: "Card", cards: Sequence["Card"]) -> Iterator[str]:
+    if any(card.embedded_at != query.embedded_at for card in cards):
+        yield (
             "the embeddings are from different steps, so similarities are less reliable; "
             "tune with the same --embed-at"
         )
-    if any(entry.card.seed != query.card.seed for entry in entries):
-        caveats.append(
+    if any(card.seed != query.seed for card in cards):
+        yield (
             "the prompts have different seeds; prompts with the same seed start from the same "
             "tokens and look more similar"
         )
-    return caveats
 
 
 def _no_match(query: "Entry", library: "Library") -> str:
@@ -305,10 +304,6 @@ def _size(entry: "Entry") -> str:
 def _step(entry: "Entry") -> str:
     step = entry.card.embedded_at
     return "unknown step" if step is None else f"step {step}"
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    return "\n".join(aligned(rows))
 
 
 ACTIONS = {

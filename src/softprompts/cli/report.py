@@ -1,5 +1,3 @@
-"""The command `softprompts report`."""
-
 import argparse
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""The command `softprompts serve`."""
-
 import argparse
 import importlib.util
 import os

@@ -26,10 +26,11 @@ from .command import (
     run_action,
     whole_number,
 )
-from .output import duration, print_result
+from .output import duration, joined, print_result
 
 if TYPE_CHECKING:
     from ..study.state import StudyStatus
+    from ..study.study import Study
 
 CELL = "t5-tiny/transfer/helpdesk-intent--helpdesk-urgency/seed0"
 EXAMPLES = {
@@ -159,6 +160,14 @@ def run(options: argparse.Namespace) -> int:
     return 1 if result["failed"] or result["blocked"] else 0
 
 
+def _open(options: argparse.Namespace) -> "Study":
+    study_folder(options.study)  # refused before torch is imported
+
+    from ..study.study import Study
+
+    return Study.open(options.study)
+
+
 def _models(pairs: Sequence[str]) -> dict[str, str]:
     """The folders of backbones, by name."""
     models = {}
@@ -203,16 +212,17 @@ def plan(options: argparse.Namespace) -> int:
 
 def describe_plan(plan: Mapping[str, Any]) -> str:
     """What a study would run, as text."""
-    lines = [
-        f"{name:<15} {counts['cells']:>6,} cells {_steps(counts)}"
-        for name, counts in {**plan["stages"], "all": plan}.items()
-    ]
-    if plan["seconds"] is not None:
-        lines.append(f"about {duration(plan['seconds'])} of training")
-    for claim in plan["claims"]:
-        lines += [f"claim {claim['claim']}: {claim['text']}"]
-        lines += [f"    {rule}" for rule in claim["rules"]]
-    return "\n".join(lines)
+    return joined(
+        *(
+            f"{name:<15} {counts['cells']:>6,} cells {_steps(counts)}"
+            for name, counts in {**plan["stages"], "all": plan}.items()
+        ),
+        None if plan["seconds"] is None else f"about {duration(plan['seconds'])} of training",
+        *(
+            "\n    ".join([f"claim {claim['claim']}: {claim['text']}", *claim["rules"]])
+            for claim in plan["claims"]
+        ),
+    )
 
 
 def _steps(counts: Mapping[str, int | None]) -> str:
@@ -225,11 +235,7 @@ def _steps(counts: Mapping[str, int | None]) -> str:
 @action("study status", EXAMPLES["status"], STUDY)
 def status(options: argparse.Namespace) -> int:
     """Show what is done, running and missing."""
-    study_folder(options.study)  # refused before torch is imported
-
-    from ..study.study import Study
-
-    result = Study.open(options.study).status()
+    result = _open(options).status()
     return print_result(options, result, describe(result))
 
 
@@ -246,22 +252,18 @@ def status(options: argparse.Namespace) -> int:
 )
 def report(options: argparse.Namespace) -> int:
     """Write records, tables and figures of all finished cells."""
-    study_folder(options.study)  # refused before torch is imported
+    study = _open(options)
 
     from ..analysis.study_report import write_study_report
     from ..analysis.variants import differences_markdown
-    from ..study.study import Study
     from ..study.tables import markdown
 
-    study = Study.open(options.study)
     result = write_study_report(study, options.output or options.study / "report")
     missing = result["total"] - result["done"]
     note = f"{missing} of {result['total']} cells are missing; " if missing else ""
-    tables = [markdown(result["scores"])]
-    if result["variants"]:
-        tables.append(differences_markdown(result["variants"]))
+    variants = differences_markdown(result["variants"]) if result["variants"] else None
     text = f"{note}records, tables and figures are in {result['output']}"
-    return print_result(options, result, "\n".join([*tables, text]))
+    return print_result(options, result, markdown(result["scores"]), variants, text)
 
 
 @action(
@@ -274,13 +276,11 @@ def report(options: argparse.Namespace) -> int:
 )
 def explain(options: argparse.Namespace) -> int:
     """Explain the prompts of all finished cells: nearest words, routing. Resumes."""
-    study_folder(options.study)  # refused before torch is imported
+    study = _open(options)
 
     from ..analysis.study_explain import explain_study, unexplained
-    from ..study.study import Study
     from .row_progress import RowProgress
 
-    study = Study.open(options.study)
     cells = unexplained(study)
     with RowProgress("explaining", len(cells), options.quiet) as progress:
         explain_study(
@@ -317,11 +317,7 @@ def explain(options: argparse.Namespace) -> int:
 )
 def rerun(options: argparse.Namespace) -> int:
     """Run a cell's cohort again, and compare the scores with the recorded ones."""
-    study_folder(options.study)  # refused before torch is imported
-
-    from ..study.study import Study
-
-    cells = Study.open(options.study).rerun(options.cell, options.output, options.data_dir)
+    cells = _open(options).rerun(options.cell, options.output, options.data_dir)
     text = "\n".join(
         f"{cell['cell']}: recorded {cell['recorded']}, now {cell['again']}"
         + (" (was resumed)" if cell["resumed"] else "")
@@ -333,31 +329,29 @@ def rerun(options: argparse.Namespace) -> int:
 
 def describe(status: "StudyStatus") -> str:
     """Where a study stands, as text."""
-    lines = [
-        f"{name:<15} {stage['done']} of {stage['total']}"
-        for name, stage in status["stages"].items()
-    ]
-    lines.append(f"{'all cells':<15} {status['done']} of {status['total']}")
-    unfinished = bool(set(status["missing"]) - set(status["blocked"]))
-    if status["reused"]:
-        lines.append(f"{status['reused']} cells were copied from other studies")
-    if status["cells_per_minute"]:
-        running = status["workers"] and unfinished
-        left = f", about {duration(status['eta_seconds'])} left" if running else ""
-        lines.append(f"{status['cells_per_minute']:.1f} cells per minute{left}")
-    if unfinished and not status["workers"]:
-        folder = status["folder"]
-        lines.append(f"no workers are running; `softprompts study run {folder}` resumes the study")
-    if status["running"]:
-        counts = len(status["running"]), len(status["workers"])
-        lines.append(f"{counts[0]} cells are running, on {counts[1]} workers")
-    lines += [f"{name} failed: {error}" for name, error in status["failed"].items()]
-    if status["blocked"]:
-        fewer = "there are fewer source prompts than they need"
-        reason = "a cell they start from failed" if status["failed"] else fewer
-        count, first = len(status["blocked"]), status["blocked"][0]
-        lines.append(f"{count} cells cannot run, because {reason}; the first is {first}")
-    return "\n".join(lines)
+    workers, running, blocked = status["workers"], status["running"], status["blocked"]
+    unfinished = bool(set(status["missing"]) - set(blocked))
+    rate = status["cells_per_minute"]
+    left = f", about {duration(status['eta_seconds'])} left" if workers and unfinished else ""
+    fewer = "there are fewer source prompts than they need"
+    reason = "a cell they start from failed" if status["failed"] else fewer
+    return joined(
+        *(
+            f"{name:<15} {stage['done']} of {stage['total']}"
+            for name, stage in status["stages"].items()
+        ),
+        f"{'all cells':<15} {status['done']} of {status['total']}",
+        f"{status['reused']} cells were copied from other studies" if status["reused"] else None,
+        f"{rate:.1f} cells per minute{left}" if rate else None,
+        f"no workers are running; `softprompts study run {status['folder']}` resumes the study"
+        if unfinished and not workers
+        else None,
+        f"{len(running)} cells are running, on {len(workers)} workers" if running else None,
+        *(f"{name} failed: {error}" for name, error in status["failed"].items()),
+        f"{len(blocked)} cells cannot run, because {reason}; the first is {blocked[0]}"
+        if blocked
+        else None,
+    )
 
 
 ACTIONS = {

@@ -1,5 +1,3 @@
-"""The command `softprompts transfer`."""
-
 import argparse
 from pathlib import Path
 from typing import get_args

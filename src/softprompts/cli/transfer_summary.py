@@ -1,13 +1,13 @@
 """A transfer as text: which sources were chosen and why, and what came of it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..artifacts.transfer_folder import TransferRecord
 from ..errors import listing
 from ..transfer.sources import SAME_TASK
-from .output import aligned, format_interval, format_p
+from .output import aligned, format_interval, format_p, joined
 
 RANKED = 10
 """Rows of the ranking to print, unless more sources were chosen."""
@@ -15,39 +15,44 @@ RANKED = 10
 
 def describe_choice(record: TransferRecord) -> str:
     """The ranking, which sources were chosen and why, and which were left out."""
-    lines = [*_probe(record), *_ranking(record)]
-    names: dict[str, list[str]] = {}
+    left_out: dict[str, list[str]] = {}
     for source in record["left_out"]:
-        names.setdefault(source["why"], []).append(source["name"])
-    for reason, left_out in names.items():
-        hint = " (--keep-same-task keeps it)" if reason == SAME_TASK else ""
-        lines.append(f"left out: {listing(left_out)}: {reason}{hint}")
-    return "\n".join([*lines, *_lengths(record), _reason(record)])
+        left_out.setdefault(source["why"], []).append(source["name"])
+    return joined(
+        *_probe(record),
+        *_ranking(record),
+        *(
+            f"left out: {listing(names)}: {reason}"
+            + (" (--keep-same-task keeps it)" if reason == SAME_TASK else "")
+            for reason, names in left_out.items()
+        ),
+        *_lengths(record),
+        _reason(record),
+    )
 
 
-def _probe(record: TransferRecord) -> list[str]:
+def _probe(record: TransferRecord) -> Iterator[str]:
     """How the target was compared, and what makes the similarities less reliable."""
     request, probe, ranked = record["request"], record["probe"], record["ranked"]
     if probe is None:
-        return []
-    lines = [f"a probe of {probe['steps']} steps, compared by {request['similarity']}"]
+        return
+    yield f"a probe of {probe['steps']} steps, compared by {request['similarity']}"
     steps = {source["step"] for source in ranked}
     if steps != {probe["steps"]}:
         known = [str(step) for step in sorted(step for step in steps if step)]
         unknown = ["unknown"] if len(known) < len(steps) else []
-        lines.append(
+        yield (
             f"the sources were embedded at step {', '.join([*unknown, *known])}; "
             "embeddings of the same step compare best"
         )
     if {source["seed"] for source in ranked} != {request["target"]["seed"]}:
-        lines.append(
+        yield (
             "not all sources have the probe's seed; those that do start from the same tokens "
             "and look more similar"
         )
-    return lines
 
 
-def _ranking(record: TransferRecord) -> list[str]:
+def _ranking(record: TransferRecord) -> Iterator[str]:
     chosen, ranked, weights = record["chosen"], record["ranked"], record["weights"] or {}
     rows = [["rank", "source", "task", "similarity", *(["weight"] if weights else []), "chosen"]]
     shown = ranked[: max(RANKED, len(chosen))]
@@ -61,10 +66,9 @@ def _ranking(record: TransferRecord) -> list[str]:
                 "yes" if name in chosen else "",
             ]
         )
-    lines = list(aligned(rows))
+    yield from aligned(rows)
     if len(ranked) > len(shown):
-        lines.append(f"... and {len(ranked) - len(shown)} more in choice.json")
-    return lines
+        yield f"... and {len(ranked) - len(shown)} more in choice.json"
 
 
 def _lengths(record: TransferRecord) -> list[str]:
@@ -107,29 +111,40 @@ def _reason(record: TransferRecord) -> str:
 
 def describe_result(record: TransferRecord, output: Path) -> str:
     """The runs' scores, which prompt was kept, and how it compares with the baseline."""
-    baseline, gain = record["baseline"], record["gain"]
+    baseline = record["baseline"]
     results = [*record["results"], *([baseline] if baseline else [])]
     rows = [["run", "score", "95 % interval", "rows", "majority class", "best step"]]
     for result in results:
         name = "baseline (the usual start)" if result is baseline else result["name"]
         rows.append([name, *_scores(result)])
     kept = next(result for result in record["results"] if result["name"] == record["kept"])
-    lines = ["", *aligned(rows), f"kept: {kept['name']}, {kept['metric']} {kept['score']:.1f}"]
-    if gain is not None and baseline is not None:
-        reduction = gain["error_reduction"]
-        relative = (
-            "" if reduction is None else f"; relative error reduction {100 * reduction:+.1f} %"
-        )
-        lines.append(f"compared with the baseline: {gain['points']:+.1f} points{relative}")
-        if "p" in gain:
-            split = gain.get("split", "validation")
-            lines[-1] += f" on {gain['rows']} {split} rows{format_p(gain['p'])}"
-        if gain["points"] < 0:
-            lines.append(f"the baseline is better; its prompt is in {output / baseline['folder']}")
-    lines += [
-        f"{result['name']} failed: {result['stopped']}" for result in results if result["failed"]
-    ]
-    return "\n".join([*lines, f"the prompt and choice.json are in {output}"])
+    return joined(
+        "",
+        *aligned(rows),
+        f"kept: {kept['name']}, {kept['metric']} {kept['score']:.1f}",
+        *_gain(record, output),
+        *(
+            f"{result['name']} failed: {result['stopped']}"
+            for result in results
+            if result["failed"]
+        ),
+        f"the prompt and choice.json are in {output}",
+    )
+
+
+def _gain(record: TransferRecord, output: Path) -> Iterator[str]:
+    baseline, gain = record["baseline"], record["gain"]
+    if gain is None or baseline is None:
+        return
+    line = f"compared with the baseline: {gain['points']:+.1f} points"
+    if gain["error_reduction"] is not None:
+        line += f"; relative error reduction {100 * gain['error_reduction']:+.1f} %"
+    if "p" in gain:
+        split = gain.get("split", "validation")
+        line += f" on {gain['rows']} {split} rows{format_p(gain['p'])}"
+    yield line
+    if gain["points"] < 0:
+        yield f"the baseline is better; its prompt is in {output / baseline['folder']}"
 
 
 def _scores(result: Mapping[str, Any]) -> list[str]:

@@ -1,13 +1,12 @@
 """The results of `softprompts tune` as text: one run's, and a cohort's as a table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..artifacts.card import Card
 from ..artifacts.file_names import COHORT_TABLE
 from ..config import spell
-from ..errors import spelled
 from ..tuning.advice import advice, exploded
 from ..tuning.summary import SEED, Record, over_seeds
 from ..tuning.tuned import Tuned
@@ -20,6 +19,7 @@ from .output import (
     format_p,
     format_scores,
     invalid_answers,
+    joined,
 )
 
 NOT_OF_CARDS = ("settings", "folder", "cost", "p_vs_best")
@@ -28,33 +28,28 @@ NOT_OF_CARDS = ("settings", "folder", "cost", "p_vs_best")
 
 def describe(tuned: Tuned) -> str:
     card, rows, cost = tuned.card, tuned.card.task.rows, tuned.cost
-    best = f"best at step {card.best_step} of {card.steps}"
     scores = "" if card.scores else f"{format_scores(card.plain())}, "
-    lines = [f"{card.task.name} on {card.backbone.name}: {scores}{best}"]
-    for split, report in card.scores.items():
-        lines += describe_report(report, split)
-    lines += describe_classes(card.judged)
-    longer = bool(card.steps) and not exploded(card)
-    if note := invalid_answers(card.invalid or 0, rows["validation"], longer):
-        lines.append(note)
-    if (text := advice(card)) is not None:
-        lines.append(spelled(text))
-    if rows["skipped"]:
-        skipped = rows["skipped"]
-        lines.append(f"{skipped} bad row{'s were' if skipped > 1 else ' was'} skipped")
-    if card.stopped:
-        lines.append(f"stopped early: {card.stopped}")
-    if card.cut_texts:
-        lines.append(
-            f"{card.cut_texts} of {rows['train']} training texts were truncated to "
-            f"{card.max_length} tokens, prompt included"
-        )
-    if cost is not None:
-        lines.append(describe_cost(cost))
-    elif card.steps:
-        lines.append("the run was already finished; --overwrite tunes it again")
-    lines.append(f"the prompt, its card and its learning curve are in {tuned.folder}")
-    return "\n".join(lines)
+    truncated = (
+        f"{card.cut_texts} of {rows['train']} training texts were truncated to "
+        f"{card.max_length} tokens, prompt included"
+    )
+    skipped = f"{rows['skipped']} bad row{'s were' if rows['skipped'] > 1 else ' was'} skipped"
+    finished = "the run was already finished; --overwrite tunes it again" if card.steps else None
+    return joined(
+        f"{card.task.name} on {card.backbone.name}: {scores}best at step {card.best_step} of "
+        f"{card.steps}",
+        *(line for split, report in card.scores.items() for line in describe_report(report, split)),
+        *describe_classes(card.judged),
+        invalid_answers(
+            card.invalid or 0, rows["validation"], bool(card.steps) and not exploded(card)
+        ),
+        advice(card),
+        skipped if rows["skipped"] else None,
+        f"stopped early: {card.stopped}" if card.stopped else None,
+        truncated if card.cut_texts else None,
+        finished if cost is None else describe_cost(cost),
+        f"the prompt, its card and its learning curve are in {tuned.folder}",
+    )
 
 
 def describe_cost(cost: Mapping[str, Any]) -> str:
@@ -69,9 +64,30 @@ def describe_cost(cost: Mapping[str, Any]) -> str:
 
 def cohort_table(runs: Sequence[Record], folder: Path) -> str:
     """A row per run, a row per setting over its seeds if there are several, and failures."""
-    names = list(runs[0]["settings"])
     tested = any(run.get("test") for run in runs)
-    header = [*names, "score", *(["test"] if tested else []), "95 % interval", "rows"]
+    cards = {
+        Path(run["folder"]).name: Card.of(
+            {name: run[name] for name in run if name not in NOT_OF_CARDS}
+        )
+        for run in runs
+        if "metrics" in run
+    }
+    return joined(
+        *aligned(_runs_table(runs, tested)),
+        "intervals, rows, baselines and paired tests are those of the test rows"
+        if tested
+        else None,
+        *(["", *aligned(_seeds_table(runs, tested))] if SEED in runs[0]["settings"] else []),
+        _invalid(cards.values(), len(runs)),
+        _advice(cards, len(runs)),
+        *(f"{Path(run['folder']).name} failed: {run['stopped']}" for run in runs if run["failed"]),
+        next((describe_cost(run["cost"]) for run in runs if run.get("cost")), None),
+        f"the runs and {COHORT_TABLE} are in {folder}",
+    )
+
+
+def _runs_table(runs: Sequence[Record], tested: bool) -> list[list[str]]:
+    header = [*runs[0]["settings"], "score", *(["test"] if tested else []), "95 % interval", "rows"]
     rows = [[*header, "majority class", "bag of words", "p vs best", "best step", "folder"]]
     for run in runs:
         settings = map(spell, run["settings"].values())
@@ -79,48 +95,34 @@ def cohort_table(runs: Sequence[Record], folder: Path) -> str:
     if all(run.get("p_vs_best") is None for run in runs):  # no two runs on the same rows
         column = rows[0].index("p vs best")
         rows = [row[:column] + row[column + 1 :] for row in rows]
-    lines = list(aligned(rows))
-    if tested:
-        lines.append("intervals, rows, baselines and paired tests are those of the test rows")
-    if SEED in names:
-        others = [name for name in names if name != SEED]
-        header = [*others, "mean ± standard deviation", *(["test"] if tested else []), "seeds"]
-        rows = [header]
-        for group in over_seeds(runs):
-            means = [_mean(group), *([_mean(group["test"])] if tested else [])]
-            failed = f", {group['failed']} failed" if group["failed"] else ""
-            seeds = f"{group['runs']}{failed}"
-            rows.append([*map(spell, group["settings"].values()), *means, seeds])
-        lines += ["", *aligned(rows)]
+    return rows
+
+
+def _seeds_table(runs: Sequence[Record], tested: bool) -> list[list[str]]:
+    names = [name for name in runs[0]["settings"] if name != SEED]
+    rows = [[*names, "mean ± standard deviation", *(["test"] if tested else []), "seeds"]]
+    for group in over_seeds(runs):
+        means = [_mean(group), *([_mean(group["test"])] if tested else [])]
+        failed = f", {group['failed']} failed" if group["failed"] else ""
+        settings = map(spell, group["settings"].values())
+        rows.append([*settings, *means, f"{group['runs']}{failed}"])
+    return rows
+
+
+def _invalid(cards: Collection[Card], runs: int) -> str | None:
     poor = sum(
-        invalid_answers(run["invalid"], run["task"]["rows"]["validation"]) is not None
-        for run in runs
-        if "metrics" in run
+        invalid_answers(card.invalid or 0, card.task.rows["validation"]) is not None
+        for card in cards
     )
-    cards = {
-        run["folder"]: Card.of({name: run[name] for name in run if name not in NOT_OF_CARDS})
-        for run in runs
-        if "metrics" in run
-    }
-    if poor:
-        trained = any(card.steps and not exploded(card) for card in cards.values())
-        lines.append(
-            f"in {poor} of {len(runs)} runs over a fifth of the answers matched no label; "
-            f"{advice_on_labels(trained)}"
-        )
-    notes = {name: text for name, card in cards.items() if (text := advice(card)) is not None}
-    if notes:
-        name, text = next(iter(notes.items()))
-        lines.append(
-            f"{len(notes)} of {len(runs)} runs are no better than a baseline; for example, "
-            f"{Path(name).name}: {spelled(text)}"
-        )
-    lines += [
-        f"{Path(run['folder']).name} failed: {run['stopped']}" for run in runs if run["failed"]
-    ]
-    if cost := next((run["cost"] for run in runs if run.get("cost")), None):
-        lines.append(describe_cost(cost))
-    return "\n".join([*lines, f"the runs and {COHORT_TABLE} are in {folder}"])
+    trained = any(card.steps and not exploded(card) for card in cards)
+    note = f"in {poor} of {runs} runs over a fifth of the answers matched no label; "
+    return note + advice_on_labels(trained) if poor else None
+
+
+def _advice(cards: Mapping[str, Card], runs: int) -> str | None:
+    notes = [f"{name}: {text}" for name, card in cards.items() if (text := advice(card))]
+    poor = f"{len(notes)} of {runs} runs are no better than a baseline; for example, "
+    return poor + notes[0] if notes else None
 
 
 def _scores(run: Record, tested: bool) -> list[str]:

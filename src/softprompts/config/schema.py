@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import json
 import math
+import operator
 import os
 import textwrap
 import types
@@ -292,17 +293,18 @@ def _wanted(schema: Schema) -> str:
     return words.get(schema["type"], "a text")
 
 
+_LIMITS = {
+    "minimum": operator.ge,
+    "exclusiveMinimum": operator.gt,
+    "maximum": operator.le,
+    "exclusiveMaximum": operator.lt,
+}
+
+
 def _check_limits(path: str, value: Any, schema: Schema) -> None:
-    low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
-    high, below = schema.get("maximum"), schema.get("exclusiveMaximum")
-    fits = (
-        (low is None or value >= low)
-        and (above is None or value > above)
-        and (high is None or value <= high)
-        and (below is None or value < below)
-    )
-    if fits:
+    if all(fits(value, schema[name]) for name, fits in _LIMITS.items() if name in schema):
         return
+    low, above, high, below = map(schema.get, _LIMITS)
     if high is None and below is None:
         sizes = {(0, None): "not be negative", (None, 0): "be a positive number"}
         must = sizes.get((low, above)) or (f"be at least {low}" if above is None else "")
