@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -147,6 +148,22 @@ def pairs(
             "social_iqa context: c question: q choice1: x choice2: y choice3: z",
             "choice1",
         ),
+        *(
+            (
+                "rainbow/anli",
+                {"obs1": "o", "obs2": "p", "hyp1": "a", "hyp2": "b", "label": label},
+                "anli obs1: o obs2: p choice1: a choice2: b",
+                target,
+            )
+            for label, target in (
+                (2, "choice2"),
+                (1.0, "choice1"),
+                ("B", "choice2"),
+                ("choice1", "choice1"),
+                (-1, "<unk>"),
+                (None, "<unk>"),
+            )
+        ),
         ("textcls/trec", {"text": "Why ?", "coarse": "LOC"}, "trec text: Why ?", "location"),
         ("textcls/trec", {"text": "Why ?", "coarse_label": 2}, "trec text: Why ?", "description"),
         (
@@ -256,6 +273,31 @@ def test_wsc_marks_the_pronoun_and_trains_on_correct_referents() -> None:
             "superglue/cb",
             {"premise": "p", "hypothesis": "h", "label": 3},
             "the label 3 is not one of",
+        ),
+        *(
+            (
+                "superglue/cb",
+                {"premise": "p", "hypothesis": "h", "label": label},
+                f"the label {label!r} is not one of",
+            )
+            for label in (1.5, math.nan, math.inf, "²")
+        ),
+        *(
+            ("rainbow/piqa", {"goal": "g", "sol1": "a", "sol2": "b", "label": label}, "is not one")
+            for label in ("C", 2, "one", ["A"])
+        ),
+        *(
+            (
+                "rainbow/anli",
+                {"obs1": "o", "obs2": "p", "hyp1": "a", "hyp2": "b", "label": label},
+                re.escape(f"the label {label!r} is not one of"),
+            )
+            for label in (0, 3, "0", "one", ["1"])
+        ),
+        (
+            "superglue/record",
+            {"passage": "p", "query": "q", "idx": {"paragraph": 0}},
+            "is not a ReCoRD row",
         ),
         (
             "glue/stsb",

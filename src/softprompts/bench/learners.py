@@ -111,7 +111,6 @@ class OurRuns:
         """Untimed work before a step."""
 
     def step(self, number: int) -> None:
-        """One optimiser step of each run."""
         self.cohort.step()
 
     def losses(self) -> list[list[float]]:
@@ -272,5 +271,4 @@ Learner = OurRuns | PeftRun
 def our_run(
     backbone: Backbone, batches: RunBatches, settings: Mapping[str, Any], seed: int, compiles: bool
 ) -> list[Learner]:
-    """A single run of ours."""
     return [OurRuns([make_run(backbone, batches, settings, seed)], compiles)]

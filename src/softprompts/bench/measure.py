@@ -43,7 +43,6 @@ class Clock:
         return result
 
     def seconds(self) -> list[float]:
-        """The seconds of each call."""
         if not self.cuda:
             return [end - start for start, end in self.intervals]
         torch.cuda.synchronize()
@@ -82,7 +81,7 @@ def compare_with_peft(
     ours = [name for name in times if name not in PEFT_NAMES]
     peers: dict[str, Any] = {}
     for mode in [name for name in times if name in PEFT_NAMES]:
-        share = min(float(np.mean(_equal(first[mode], first[name]))) for name in ours)
+        share = min(_agreement(first[mode], first[name]) for name in ours)
         if not share >= minimum:
             raise DisagreementError(
                 f"We and PEFT agree on {share:.1%} of the {unit}, and {minimum:.0%} is required; "
@@ -97,11 +96,11 @@ def compare_with_peft(
     return {**{name: spread(times[name]) for name in ours}, "peft": peers, "left_out": left_out}
 
 
-def _equal(one: Any, other: Any) -> list[bool]:
-    """Whether each answer, or each token of a tensor, is the same."""
+def _agreement(one: Any, other: Any) -> float:
+    """The share of equal answers, or of equal tokens of two tensors."""
     if isinstance(one, torch.Tensor):
-        return (one == other).flatten().tolist()
-    return [a == b for a, b in zip(one, other, strict=True)]
+        return float((one == other).double().mean())
+    return float(np.mean([a == b for a, b in zip(one, other, strict=True)]))
 
 
 def time_in_turn(

@@ -31,7 +31,6 @@ METHODS: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 
 def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
-    """The benchmark's result."""
     backbone = load_model(
         settings.model, settings.dtype, settings.device, settings.seed, settings.threads
     )

@@ -56,8 +56,6 @@ MAX_ALONE = 4
 
 
 class Subject(NamedTuple):
-    """Something to measure."""
-
     name: str
     about: str
     make: Callable[[], Sequence[Learner]]

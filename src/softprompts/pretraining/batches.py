@@ -23,7 +23,6 @@ MEMORY_SHARE = 0.3
 
 
 def combined_seed(*numbers: int) -> int:
-    """One seed from several numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]) & (2**63 - 1)
 
 

@@ -285,7 +285,6 @@ class PretrainConfig(Settings):
 
     @property
     def dimensions(self) -> dict[str, int]:
-        """The dimensions of a new model."""
         return {name: getattr(self, name) or value for name, value in SIZES[self.size].items()}
 
     def effective(self) -> dict[str, Any]:

@@ -36,8 +36,6 @@ class DivergedError(UserError):
 
 
 class Pretraining:
-    """A run at some step."""
-
     def __init__(
         self,
         config: PretrainConfig,

@@ -61,7 +61,6 @@ def score(
     predictions: Sequence[str],
     labels: Sequence[str],
 ) -> dict[str, float]:
-    """The value of each metric by name."""
     return {name: metric(name)(examples, predictions, labels) for name in metrics}
 
 

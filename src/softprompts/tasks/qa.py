@@ -69,9 +69,11 @@ def multiple_choice(
 ) -> Definition:
     """`key: value ... choice1: ... choice2: ...` in, `choice1`, `choice2` ... out, as in T5's COPA.
 
-    `label` names the columns that may hold the answer, each with the number of its first choice.
+    `label` names the columns that may hold the answer, as a letter or a number, each with the
+    number of its first choice.
     """
     words = tuple(f"choice{number + 1}" for number in range(count))
+    letters = dict(zip(string.ascii_uppercase, words, strict=False))
 
     def preprocess(row: Row, split: str) -> Iterator[Example]:
         parts = [f"{key}: {text_of(row, column_of(row, key, aliases))}" for key in keys]
@@ -80,10 +82,9 @@ def multiple_choice(
             for word, option in zip(words, _options(row, options, count), strict=True)
         ]
         column = next((name for name in label if name in row.values), "label")
-        yield Example(
-            collapse_spaces(" ".join(parts)),
-            label_of(_numbered(row, column, label.get(column, 0)), column, words),
-        )
+        target = letters.get(str(row.values.get(column)))
+        target = target or label_of(row, column, words, first=label.get(column, 0))
+        yield Example(collapse_spaces(" ".join(parts)), target)
 
     columns = columns or (*keys, *options)
     return Definition(name, hub, preprocess, ("accuracy",), words, columns=columns)
@@ -100,16 +101,6 @@ def _options(row: Row, names: Sequence[str], count: int) -> list[str]:
     return [text_of(row, name) for name in names if name in row.values][:count] or [
         text_of(row, names[0])
     ]
-
-
-def _numbered(row: Row, column: str, first: int) -> Row:
-    """Convert a letter (A, B, ...) or a number counted from `first` to a number from 0."""
-    value = row.values.get(column)
-    if isinstance(value, str) and len(value) == 1 and value in string.ascii_uppercase:
-        return Row({column: string.ascii_uppercase.index(value)}, row.location)
-    if first and value not in (None, ""):
-        return Row({column: int(value) - first}, row.location)
-    return row
 
 
 def _spans(name: str, hub: str, **options: Any) -> Definition:

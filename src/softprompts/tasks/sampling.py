@@ -8,7 +8,6 @@ from .task_definition import Example
 
 
 def sample(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
-    """At most `count` examples."""
     if len(examples) <= count:
         return list(examples)
     sampled = sorted(random.Random(seed).sample(range(len(examples)), count))
@@ -36,7 +35,6 @@ def split_held_out(
 
 
 def few_shot(examples: Sequence[Example], shots: int, seed: int) -> list[Example]:
-    """`shots` examples of each class."""
     rng, sampled = random.Random(seed), list[int]()
     for label, indices in indices_by_class(examples).items():
         if len(indices) < shots:

@@ -62,16 +62,15 @@ def record(row: Row, split: str) -> Iterator[Example]:
 
 def _record_rows(row: Row) -> Iterator[tuple[str, str, list[str], list[str], Any]]:
     """From the official nested format, or the flat one of the Hub; names are unique and sorted."""
-    passage = row.values.get("passage")
-    if not isinstance(passage, dict):
-        entities, answers = (
-            sorted(set(row.values.get(name) or [])) for name in ("entities", "answers")
-        )
-        idx = row.values.get("idx")
-        group = (idx["passage"], idx["query"]) if isinstance(idx, dict) else (row.location, idx)
-        yield text_of(row, "passage"), text_of(row, "query"), entities, answers, group
-        return
+    passage, idx = row.values.get("passage"), row.values.get("idx")
     try:
+        if not isinstance(passage, dict):
+            entities, answers = (
+                sorted(set(row.values.get(name) or [])) for name in ("entities", "answers")
+            )
+            group = (idx["passage"], idx["query"]) if isinstance(idx, dict) else (row.location, idx)
+            yield text_of(row, "passage"), text_of(row, "query"), entities, answers, group
+            return
         text = passage["text"]
         entities = sorted(
             {text[entity["start"] : entity["end"] + 1] for entity in passage["entities"]}

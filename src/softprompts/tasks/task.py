@@ -42,15 +42,15 @@ class Task:
     """An estimate of the tokens of the longest free-text target, if the task does not say."""
     full_majority_label: str | None = None
     """The majority label of all training rows, if only some of them are trained on."""
+    mixture_limit: int | None = None
+    """The maximum number of examples of one member in an epoch."""
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """A hash of the examples of each split."""
         return {name: content_digest(getattr(self, name)) for name in ("train", "validation")}
 
     @cached_property
     def digest(self) -> str:
-        """A hash of all examples."""
         return content_digest([self.train, self.validation])
 
     @property
@@ -94,11 +94,6 @@ class Task:
         return tuple(len(task.train) for task in self.members)
 
     @property
-    def mixture_limit(self) -> int | None:
-        """The maximum number of examples of one member in an epoch."""
-        return None
-
-    @property
     def majority_label(self) -> str:
         """The most common training label; always predicting it is the baseline of every result."""
         counts = Counter(example.target for example in self.train)
@@ -109,12 +104,9 @@ class Task:
         labels = [[task.majority_label] * len(task.validation) for task in self.members]
         return self.score(list(itertools.chain.from_iterable(labels)))
 
-    def score(
-        self, predictions: Sequence[str], examples: Sequence[Example] | None = None
-    ) -> dict[str, float]:
-        """The metrics of predictions for `examples`, or for the validation set."""
-        examples = self.validation if examples is None else examples
-        return rounded(score(self.metrics, examples, predictions, self.labels))
+    def score(self, predictions: Sequence[str]) -> dict[str, float]:
+        """The metrics of predictions for the validation set."""
+        return rounded(score(self.metrics, self.validation, predictions, self.labels))
 
 
 @dataclass(frozen=True)
@@ -122,7 +114,6 @@ class Mixture(Task):
     """The examples of several tasks, one task after another; each task has its own metrics."""
 
     members: tuple[Task, ...] = ()
-    mixture_limit: int = 2**19
 
     @property
     def truncated(self) -> Task:
@@ -136,16 +127,12 @@ class Mixture(Task):
     def answer_length(self) -> int | None:
         return max((task.answer_length or 0 for task in self.members), default=0) or None
 
-    def score(
-        self, predictions: Sequence[str], examples: Sequence[Example] | None = None
-    ) -> dict[str, float]:
+    def score(self, predictions: Sequence[str]) -> dict[str, float]:
         """The metrics of each task as TASK:METRIC, and the mean of their first metrics."""
         scores: dict[str, float] = {}
         firsts, remaining = [], iter(predictions)
         for task in self.members:
-            task_examples = task.validation if examples is None else task.test
-            predicted = list(itertools.islice(remaining, len(task_examples)))
-            task_scores = task.score(predicted, task_examples)
+            task_scores = task.score(list(itertools.islice(remaining, len(task.validation))))
             firsts.append(task_scores[task.metrics[0]])
             scores |= {f"{task.name}:{name}": value for name, value in task_scores.items()}
         return {MEAN: round(sum(firsts) / len(firsts), 4), **scores}

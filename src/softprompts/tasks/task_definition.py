@@ -123,9 +123,14 @@ def unknown_label(row: Row, value: Any, labels: Iterable[str]) -> UnknownLabelEr
 
 
 def label_of(
-    row: Row, column: str, labels: Sequence[str], names: Mapping[str, str] | None = None
+    row: Row,
+    column: str,
+    labels: Sequence[str],
+    names: Mapping[str, str] | None = None,
+    first: int = 0,
 ) -> str:
-    """The label word for a word, a number, a boolean or another name; `<unk>` without a label."""
+    """The label word for a word, a number counted from `first`, a boolean or another name; `<unk>`
+    without a label."""
     value = row.values.get(column)
     if value is None or value in (-1, "-1", ""):
         return UNLABELLED
@@ -133,7 +138,8 @@ def label_of(
         return names[str(value)]
     if isinstance(value, str) and value in labels:
         return value
-    number = int(value) if isinstance(value, (bool, int, float)) or str(value).isdigit() else -1
+    whole = value.is_integer() if isinstance(value, float) else isinstance(value, int)
+    number = int(value) - first if whole or str(value).isdecimal() else -1
     if names or not 0 <= number < len(labels):
         raise unknown_label(row, value, labels)
     return labels[number]
