@@ -379,6 +379,7 @@ def test_the_small_study_on_t5_tiny_is_judged_by_its_recipes_claims() -> None:
         ({"expect": [{"better": {"take": "vot"}, "than": "b"}]}, "did you mean vote"),
         ({"expect": [{"better": {"varant": "a"}, "than": "b"}]}, "did you mean variant"),
         ({"expect": [{"contrast": ["a"]}]}, "contrast is a list of"),
+        ({"expect": [{"contrast": []}]}, "contrast is a list of"),
         ({"expect": [{"pairs": "help"}]}, "pairs is 'help'; as a mapping, it needs helps or hurts"),
         ({"expect": [{"closer": {"task": "a"}}]}, "it needs task, than, to"),
         ({"expect": [{"retrieval": {"k": 3}}]}, "it needs k, oracle"),

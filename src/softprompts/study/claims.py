@@ -134,8 +134,9 @@ def _expectation(entry: Any) -> Expectation:
         raise UserError(f"{_short(entry)} expects nothing; write one of {', '.join(KINDS)}.")
     arms = values.pop(kind)
     tasks = values.pop("tasks", None)
-    settings: dict[str, Any] = {"tasks": None if tasks is None else _strings(tasks)}
-    settings["relative"] = bool(values.pop("relative", False))
+    settings: dict[str, Any] = {"relative": bool(values.pop("relative", False))}
+    if tasks is not None:
+        settings["tasks"] = tuple(map(str, tasks if isinstance(tasks, list) else [tasks]))
     if kind in COMPARED:
         if "than" not in values:
             raise UserError(f"{kind} needs than, the arm to compare with.")
@@ -143,7 +144,7 @@ def _expectation(entry: Any) -> Expectation:
         sign = -1.0 if kind == "lower" else 1.0
         settings["terms"] = ((sign, first), (-sign, second))
     elif kind == "contrast":
-        if not isinstance(arms, list) or not all(_is_pair(pair) for pair in arms):
+        if not isinstance(arms, list) or not arms or not all(map(_is_pair, arms)):
             raise UserError("contrast is a list of [weight, arm].")
         settings["terms"] = tuple((float(weight), _selector(arm)) for weight, arm in arms)
     else:
@@ -193,10 +194,6 @@ def _selector(arm: Any) -> Selector:
         raise UserError(f"An arm has no {unknown[0]!r}; {choices(unknown[0], SELECTED)}")
     where = ((name, tuple(v) if isinstance(v, list) else (v,)) for name, v in values.items())
     return Selector(tuple(where), take)
-
-
-def _strings(value: Any) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
 
 
 def _short(value: Any) -> str:
