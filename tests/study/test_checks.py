@@ -409,4 +409,4 @@ def test_a_task_of_an_older_result_is_recognised() -> None:
     """Older results lack newer settings and hold relative paths."""
     task = TaskConfig(train="mine.csv", text="a", label="b")
     older = {"train": "mine.csv", "text": "a", "label": "b", "data_dir": "elsewhere"}
-    assert task_key(older) == task_key(task)
+    assert task_key(TaskConfig.of(older)) == task_key(task)

@@ -47,10 +47,10 @@ class TournamentRecord(TypedDict, total=False):
     result: dict[str, Any]  # split, rows, score and interval of the winner's run
 
 
-PLANNED = {"request", "candidates", "left_out", "metric", "steps", "batch_rows", "held_out"} | {
-    "rung_steps",
-    "rungs",
-}
+PLANNED = (
+    *("request", "candidates", "left_out", "metric", "steps", "batch_rows", "held_out"),
+    *("rung_steps", "rungs"),
+)
 
 
 def read_tournament(folder: RunFolder) -> TournamentRecord | None:

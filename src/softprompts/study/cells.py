@@ -44,10 +44,9 @@ def check_fingerprints(
             fingerprint, reference = result.fingerprint, cell.name
 
 
-def task_key(task: TaskConfig | Mapping[str, Any]) -> str:
+def task_key(task: TaskConfig) -> str:
     """What a task is, wherever its rows are."""
-    config = task if isinstance(task, TaskConfig) else TaskConfig.of(task)
-    settings = absolute_data(dataclasses.asdict(config)) | {"data_dir": None}
+    settings = absolute_data(dataclasses.asdict(task)) | {"data_dir": None}
     return json.dumps(settings, sort_keys=True)
 
 
@@ -62,7 +61,7 @@ def check_rows(
         result = folder.cell(name).result()
         if result is None or result.data is None or result.config is None:
             continue
-        current = digests.get(task_key(result.config["task"]))
+        current = digests.get(task_key(TaskConfig.of(result.config["task"])))
         if current is not None and current != result.data:
             raise UserError(
                 f"The rows of {result.target or result.source} have changed since {name} was run, "
@@ -235,9 +234,8 @@ def score_fields(card: Card) -> dict[str, Any]:
     }
 
 
-def commit(folder: StudyFolder, result: CellResult) -> bool:
+def commit(folder: StudyFolder, result: CellResult) -> None:
     """Write a cell's result unless it has one, and remove its checkpoint."""
     cell = folder.cell(result.cell)
-    first = cell.write_result(result)
+    cell.write_result(result)
     cell.remove_checkpoint()
-    return first

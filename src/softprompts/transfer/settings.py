@@ -57,10 +57,9 @@ def single_run(*layers: Mapping[str, Any]) -> RunConfig:
     """The run that layers of settings stand for, none of which may be a list."""
     members = expand_lists(*layers)
     if members[0].varied:
-        lists = ", ".join(members[0].varied)
         raise UserError(
-            f"A transfer takes one value of each setting, but {lists} is a list; "
-            "use `softprompts study run` for lists."
+            "A transfer takes one value of each setting, "
+            f"but {', '.join(members[0].varied)} is a list; use `softprompts study run` for lists."
         )
     return members[0].config
 
