@@ -38,7 +38,6 @@ class Text(NamedTuple):
     prompt_of: Tensor | None = None  # which of the prompts each row uses [B]; None: its own
 
     def rows(self, indices: Sequence[int] | slice) -> "Text":
-        """A selection of rows."""
         device = self.mask.device
         on_cpu: Any = indices if isinstance(indices, slice) else torch.tensor(list(indices))
         on_device = on_cpu if isinstance(indices, slice) else to_device(on_cpu, device)

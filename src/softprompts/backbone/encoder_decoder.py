@@ -73,7 +73,6 @@ class EncoderDecoder(Generative):
 
     @property
     def decoder_start_id(self) -> int:
-        """The token that decoding starts with."""
         for config in (self.model.config, self.model.generation_config):
             start = getattr(config, "decoder_start_token_id", None)
             if start is not None:

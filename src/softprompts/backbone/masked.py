@@ -63,7 +63,6 @@ class Masked(Backbone):
 
     @property
     def fills_masks(self) -> bool:
-        """Whether the model can fill a mask with a word."""
         return (
             self.model.get_output_embeddings() is not None
             and self.tokenizer.mask_token_id is not None

@@ -60,7 +60,6 @@ class TokenizedModel(ABC):
 
     @property
     def unk_id(self) -> int | None:
-        """The id of unknown tokens, if there is one."""
         return getattr(self.tokenizer, "unk_token_id", None)
 
     @property

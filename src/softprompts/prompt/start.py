@@ -131,7 +131,7 @@ class Labels(Start):
                 f"give words with {setting('prompt.start.words')}, or start from vocabulary."
             )
         rows = [_mean_of_pieces(material.words, word) for word in words[:length]]
-        return _fill_up(torch.stack(rows), material, count, length, rng, self.population)
+        return Begin(_fill_up(torch.stack(rows), material, count, length, rng, self.population))
 
 
 @starts.register("text")
@@ -151,7 +151,7 @@ class Text(Start):
                 f"{setting('prompt.start.text')}."
             )
         rows = material.words.input_embeddings(torch.tensor(ids[:length]))
-        return _fill_up(rows, material, count, length, rng, self.population)
+        return Begin(_fill_up(rows, material, count, length, rng, self.population))
 
 
 @starts.register("prompt")
@@ -194,7 +194,7 @@ class TrainedPrompt(Start):
                 f"pick one of its prompts with {setting('prompt.start.index')}."
             )
         filled = _fill_up(source.vectors, material, count, length, rng, self.population)
-        return Begin(filled.vectors, source)
+        return Begin(filled, source)
 
     def _pick(self, name: str, source: Source) -> Source:
         if self.index is None:
@@ -249,9 +249,9 @@ def _fill_up(
     length: int,
     rng: torch.Generator,
     population: int,
-) -> Begin:
+) -> Tensor:
     """`rows` ([N, H], or [K, N, H], or [1, N, H]) first, sampled vocabulary after: [K, P, H]."""
     rows = (rows if rows.dim() == 3 else rows[None]).expand(count, -1, -1)[:, :length]
     sampled = SampledVocabulary(population=population)
     rest = sampled.build(material, count, length - rows.shape[1], rng).vectors
-    return Begin(torch.cat([rows, rest], dim=1))
+    return torch.cat([rows, rest], dim=1)

@@ -12,7 +12,6 @@ from transformers.activations import NewGELUActivation
 from softprompts.backbone import Backbone, EncoderDecoder, Text
 from softprompts.backbone.speed import graphs, kernels
 from softprompts.backbone.speed.layout import (
-    FEW_BUCKETS,
     MAX_WASTE,
     bucket,
     bucketed_layout,
@@ -156,7 +155,7 @@ def test_the_layout_of_recorded_steps(
         assert layout.inverse[begin : len(source)].tolist() == [
             row * columns_of_step + column for column in range(len(source) - begin)
         ]
-    assert layout.source.tolist() == source + [0] * (bucket(len(source), FEW_BUCKETS) - len(source))
+    assert layout.source.tolist() == source + [0] * (bucket(len(source), tiny.hidden) - len(source))
     assert (
         layout.prompt_positions.tolist(),
         layout.padded.view(-1, columns_of_step)[:batch].tolist(),
@@ -218,7 +217,7 @@ def test_padding_to_a_bucket_changes_nothing(
     monkeypatch.setattr(packed, "compiled", True)
     padded_to_bucket = backbone.gradients(*arguments)
     tokens = sum(sizes) + 21 * count
-    assert shapes == [[1, bucket(tokens, FEW_BUCKETS), {8: 8, 19: 20}[count], 6]]
+    assert shapes == [[1, bucket(tokens, backbone.hidden), {8: 8, 19: 20}[count], 6]]
     torch.testing.assert_close(padded_to_bucket[0], plain[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(
         padded_to_bucket[1], plain[1], rtol=1e-3, atol=1e-4 * float(plain[1].abs().max())
@@ -319,10 +318,10 @@ def test_groups_and_buckets_waste_little() -> None:
     assert sum(rows for rows, _ in groups) == 500
     assert sum(rows * columns for rows, columns in groups) < MAX_WASTE * sum(lengths)
     assert len(groups) < 40
-    for count, waste in ((16, 1.0625), (8, 1.125)):
-        assert len({bucket(tokens, count) for tokens in range(4096, 8192)}) <= count + 1
+    for hidden, count, waste in ((2**25, 16, 1.0625), (8, 8, 1.125)):
+        assert len({bucket(tokens, hidden) for tokens in range(4096, 8192)}) <= count + 1
         assert all(
-            tokens <= bucket(tokens, count) <= tokens * waste + 128
+            tokens <= bucket(tokens, hidden) <= tokens * waste + 128
             for tokens in range(1, 70_000, 37)
         )
     assert [round_up(columns, 2) for columns in range(1, 18)] == [

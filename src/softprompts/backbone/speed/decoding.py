@@ -33,7 +33,6 @@ class DecodingGraph:
         self.logits = torch.empty(0)
 
     def begin(self, state: DecodingState) -> None:
-        """Continue from `state`."""
         width = state.mask.shape[1]
         self.mask.fill_(torch.finfo(self.mask.dtype).min)
         self.mask[:, 0, 0, :width].masked_fill_(state.mask.bool(), 0)

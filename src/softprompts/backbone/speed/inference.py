@@ -145,8 +145,7 @@ class CausalPasses(InferencePasses):
         own = position[:, past.shape[1] :]
         visible = visible[past.shape[1] :] & seen[:, None]
         masks = attention_masks(self.model, visible, own, position)
-        pairs = zip(prompt[1::2], prompt[2::2], strict=True)
-        layers = [_Layer(*pair) for pair in pairs]
+        layers = [_Layer(*pair) for pair in zip(prompt[1::2], prompt[2::2], strict=True)]
         if not prompt:
             layers = [_Layer() for _ in range(self.model.config.num_hidden_layers)]
         return {

@@ -71,8 +71,7 @@ def bucketed_layout(text: Text, length: int, columns: int, rows: int | None = No
     insert_at = torch.zeros_like(text.lengths) if insert_at is None else insert_at.cpu()
     by_row = torch.stack([text.lengths + prompt_lengths, prompt_lengths, insert_at])
     count = int(by_row[0].sum())
-    small = count * text.embeds.shape[2] <= SMALL_STEP
-    positions = bucket(count, FEW_BUCKETS if small else MANY_BUCKETS)
+    positions = bucket(count, text.embeds.shape[2])
     by_row = nn.functional.pad(by_row, (0, 0 if rows is None else rows - batch))
     tiles = kernels.tiles(by_row[0].numpy(), positions)
     total, prompt_lengths, insert_at = to_device(by_row, device)
@@ -116,8 +115,9 @@ def round_up(number: int, sizes: int) -> int:
     return -(-number // step) * step
 
 
-def bucket(tokens: int, sizes: int) -> int:
-    """The number of positions for `tokens` tokens, in whole tiles."""
+def bucket(tokens: int, hidden: int) -> int:
+    """The number of positions for `tokens` tokens of this width, in whole tiles."""
+    sizes = FEW_BUCKETS if tokens * hidden <= SMALL_STEP else MANY_BUCKETS
     return -(-round_up(tokens, sizes) // kernels.TILE) * kernels.TILE
 
 
@@ -151,8 +151,6 @@ class _ToColumns(torch.autograd.Function):
 
 
 class _ToPositions(torch.autograd.Function):
-    """From columns to positions."""
-
     @staticmethod
     def forward(ctx: Any, states: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(inverse)

@@ -118,20 +118,15 @@ class PackedT5(Packed):
         weight: Tensor,
         z: Tensor,
     ) -> tuple[Tensor, Tensor]:
+        """Losses, in the layout's order of rows, and the gradient of the embeddings [1, N, H]."""
         with torch.enable_grad(), self._packed_attention():
             embeds = embeds.detach().requires_grad_()
-            losses = self.losses(embeds, layout, targets, target_mask)
+            states = self._decode(self.encode(embeds, layout)[0], layout, self.shifted(targets))
+            if getattr(self.model.config, "scale_decoder_outputs", False):
+                states = states * self.model.model_dim**-0.5
+            losses = Losses.from_logits(self.model.lm_head(states), targets, target_mask)
             (gradient,) = torch.autograd.grad((losses.nll * weight + losses.z * z).sum(), embeds)
         return losses.nll.detach(), gradient
-
-    def losses(
-        self, embeds: Tensor, layout: Layout, targets: Tensor, target_mask: Tensor
-    ) -> Losses:
-        """Losses in the layout's order of rows: embeds [1, N, H], targets and their mask [B, n]."""
-        states = self._decode(self.encode(embeds, layout)[0], layout, self.shifted(targets))
-        if getattr(self.model.config, "scale_decoder_outputs", False):
-            states = states * self.model.model_dim**-0.5
-        return Losses.from_logits(self.model.lm_head(states), targets, target_mask)
 
     def encode(self, embeds: Tensor, layout: Layout) -> Tensor:
         """[1, N, H] -> [1, N, H], every row as if alone."""
@@ -157,7 +152,6 @@ class PackedT5(Packed):
 
     @property
     def _forwards(self) -> list[tuple[Any, cpu.Forward]]:
-        """Modules, each with a faster forward function."""
         place = self.model.device, self.model.dtype
         if self._fast is None or self._fast[0] != place:
             norms = [part for part in self.model.modules() if hasattr(part, "variance_epsilon")]

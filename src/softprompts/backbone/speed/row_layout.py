@@ -21,15 +21,7 @@ from torch import Tensor, nn
 
 from ..batch import Text, to_device
 from . import kernels
-from .layout import (
-    FEW_BUCKETS,
-    MANY_BUCKETS,
-    SMALL_STEP,
-    Layout,
-    bucket,
-    group_by_length,
-    round_up,
-)
+from .layout import Layout, bucket, group_by_length, round_up
 
 Array = npt.NDArray[np.int64]
 CPU_BUCKETS = 32
@@ -153,8 +145,7 @@ def row_layout(
     queries = np.concatenate([np.full(first, length), sizes[order]])
     prefix = np.concatenate([np.zeros(first, np.int64), (used - inside)[order]])
     starts, total = queries.cumsum() - queries, int(queries.sum())
-    small = total * text.embeds.shape[2] <= SMALL_STEP
-    positions = bucket(total, FEW_BUCKETS if small else MANY_BUCKETS) if buckets else total
+    positions = bucket(total, text.embeds.shape[2]) if buckets else total
     segment = np.repeat(np.arange(len(queries)), queries)
     offset = np.arange(total) - starts[segment]
     row = np.where(segment < first, -1, np.concatenate([np.zeros(first, np.int64), order])[segment])
@@ -206,20 +197,21 @@ def grouped_layout(text: Text, length: int) -> Layout:
     """The layout of a batch with `length` prompt vectors per row, in groups of similar length, as
     T5 takes it."""
     packed = row_layout(text, (len(text.mask), length), causal=False)
-    rows, used = packed.rows, len(packed.source)
-    assert rows.padded is not None
-    assert rows.inverse is not None
+    groups, padded, inverse = packed.rows.groups, packed.rows.padded, packed.rows.inverse
+    assert padded is not None
+    assert inverse is not None
+    device, used = text.mask.device, len(inverse)
     more = round_up(used, CPU_BUCKETS) - used
     return Layout(
         nn.functional.pad(packed.source, (0, more)),
         packed.prompt_positions,
         packed.prompt_mask,
-        torch.cat([group.members for group in rows.groups]),
-        rows.padded,
-        nn.functional.pad(rows.inverse, (0, more)),
-        [(group.rows, group.width) for group in rows.groups],
-        [group.key_positions >= 0 for group in rows.groups],
-        torch.zeros(0, 5, dtype=torch.int32),
+        to_device(torch.cat([group.members for group in groups]), device),
+        to_device(padded, device),
+        to_device(nn.functional.pad(inverse, (0, more)), device),
+        [(group.rows, group.width) for group in groups],
+        [to_device(group.key_positions >= 0, device) for group in groups],
+        torch.zeros(0, 5, dtype=torch.int32, device=device),
         used,
     )
 

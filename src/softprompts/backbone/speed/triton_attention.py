@@ -113,6 +113,21 @@ def _scores(  # type: ignore[no-untyped-def]
 
 
 @_kernel
+def _key_range(  # type: ignore[no-untyped-def]
+    offset, length, keys_length, window,
+    OUTER: tl.constexpr, INNER: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    """The keys that queries from `offset` on attend to, in steps of `INNER`."""
+    first, last = 0, keys_length
+    if WINDOWED:
+        first = tl.maximum(0, offset + keys_length - length - window) // INNER * INNER
+        last = tl.minimum(last, offset + OUTER + keys_length - length + window)
+    if CAUSAL:
+        last = tl.minimum(last, offset + OUTER + keys_length - length)
+    return first, last
+
+
+@_kernel
 def forward(  # type: ignore[no-untyped-def]
     query, key, value, table, tiles, out, log_sums, scale, positions, window, softcap,
     query_step, query_head, key_step, key_head, value_step, value_head, out_step, out_head,
@@ -151,12 +166,7 @@ def forward(  # type: ignore[no-untyped-def]
     running_max = tl.full([OUTER], float("-inf"), tl.float32)
     denominator = tl.zeros([OUTER], tl.float32)
     accumulated = tl.zeros([OUTER, WIDTH], tl.float32)
-    first, last = 0, keys_length
-    if WINDOWED:
-        first = tl.maximum(0, offset + keys_length - length - window) // INNER * INNER
-        last = tl.minimum(last, offset + OUTER + keys_length - length + window)
-    if CAUSAL:
-        last = tl.minimum(last, offset + OUTER + keys_length - length)
+    first, last = _key_range(offset, length, keys_length, window, OUTER, INNER, CAUSAL, WINDOWED)
     for begin in range(first, last, INNER):
         column = begin + inner
         column_valid = column < keys_length
@@ -240,12 +250,7 @@ def query_gradient(  # type: ignore[no-untyped-def]
     queries = tl.load(query + row[:, None] * query_step + dims[None, :], mask=mask, other=0.0)
     row_log_sum = tl.load(log_sums + row, mask=valid, other=float("inf"))
     accumulated = tl.zeros([OUTER, WIDTH], tl.float32)
-    first, last = 0, keys_length
-    if WINDOWED:
-        first = tl.maximum(0, offset + keys_length - length - window) // INNER * INNER
-        last = tl.minimum(last, offset + OUTER + keys_length - length + window)
-    if CAUSAL:
-        last = tl.minimum(last, offset + OUTER + keys_length - length)
+    first, last = _key_range(offset, length, keys_length, window, OUTER, INNER, CAUSAL, WINDOWED)
     for begin in range(first, last, INNER):
         column = begin + inner
         column_valid = column < keys_length
