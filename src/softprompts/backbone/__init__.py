@@ -1,4 +1,5 @@
-"""Frozen models: `backbone.py` holds what they share, `batch.py` their inputs and losses.
+"""Frozen models: `backbone.py` and `tokens.py` hold what they share, `batch.py` their inputs and
+losses.
 
 Each model family is one class in one file, registered with `register_family`.
 """
