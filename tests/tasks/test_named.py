@@ -184,6 +184,20 @@ def test_predictions_in_the_encodings_of_editors(tmp_path: Path) -> None:
             read_predictions(tmp_path / name)
 
 
+def test_predictions_without_permission_are_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "predictions.txt"
+    path.write_text("yes")
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(UserError, match="do not have permission to read"):
+        read_predictions(path)
+
+
 def test_the_environment_variable_names_the_folder(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

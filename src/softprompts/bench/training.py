@@ -310,8 +310,8 @@ def _flops_rate(
     """Achieved TFLOP/s, if the model's operations are known."""
     if backbone.model.config.model_type not in ("t5", "mt5"):
         return {"tflops": None, "utilisation": None}
-    flops = step_flops(backbone, batches, settings.prompt, settings.warmup).step
-    achieved = flops / median(measurement.seconds) / 1e12
+    flops = step_flops(backbone, batches, settings.prompt, settings.warmup)
+    achieved = flops.step / median(measurement.seconds) / 1e12
     peak_known = backbone.device.type == "cuda" and backbone.dtype == "bf16"
     utilisation = achieved / settings.peak_tflops if peak_known else None
     return {"tflops": achieved, "utilisation": utilisation}

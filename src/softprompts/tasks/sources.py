@@ -146,6 +146,7 @@ def read_predictions(path: Path) -> list[str]:
     """Predictions in order: from JSON lines (a string, or `"prediction"`), or lines of text."""
     if not path.is_file():
         raise UserError(f"The file {path} does not exist.{similar_path(path)}")
+    check_readable(path)
     try:
         text = path.read_text(encoding="utf-8-sig")  # reads "\r\n" as "\n"
     except UnicodeDecodeError as error:
