@@ -275,6 +275,14 @@ def test_an_engine_records(monkeypatch: pytest.MonkeyPatch) -> None:
     assert try_recording(backbone, Limits()) is None
 
 
+def test_a_recorder_that_cannot_be_made_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def recorder(backbone: Generative) -> None:
+        raise RuntimeError("CUDA error: device is busy")
+
+    monkeypatch.setattr("softprompts.serving.recording.recorder", recorder)
+    assert try_recording(model("t5"), Limits()) is None
+
+
 @gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_recorded_steps(kind: str) -> None:

@@ -15,6 +15,7 @@ from fastapi import Request
 from .async_engine import AsyncEngine
 from .concurrency import cancel, merged
 from .http_errors import GONE, HttpError
+from .keys import ANYONE, Key
 from .openai_api import Question
 from .requests import BadRequest, Classified, Piece, Sampling, TokenLogprob
 
@@ -27,14 +28,15 @@ class Asker:
 
     engine: AsyncEngine
     prompt: str
-    tenant: str | None
+    key: Key
     timeout: float | None = None
     priority: int = 0
     """Higher ones first."""
 
     @property
     def _terms(self) -> dict[str, Any]:
-        return {"tenant": self.tenant, "priority": self.priority, "timeout": self.timeout}
+        tenant = None if self.key is ANYONE else self.key.name
+        return {"tenant": tenant, "priority": self.priority, "timeout": self.timeout}
 
     async def classify(self, question: Question) -> Classified:
         return await self.engine.classify(self.prompt, question, **self._terms)

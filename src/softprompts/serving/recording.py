@@ -19,6 +19,7 @@ log = logging.getLogger("softprompts.serving")
 
 PROMPT_COLUMNS = 32
 """Cached prompts have a multiple of this many columns."""
+NOT_RECORDED = "passes are no longer recorded, and answers take longer: %s"
 MAX_GRAPHS = 256
 """Recorded passes to keep."""
 
@@ -63,7 +64,7 @@ class Recording:
     def stop(self, error: Exception) -> None:
         """Record nothing from now on."""
         if self.works:
-            log.warning("passes are no longer recorded, and answers take longer: %s", error)
+            log.warning(NOT_RECORDED, error)
         self.works = False
 
     def clear(self) -> None:
@@ -101,16 +102,17 @@ class Recording:
 @torch.no_grad()
 def try_recording(backbone: Backbone, limits: Limits) -> Recording | None:
     """The recorded passes of a model, if it is on a GPU and they work."""
-    record = recorder(backbone) if _is_plain(backbone) else None
-    passes = None if record is None else passes_for(backbone, record)
-    if passes is None:
-        return None
-    recording = Recording(passes, limits)
     try:
+        record = recorder(backbone) if _is_plain(backbone) else None
+        passes = None if record is None else passes_for(backbone, record)
+        if passes is None:
+            return None
+        recording = Recording(passes, limits)
         recording.try_out()
+        return recording
     except Exception as error:  # the forward pass waits for the CPU, say, or memory is short
-        recording.stop(error)
-    return recording if recording.works else None
+        log.warning(NOT_RECORDED, error)
+        return None
 
 
 def _is_plain(backbone: Backbone) -> bool:

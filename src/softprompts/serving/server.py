@@ -24,7 +24,7 @@ from .async_engine import AsyncEngine
 from .concurrency import together
 from .gate import TIMEOUT, Exchange, Gate, exchange_of, failure
 from .http_errors import GONE, HttpError, as_http, unknown_prompt
-from .keys import ANYONE, Keys, read_keys
+from .keys import Keys, read_keys
 from .logs import JsonLog
 from .metrics import Metrics
 from .openai_api import (
@@ -237,10 +237,8 @@ class Api:
                 f"priority is {body.priority}; this server accepts "
                 f"{self.settings.min_priority} and above, and answers lower values first."
             )
-        exchange = exchange_of(request)
-        tenant = None if exchange.key is ANYONE else exchange.key.name
-        time = self._time(body, request)
-        return Asker(self.engine, exchange.prompt or "", tenant, time, -body.priority)
+        exchange, time = exchange_of(request), self._time(body, request)
+        return Asker(self.engine, exchange.prompt or "", exchange.key, time, -body.priority)
 
     def _time(self, body: Body | SearchRequest, request: Request) -> float:
         """The seconds that a request has: the least of its own limits and the server's."""

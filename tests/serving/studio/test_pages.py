@@ -385,6 +385,21 @@ def test_a_server_that_shuts_down_waits_for_a_run(tmp_path: Path, steps: int) ->
     assert ("steps" in run.note) == (steps == 0)
 
 
+def test_uploads_are_listed_while_others_come_and_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, stat = TuningRuns(tmp_path), Path.stat
+    first = runs.upload("rows.csv", "text,label\na,b\n")
+
+    def meanwhile(path: Path, **options: Any) -> Any:
+        if path == first.file:
+            runs._runs["other"] = TuningRun("other", tmp_path / "removed.csv")
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", meanwhile)
+    assert runs.all() == runs.all() == [first]
+
+
 def test_a_run_that_cannot_be_started_leaves_its_rows_as_they_were(tmp_path: Path) -> None:
     runs = TuningRuns(tmp_path)
     upload = runs.upload("rows.csv", "text,label\na,b\n")

@@ -17,7 +17,7 @@ from ..answers import Asker
 from ..async_engine import AsyncEngine
 from ..gate import exchange_of
 from ..http_errors import HttpError
-from ..keys import ANYONE, Key
+from ..keys import Key
 from ..requests import ServedPrompt, UnknownPrompt
 from .markup import Html, element
 from .tuning_runs import TuningRuns
@@ -113,8 +113,7 @@ class Visit:
         return served
 
     def asker(self, studio: Studio, name: str) -> Asker:
-        tenant = None if self.key is ANYONE else self.key.name
-        return Asker(studio.engine, name, tenant, studio.timeout)
+        return Asker(studio.engine, name, self.key, studio.timeout)
 
 
 def _check_origin(request: Request) -> None:
