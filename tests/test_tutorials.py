@@ -14,9 +14,8 @@ ROOT = Path(__file__).parents[1]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PARSE = """
-import contextlib, json, sys
+import json, sys
 from softprompts.cli import load_command
-from softprompts.cli.command import Parser
 from softprompts.cli.flags import parse_run
 from softprompts.config import expand_lists
 
@@ -24,12 +23,11 @@ wrong = []
 for command, *rest in json.load(sys.stdin):
     try:
         actions = getattr(load_command(command), "ACTIONS", {})
-        with Parser.caught() as caught, contextlib.suppress(Parser.Caught):
-            load_command(command).main(rest[:1] if actions else [])
+        parser = (actions[rest[0]] if actions else load_command(command).main).parser()
         if command in ("tune", "transfer"):
-            expand_lists(*parse_run(caught[0], rest).layers)
+            expand_lists(*parse_run(parser, rest).layers)
         else:
-            caught[0].parse_args(rest[1:] if actions else rest)
+            parser.parse_args(rest[1:] if actions else rest)
     except Exception as error:
         wrong.append([" ".join([command, *rest]), str(error)])
 assert "torch" not in sys.modules

@@ -1,6 +1,5 @@
 """`softprompts serve` as a process of its own, and `softprompts predict --server`."""
 
-import contextlib
 import json
 import re
 import signal
@@ -17,7 +16,6 @@ import yaml
 
 from softprompts.backbone import Backbone
 from softprompts.cli import load_command, main
-from softprompts.cli.command import Parser
 from softprompts.cli.flags import given
 from softprompts.cli.serve_fleet import check_fleet, shortage_of
 from softprompts.config.serve import ServeSettings
@@ -260,9 +258,7 @@ def test_containers_are_started_with_flags_that_exist() -> None:
     service = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["softprompts"]
     assert entry[:2] == ["softprompts", "serve"]
     for arguments in (default, service["command"]):
-        with Parser.caught() as caught, contextlib.suppress(Parser.Caught):
-            load_command("serve").main([])
-        options = caught[0].parse_args([*entry[2:], *arguments])
+        options = load_command("serve").main.parser().parse_args([*entry[2:], *arguments])
         settings = ServeSettings.of(given(options))
         assert settings.host == "0.0.0.0"
         assert [str(folder) for folder in options.library] == ["/library"]

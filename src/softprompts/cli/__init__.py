@@ -73,12 +73,9 @@ def _run(argv: Sequence[str]) -> int:
     elif argv[0] in ("-V", "--version"):
         print(f"softprompts {__version__}", flush=True)
     else:
-        return run_command(argv[0], _take_plugins([word for word in argv[1:] if word != "--debug"]))
+        words = _take_plugins([word for word in argv[1:] if word != "--debug"])
+        return int(load_command(argv[0]).main(words))
     return 0
-
-
-def run_command(name: str, argv: Sequence[str]) -> int:
-    return int(load_command(name).main(argv))
 
 
 def load_command(name: str) -> ModuleType:

@@ -1,14 +1,13 @@
 """What commands are made of: a parser whose errors are sentences, actions, common arguments."""
 
 import argparse
-import functools
 import gc
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from ..config import coerce
 from ..config.model_shapes import SHAPES, listing_shapes
@@ -22,16 +21,9 @@ if TYPE_CHECKING:
     from ..artifacts.card import Card
     from ..tuning.tuned import Tuned
 
-Action = Callable[[Sequence[str]], int]
-
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are sentences, and which completion can catch before it parses."""
-
-    class Caught(Exception):  # noqa: N818
-        """Parsing is about to begin."""
-
-    _caught: ClassVar[list["Parser"] | None] = None
+    """A parser whose errors are sentences."""
 
     def error(self, message: str) -> Any:
         rest = message.removeprefix("unrecognized arguments: ")
@@ -65,20 +57,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._words: Sequence[str] = args or ()
-        if Parser._caught is not None:
-            Parser._caught.append(self)
-            raise Parser.Caught
         return super().parse_known_args(args, namespace)
-
-    @classmethod
-    @contextmanager
-    def caught(cls) -> Iterator[list["Parser"]]:
-        """Inside, commands stop where they would parse, and their parsers are in the list."""
-        cls._caught = []
-        try:
-            yield cls._caught
-        finally:
-            cls._caught = None
 
 
 Argument = Callable[[Any], object]
@@ -88,6 +67,17 @@ Argument = Callable[[Any], object]
 def argument(*names: str, **options: Any) -> Argument:
     """One argument, as argparse's `add_argument` takes it."""
     return lambda parser: parser.add_argument(*names, **options)
+
+
+def grouped(*arguments: Argument, title: str | None = None) -> Argument:
+    """Arguments under a title of their own; without one, at most one of them may be given."""
+
+    def add(parser: Any) -> None:
+        group = parser.add_argument_group(title) if title else parser.add_mutually_exclusive_group()
+        for add_one in arguments:
+            add_one(group)
+
+    return add
 
 
 COMMON = (
@@ -103,18 +93,33 @@ COMMON = (
 )
 
 
+Run = Callable[[argparse.Namespace], int]
+Parse = Callable[[Parser, Sequence[str]], argparse.Namespace]
+
+
+class Action:
+    """A command, or one of a command's actions: it parses words and runs a function of the options,
+    whose docstring is what the help says about it."""
+
+    def __init__(self, run: Run, parse: Parse, make_parser: Callable[[], Parser]) -> None:
+        self.run, self.parse, self.parser, self.__doc__ = run, parse, make_parser, run.__doc__
+
+    def __call__(self, argv: Sequence[str]) -> int:
+        return self.run(self.parse(self.parser(), argv))
+
+
 def action(
     name: str,
     examples: str,
     *arguments: Argument,
     usage: str | None = None,
-    parse: Callable[[Parser, Sequence[str]], argparse.Namespace] = Parser.parse_args,
-) -> Callable[[Callable[[argparse.Namespace], int]], Action]:
-    """Parse the words of `softprompts NAME` for a function of its options, whose docstring is what
-    its help says about it; `usage` replaces the names of its positional arguments there."""
+    parse: Parse = Parser.parse_args,
+) -> Callable[[Run], Action]:
+    """Make a function of options the action `softprompts NAME`; `usage` replaces the names of its
+    positional arguments in the first line of its help."""
 
-    def decorate(run: Callable[[argparse.Namespace], int]) -> Action:
-        def parse_and_run(argv: Sequence[str]) -> int:
+    def decorate(run: Run) -> Action:
+        def make_parser() -> Parser:
             parser = Parser(
                 prog=f"softprompts {name}",
                 usage=usage and f"softprompts {name} {usage} [options]",
@@ -125,9 +130,9 @@ def action(
             )
             for add in (*COMMON, *arguments):
                 add(parser)
-            return run(parse(parser, argv))
+            return parser
 
-        return functools.wraps(run)(parse_and_run)
+        return Action(run, parse, make_parser)
 
     return decorate
 
@@ -188,25 +193,27 @@ def check_card_model(card: "Card", model: str | None) -> None:
         check_model(find_path(card.backbone.name, card.path.parent))
 
 
-def add_model(parser: argparse.ArgumentParser, model: str, required: bool = False) -> None:
-    """The flags of a command that loads a backbone."""
-    parser.add_argument("--model", required=required, help=model)
-    parser.add_argument(
-        "--dtype",
-        ALIASES["--dtype"],
-        choices=["auto", "fp32", "bf16", "int8", "int4"],
-        default="auto",
-        help="precision of the frozen model (default auto: bf16 on a GPU, fp32 on a CPU; int8 or "
-        "int4 if the prompt was tuned on it)",
-    )
-    parser.add_argument(
-        "--device",
-        type=check_device,
-        default="auto",
-        help="cpu, cuda, mps or auto (default); balanced: layers on all GPUs",
-    )
-    parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run code that comes with a Hub model"
+def model_flags(model: str, required: bool = False) -> tuple[Argument, ...]:
+    """The flags of a command that loads a backbone; `model` is the help of --model."""
+    return (
+        argument("--model", required=required, help=model),
+        argument(
+            "--dtype",
+            ALIASES["--dtype"],
+            choices=["auto", "fp32", "bf16", "int8", "int4"],
+            default="auto",
+            help="precision of the frozen model (default auto: bf16 on a GPU, fp32 on a CPU; int8 "
+            "or int4 if the prompt was tuned on it)",
+        ),
+        argument(
+            "--device",
+            type=check_device,
+            default="auto",
+            help="cpu, cuda, mps or auto (default); balanced: layers on all GPUs",
+        ),
+        argument(
+            "--trust-remote-code", action="store_true", help="run code that comes with a Hub model"
+        ),
     )
 
 
@@ -260,9 +267,7 @@ def check_prompt_folder(path: Path, library: Path) -> None:
 
 
 PROMPT = argument("prompt", metavar="PROMPT", type=Path, help="the folder that tune wrote")
-BACKBONE = functools.partial(
-    add_model, model="the backbone, if it is not where the prompt's card says"
-)
+BACKBONE = model_flags("the backbone, if it is not where the prompt's card says")
 SCORING = argument(
     "--scoring",
     choices=["generate", "labels"],

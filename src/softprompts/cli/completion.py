@@ -1,14 +1,12 @@
 """The command `softprompts completion`: scripts with which shells ask what may come next."""
 
 import argparse
-import contextlib
-import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..config import TABLES
-from ..errors import UserError, as_flag
-from . import COMMANDS, load_command, run_command
+from ..errors import as_flag
+from . import COMMANDS, load_command
 from .command import Parser, action, argument
 
 SCRIPTS = {
@@ -31,11 +29,11 @@ complete -c softprompts -a '(__softprompts_next)'""",
 }
 
 
-def main(argv: Sequence[str]) -> int:
-    if argv and argv[0] == "next":
-        print("\n".join(complete(argv[1:] or [""])))
-        return 0
-    return _print_script(argv)
+def _parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """`next` and the words so far, which may be anything, are what the scripts ask."""
+    if argv[:1] == ["next"]:
+        return argparse.Namespace(shell="next", words=argv[1:] or [""])
+    return parser.parse_args(argv)
 
 
 @action(
@@ -44,10 +42,12 @@ def main(argv: Sequence[str]) -> int:
   eval "$(softprompts completion zsh)"        # in ~/.zshrc, after compinit
   softprompts completion fish | source        # in ~/.config/fish/config.fish""",
     argument("shell", metavar="SHELL", choices=list(SCRIPTS), help="bash, zsh or fish"),
+    parse=_parse,
 )
-def _print_script(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> int:
     """Print a completion script for bash, zsh or fish."""
-    print(SCRIPTS[options.shell])
+    asked = options.shell == "next"
+    print("\n".join(complete(options.words)) if asked else SCRIPTS[options.shell])
     return 0
 
 
@@ -58,12 +58,12 @@ def complete(words: Sequence[str]) -> list[str]:
         return _matching(last, COMMANDS)
     if before[0] not in COMMANDS:
         return []
-    actions = getattr(load_command(before[0]), "ACTIONS", {})
-    if actions and len(before) == 1:
-        return _matching(last, actions)
-    parser = _parser_of(before[0], before[1:2] if actions else [])
-    if parser is None:
-        return []
+    command = load_command(before[0])
+    actions = getattr(command, "ACTIONS", {"": command.main})
+    name = before[1] if "" not in actions and len(before) > 1 else ""
+    if name not in actions:
+        return [] if name else _matching(last, actions)
+    parser = actions[name].parser()
     previous = parser._option_string_actions.get(before[-1])
     if previous is not None and previous.nargs != 0:
         start, comma, part = last.rpartition(",")
@@ -92,14 +92,3 @@ def _options_of_kinds(words: Sequence[str], parser: Parser) -> list[str]:
             if kind in list(table):
                 options += [f"{flag}.{option}" for option in table.schema(kind)["properties"]]
     return options
-
-
-def _parser_of(command: str, argv: Sequence[str]) -> Parser | None:
-    """The parser that a command would use: it is caught when the command starts to parse."""
-    with (
-        Parser.caught() as caught,
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.suppress(Parser.Caught, UserError),
-    ):
-        run_command(command, argv)
-    return caught[0] if caught else None

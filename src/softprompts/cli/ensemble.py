@@ -40,7 +40,7 @@ BEST = "The best prompt is chosen by these very rows, which flatters it."
         help="the folders of prompts of one task and one backbone; the first decides ties",
     ),
     SCORING,
-    BACKBONE,
+    *BACKBONE,
     *ROWS,
     argument(
         "--output",

@@ -93,7 +93,7 @@ ROWS = (
   softprompts evaluate runs/qqp --task glue/mrpc --data-dir DATA      # zero-shot""",
     PROMPT,
     SCORING,
-    BACKBONE,
+    *BACKBONE,
     *ROWS,
     argument(
         "--errors",
@@ -284,8 +284,13 @@ def _own_rows(
     task = member or load_task(config)
     if task.metrics[0] == "mean":
         raise UserError("A mixture is evaluated one task at a time; name one with --task.")
-    if member is None and (form.task is None or config.splits != "official"):
-        _check_same_rows(card, task, options)
+    own = member is None and (form.task is None or config.splits != "official")
+    if own and card.task.digests.get(split) not in (None, task.digests.get(split)):
+        # changed rows would be split differently, and training rows could be evaluated on
+        raise UserError(
+            f"The {split} rows of {task.name} have changed since {options.prompt} was tuned; "
+            "restore them, or give labelled rows with --file."
+        )
     return EvaluationSet(own_split(config, task, split), metrics, form.labels, task=task)
 
 
@@ -303,16 +308,6 @@ def own_task(card: Card) -> Task | None:
     with suppress(UserError):
         return load_task(TaskConfig.of(card.task_settings))
     return None
-
-
-def _check_same_rows(card: Card, task: Task, options: argparse.Namespace) -> None:
-    """Changed rows would be split differently, and training rows could be evaluated on."""
-    digest = card.task.digests.get(options.split)
-    if digest is not None and task.digests[options.split] != digest:
-        raise UserError(
-            f"The {options.split} rows of {task.name} have changed since {options.prompt} was "
-            "tuned; restore them, or give labelled rows with --file."
-        )
 
 
 def _mixture_member(config: TaskConfig, name: str) -> TaskConfig | None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     argument(
         "--output", metavar="FOLDER", type=output_folder, help="also write JSON, HTML and a PNG"
     ),
-    BACKBONE,
+    *BACKBONE,
 )
 def main(options: argparse.Namespace) -> int:
     """Show what a tuned prompt has learned: the words near its tokens, what each token is worth,

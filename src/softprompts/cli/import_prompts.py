@@ -4,14 +4,13 @@ import argparse
 import re
 import tempfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import Schema, coerce
 from ..errors import UserError, listing
 from ..files import checked_path, safe_name
-from .command import action, add_library, add_model, argument, output_folder
+from .command import action, add_library, argument, grouped, model_flags, output_folder
 from .output import print_result
 
 if TYPE_CHECKING:
@@ -22,38 +21,6 @@ _SETTINGS = re.compile(r"_(?=[a-z.-]+=)")
 """Between the settings in the name of a cohort's run, `task=stars_seed=0`."""
 WARNINGS = 10
 """The most runs without vectors that are reported one by one."""
-
-
-def _add_adapter_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags that only PEFT adapters need."""
-    group = parser.add_argument_group("PEFT adapters")
-    for add in (
-        argument(
-            "--output",
-            metavar="FOLDER",
-            type=output_folder,
-            help="write the prompt here instead of into the library",
-        ),
-        argument(
-            "--text",
-            metavar="COLUMN",
-            default="text",
-            help="the column that holds the text (default text)",
-        ),
-        argument("--template", help="several columns as one text, instead of --text"),
-        argument(
-            "--label",
-            metavar="COLUMN",
-            default="label",
-            help="the column that holds the label (default label)",
-        ),
-        argument(
-            "--labels",
-            metavar="WORDS",
-            help="the words it answers with, such as negative,positive (default: any text)",
-        ),
-    ):
-        add(group)
 
 
 @action(
@@ -79,8 +46,34 @@ def _add_adapter_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="replace a prompt of the same name, or in the --output folder",
     ),
-    partial(add_model, model="the base model (default: the one that the adapter names)"),
-    _add_adapter_flags,
+    *model_flags("the base model (default: the one that the adapter names)"),
+    grouped(
+        argument(
+            "--output",
+            metavar="FOLDER",
+            type=output_folder,
+            help="write the prompt here instead of into the library",
+        ),
+        argument(
+            "--text",
+            metavar="COLUMN",
+            default="text",
+            help="the column that holds the text (default text)",
+        ),
+        argument("--template", help="several columns as one text, instead of --text"),
+        argument(
+            "--label",
+            metavar="COLUMN",
+            default="label",
+            help="the column that holds the label (default label)",
+        ),
+        argument(
+            "--labels",
+            metavar="WORDS",
+            help="the words it answers with, such as negative,positive (default: any text)",
+        ),
+        title="PEFT adapters",
+    ),
 )
 def main(options: argparse.Namespace) -> int:
     """Import a run, all runs below a folder, or a PEFT prompt-tuning or P-tuning adapter."""

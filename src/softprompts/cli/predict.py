@@ -52,7 +52,7 @@ class Question:
   softprompts predict stars --server http://127.0.0.1:8000 --file new.csv""",
     PROMPT,
     SCORING,
-    BACKBONE,
+    *BACKBONE,
     argument(
         "texts",
         nargs="*",

@@ -9,10 +9,10 @@ from .command import (
     LIBRARY_PROMPT,
     action,
     add_library,
-    add_model,
     argument,
     check_library_prompt,
     check_model,
+    model_flags,
     output_folder,
 )
 from .flags import add_settings, given
@@ -40,7 +40,7 @@ from .output import print_result
         help="the folder for the new prompt",
     ),
     argument("--overwrite", action="store_true", help="replace a prompt in the folder"),
-    partial(add_model, model="the model to map the prompt to", required=True),
+    *model_flags("the model to map the prompt to", required=True),
     partial(add_settings, kind=Recycling, title="mapping"),
 )
 def main(options: argparse.Namespace) -> int:

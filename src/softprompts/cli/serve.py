@@ -15,7 +15,7 @@ from ..files import find_path, read_json
 from ..library import check_exists, default_folder
 from ..serving.keys import Keys, check_open, read_keys
 from ..serving.logs import JsonLog
-from .command import action, add_model, argument, check_model, check_prompt_folder, output_folder
+from .command import action, argument, check_model, check_prompt_folder, model_flags, output_folder
 from .flags import add_settings, given
 from .output import print_result
 from .serve_fleet import check_fleet, serve_fleet
@@ -47,7 +47,7 @@ PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
         help="serve with replicas on the Ray cluster at ADDRESS (default auto: the one on this "
         "machine; local: start one here); its machines must share the folders",
     ),
-    partial(add_model, model="the backbone (default: the one on the prompts' cards)"),
+    *model_flags("the backbone (default: the one on the prompts' cards)"),
     partial(add_settings, kind=ServeSettings, title="server"),
     usage="[PROMPT ...]",
 )

@@ -14,34 +14,11 @@ from .command import (
     argument,
     check_library_prompt,
     check_model,
+    grouped,
     output_folder,
     whole_number,
 )
 from .output import print_result
-
-
-def _add_strategy(parser: argparse.ArgumentParser) -> None:
-    """One of three flags that say which sources to tune from."""
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--strategy",
-        choices=["best", "average", "mixture"],
-        default="best",
-        help="with the k prompts most similar to a probe of the target: tune from each and keep "
-        "the best (best, the default); tune from their mean weighted by similarity (average); "
-        "or first tune one prompt on their tasks and the target's together (mixture)",
-    )
-    group.add_argument(
-        "--from",
-        dest="source",
-        metavar="NAME",
-        help="tune from this prompt of the library (or folder), without a probe",
-    )
-    group.add_argument(
-        "--all",
-        action="store_true",
-        help="tune from every prompt of the library and keep the best (the oracle)",
-    )
 
 
 @action(
@@ -56,7 +33,27 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
         help="the target task by name, the same as --task; or use your own data with --train",
     ),
     add_library,
-    _add_strategy,
+    grouped(
+        argument(
+            "--strategy",
+            choices=["best", "average", "mixture"],
+            default="best",
+            help="with the k prompts most similar to a probe of the target: tune from each and "
+            "keep the best (best, the default); tune from their mean weighted by similarity "
+            "(average); or first tune one prompt on their tasks and the target's together (mixture)",
+        ),
+        argument(
+            "--from",
+            dest="source",
+            metavar="NAME",
+            help="tune from this prompt of the library (or folder), without a probe",
+        ),
+        argument(
+            "--all",
+            action="store_true",
+            help="tune from every prompt of the library and keep the best (the oracle)",
+        ),
+    ),
     argument(
         "--k",
         metavar="N",
