@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 from ..tasks.statistics import Interval
 from .runs import RunRecord, Runs
-from .spread import PairedTest, paired_scores, t_interval
+from .spread import PairedTest, Pairs, paired_scores, t_interval
 
 ROUNDING = 0.01
 """Scores are rounded before they are saved."""
@@ -32,7 +32,8 @@ def compare(
               for one, other in arms]  # fmt: skip
     if not all(shared):
         return None
-    over, pairs = "tasks x seeds", [pair for part in shared for pair in part]
+    over = "tasks x seeds"
+    pairs: Pairs = [pair for part in shared for pair in part]
     differences = [a - b for a, b in pairs]
     if len(tasks) == 1:
         over, pairs = paired_scores(*arms[0])
@@ -43,7 +44,7 @@ def compare(
     return {
         "difference": round(fmean(differences), 4),
         "interval": t_interval(by_unit if same_mean else differences),
-        "p": test and float(f"{test.p:.4g}"),
+        "p": None if test is None else float(f"{test.p:.4g}"),
         "over": over,
         "pairs": len(pairs),
     }

@@ -211,7 +211,9 @@ def _duplicates(vectors: Tensor) -> list[list[list[int]]]:
     first, before = torch.arange(count * length), torch.tensor([])
     while not first.equal(before):  # until all tokens of a group know the first of them
         first, before = torch.where(near, first, len(near)).amin(1), first
-    groups = [torch.nonzero(first == token).flatten().tolist() for token in first.unique()]
+    groups = [
+        torch.nonzero(first == token).flatten().tolist() for token in sorted(set(first.tolist()))
+    ]
     return [[list(divmod(token, length)) for token in group] for group in groups if len(group) > 1]
 
 

@@ -14,7 +14,8 @@ from ..tasks.statistics import Interval, paired_test
 SIGNIFICANCE = 0.05
 Pairs = Sequence[tuple[float, float]]
 """The scores of two systems on the same units."""
-Key, Value = TypeVar("Key"), TypeVar("Value")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:

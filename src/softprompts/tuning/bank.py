@@ -14,14 +14,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..backbone import Backbone, Generative, Place, PromptCache, Text, to_device
 from ..prompt import Prompt
-from .batches import by_length
+from .batches import MAX_PADDING, by_length
 
 if TYPE_CHECKING:
     from .evaluate import Predictor
-
-MAX_PADDING = 1.25
-"""The most tokens of a padded batch on a CPU, as a multiple of those without padding. A GPU is
-faster with few batches."""
 
 Pool = Literal["mean", "first"]
 """The hidden states that a linear head reads."""

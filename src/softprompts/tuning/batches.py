@@ -8,6 +8,9 @@ from collections.abc import Callable, Sequence
 _CHUNK = 50
 """The most batches that are sorted by length together. An epoch has at least four such chunks, or
 the same rows would meet in every epoch."""
+MAX_PADDING = 1.25
+"""The most tokens of a padded batch on a CPU, as a multiple of those without padding. A GPU is
+faster with few batches."""
 FEW_TOKENS = 1024
 """Tokens of a batch that is not worth splitting for its padding."""
 
@@ -38,9 +41,7 @@ class Batches:
 
     def __getitem__(self, index: int) -> list[int]:
         """Rows of the batch at `index`, counted through all epochs."""
-        epoch, batch = divmod(index, self.per_epoch)
-        if epoch != self._epoch:
-            self._shuffle(epoch)
+        batch = self._open(index)
         number, start = self._order[batch]
         chunk = self._chunks[number]
         if number not in self._sorted:
@@ -52,9 +53,7 @@ class Batches:
     def chunks(self, index: int, count: int) -> list[list[int]]:
         """The chunks that `count` batches from `index` on, in the same epoch, are taken from, in
         the order of their first use."""
-        epoch, batch = divmod(index, self.per_epoch)
-        if epoch != self._epoch:
-            self._shuffle(epoch)
+        batch = self._open(index)
         numbers = dict.fromkeys(number for number, _ in self._order[batch : batch + count])
         return [self._chunks[number] for number in numbers if number not in self._sorted]
 
@@ -64,9 +63,13 @@ class Batches:
             return list(range(sum(self.parts)))
         return sorted({row for before in range(index) for row in self[before]})
 
-    def _shuffle(self, epoch: int) -> None:
-        """Chunks of rows, which are sorted when a batch is taken, and the order of batches: the
-        chunk of each, and where it starts in it."""
+    def _open(self, index: int) -> int:
+        """The number of a batch in its epoch, which has then been shuffled: chunks of rows, which
+        are sorted when a batch is taken, and the order of batches, as the chunk of each and where
+        it starts in it."""
+        epoch, batch = divmod(index, self.per_epoch)
+        if epoch == self._epoch:
+            return batch
         rng = random.Random(f"{self.seed}/{epoch}")
         rows = self._rows(epoch)
         rng.shuffle(rows)
@@ -79,6 +82,7 @@ class Batches:
             for start in range(0, len(chunk), self.size)
         ]
         rng.shuffle(self._order)
+        return batch
 
     def _rows(self, epoch: int) -> list[int]:
         rows: list[int] = []
@@ -104,12 +108,12 @@ def by_length(
     size: int,
     max_padding: float = math.inf,
     priorities: Sequence[int] | None = None,
+    max_tokens: float = math.inf,
 ) -> list[list[int]]:
-    """All rows once in batches of similar length, longest first; for evaluation, where order does
-    not matter.
+    """All rows once in batches of similar length, longest first, where order does not matter.
 
-    With padding, a batch from `FEW_TOKENS` on may have `max_padding` times its tokens. Rows of
-    higher priority come first.
+    With padding, a batch has at most `max_tokens`, if it is more than one row; and from
+    `FEW_TOKENS` on, `max_padding` times its tokens. Rows of higher priority come first.
     """
     batches: list[list[int]] = []
     tokens = 0
@@ -121,7 +125,7 @@ def by_length(
         batch = batches[-1] if batches else []
         padded = (len(batch) + 1) * max(lengths[batch[0]], lengths[row]) if batch else 0
         wasteful = tokens >= FEW_TOKENS and padded > max_padding * (tokens + lengths[row])
-        if not batch or len(batch) == size or wasteful:
+        if not batch or len(batch) == size or wasteful or padded > max_tokens:
             batches.append([])
             tokens = 0
         batches[-1].append(row)

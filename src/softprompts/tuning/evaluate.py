@@ -43,7 +43,8 @@ class Predictor:
         check_answerable(backbone, prompt.config.place, self.labels, self.scoring)
         self.candidates = label_ids(backbone, self.labels, sentinel)
         self.spellings = label_spellings(backbone, self.labels, self.candidates)
-        self.answer_length = max_answer_length(backbone, self.labels, answer_length, sentinel)
+        lengths = map(len, backbone.tokenise_targets(labels))
+        self.answer_length = (max([*lengths, answer_length or 0]) or FREE_LENGTH) + sentinel
         self.budget = backbone.text_budget(prompt.config.length, max_length, self.answer_length)
 
     def __call__(self, texts: Sequence[str], on_rows: OnRows = ignore_rows) -> list[str]:
@@ -143,14 +144,6 @@ def label_ids(backbone: Backbone, labels: Sequence[str], sentinel: bool) -> list
     return prepend_sentinel(
         backbone.tokenise_targets(labels), backbone.tokenizer, backbone.name, sentinel
     )
-
-
-def max_answer_length(
-    backbone: Backbone, labels: Sequence[str], answer_length: int | None, sentinel: bool
-) -> int:
-    """The most tokens of an answer."""
-    lengths = [len(ids) for ids in backbone.tokenise_targets(labels)]
-    return (max([*lengths, answer_length or 0]) or FREE_LENGTH) + sentinel
 
 
 def label_spellings(

@@ -16,13 +16,11 @@ from torch import Tensor, nn
 
 from ..backbone import Backbone, Text, to_device
 from ..errors import UserError, setting
-from .batches import FEW_TOKENS
+from .batches import MAX_PADDING, by_length
 
 if TYPE_CHECKING:
     from .run import Run
 
-MAX_PADDING = 1.25
-"""The most tokens of a padded pass, as a multiple of those without padding."""
 SHORT_TARGET = 8
 """Tokens of a target, such as a label, that may be padded to without much waste."""
 
@@ -114,13 +112,11 @@ def _backward_together(batches: Sequence[MicroBatch], budget: TokenBudget) -> li
         prompts,
         [part[:, : own.shape[1]] for part, own in zip(by_batch, prompts, strict=True)],
     )
-    pairs = zip(spans, batches, strict=True)
-    return [_weighted(nll[span], batch).sum() / batch.step_tokens for span, batch in pairs]
-
-
-def _weighted(nll: Tensor, batch: MicroBatch) -> Tensor:
-    """The loss of each row, by the row's weight."""
-    return nll if batch.weights is None else nll * nll.new_tensor(batch.weights)
+    losses = []
+    for span, batch in zip(spans, batches, strict=True):
+        weights = 1.0 if batch.weights is None else nll.new_tensor(batch.weights)
+        losses.append((nll[span] * weights).sum() / batch.step_tokens)
+    return losses
 
 
 def _packs(run: "Run") -> bool:
@@ -297,23 +293,19 @@ def _split(
 ) -> list[list[_Row]]:
     """The rows of each pass: all, within the budget; padded rows by length."""
     lengths = _row_lengths(batch, prompts, text)
-    packs = _packs(batch[0].run)
-    on_gpu = prompts.device.type != "cpu"  # where a second pass costs more than pads do
-    order = range(len(batch)) if packs else sorted(range(len(batch)), key=lambda row: -lengths[row])
-    passes: list[list[int]] = []
+    if not _packs(batch[0].run):
+        max_padding = MAX_PADDING if prompts.device.type == "cpu" else math.inf
+        passes = by_length(lengths, len(batch), max_padding, max_tokens=budget.tokens)
+        return [[batch[row] for row in sorted(rows)] for rows in passes]
+    packed: list[list[_Row]] = []
     tokens = 0
-    for row in order:
-        unpadded = tokens + lengths[row]
-        padded = unpadded
-        if passes and not packs:
-            padded = (len(passes[-1]) + 1) * lengths[passes[-1][0]]
-        wasteful = tokens >= FEW_TOKENS and padded > MAX_PADDING * unpadded
-        if not passes or padded > budget.tokens or (wasteful and not (packs or on_gpu)):
-            passes.append([])
-            tokens = 0
-        passes[-1].append(row)
-        tokens += lengths[row]
-    return [sorted((batch[row] for row in rows), key=lambda row: row.position) for rows in passes]
+    for row, length in zip(batch, lengths, strict=True):
+        tokens += length
+        if tokens > budget.tokens or not packed:
+            packed.append([])
+            tokens = length
+        packed[-1].append(row)
+    return packed
 
 
 def _pass(rows: Sequence[_Row], prompts: Tensor, text: Text) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """Where the time of a command goes."""
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,7 +16,7 @@ class Phases:
     def __init__(self, began: float | None = None) -> None:
         """`began`: when the command started, by the monotonic clock; default: now."""
         self._current, self._since = "start", time.monotonic() if began is None else began
-        self._seconds: dict[str, float] = {}
+        self._seconds: dict[str, float] = defaultdict(float)
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -29,16 +30,13 @@ class Phases:
 
     def _switch(self, name: str) -> None:
         now = time.monotonic()
-        self._add(self._current, now - self._since)
+        self._seconds[self._current] += now - self._since
         self._current, self._since = name, now
-
-    def _add(self, name: str, seconds: float) -> None:
-        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def move(self, origin: str, name: str, seconds: float) -> None:
         """Count seconds of one phase as another's."""
-        self._add(origin, -seconds)
-        self._add(name, seconds)
+        self._seconds[origin] -= seconds
+        self._seconds[name] += seconds
 
     def seconds(self) -> dict[str, float]:
         """The seconds of each phase so far, rounded."""

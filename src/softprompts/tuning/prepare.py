@@ -13,7 +13,6 @@ from ..config.run import check_head
 from ..errors import UserError, setting
 from ..prompt import Material, Prompt, Source, build_prompt, empty_prompt
 from ..tasks import Task
-from .evaluate import check_answerable, label_ids, label_spellings, max_answer_length
 
 
 def check_trainable(config: RunConfig, task: Task, backbone: Backbone, sharded: bool) -> None:
@@ -91,14 +90,8 @@ def load_source(name: str, backbone: Backbone) -> Source:
     return prompt.source()
 
 
-def text_budget(config: RunConfig, task: Task, backbone: Backbone) -> int:
-    """The tokens that are left for a text, if `backbone` can answer the task at all."""
-    tuning, labels, sentinel = config.tuning, task.labels, task.form.sentinel
-    assert tuning.max_length is not None  # resolved
-    check_answerable(backbone, config.prompt.place, labels, tuning.scoring)
-    label_spellings(backbone, labels, label_ids(backbone, labels, sentinel))
-    answer_length = max_answer_length(backbone, labels, task.answer_length, sentinel)
-    budget = backbone.text_budget(config.prompt.length, tuning.max_length, answer_length)
+def check_instruction(task: Task, backbone: Backbone, budget: int) -> None:
+    """Refuse an instruction that leaves none of `budget` tokens for a text."""
     for member in task.members:
         before = member.form.before
         if before and len(backbone.token_ids([before])[0]) >= budget:
@@ -106,7 +99,6 @@ def text_budget(config: RunConfig, task: Task, backbone: Backbone) -> int:
                 "The instruction and its examples leave no tokens for the text; "
                 f"shorten them, or raise {setting('tuning.max_length')}."
             )
-    return budget
 
 
 def class_weights(task: Task) -> list[float]:

@@ -22,13 +22,13 @@ from .evaluate import Predictor
 from .microbatch import MicroBatch
 from .optim import learning_rate, make_optimizer
 from .prepare import (
+    check_instruction,
     check_trainable,
     class_weights,
     count_steps,
     empty_prompt_for,
     initial_prompt,
     resolve,
-    text_budget,
 )
 from .team import Team
 from .tokens import Rows, TargetRows, TextRows
@@ -73,7 +73,8 @@ class Run:
         self.optimizer = make_optimizer(self._parameter_groups(), config.tuning)
         self.rng = torch.Generator().manual_seed(config.seed)
         backbone = self.backbone_with_head
-        budget = text_budget(config, task, backbone)
+        budget = self.predictor().budget  # refuses a task that the backbone cannot answer
+        check_instruction(task, backbone, budget)
         self.inputs = TextRows(backbone, [member.train for member in task.members], budget)
         self.inputs.read([0])  # refuses a budget that is too small
         self.targets: Rows = TargetRows(backbone, task.train, task.form.sentinel)
@@ -254,10 +255,8 @@ class Run:
         """The mean losses of the `first` and the `last` steps, up to ten of each; none of a run
         that is too short to tell them apart."""
         count = min(CHECK_EVERY, self.step // 2)
-        if count < 2:
-            return {}
-        points = max(1, count // math.ceil(self.steps / CURVE_POINTS))
-        if len(self.losses) < 2 * points:
+        points = max(1, count // max(1, math.ceil(self.steps / CURVE_POINTS)))
+        if count < 2 or len(self.losses) < 2 * points:
             return {}
         losses = [loss for _, loss in self.losses]
         return {"first": fmean(losses[:points]), "last": fmean(losses[-points:])}

@@ -127,19 +127,21 @@ def tune_config(
     backbone: Backbone | None = None,
     trackers: Sequence[str] = (),
     phases: Phases | None = None,
+    exclusive: bool = True,
 ) -> Tuned:
     """Tune one prompt, resuming if the folder holds a checkpoint.
 
-    Processes that a launcher started share the work.
+    Processes that a launcher started share the work. Without `exclusive`, the caller keeps others
+    out of the folder.
     """
-    team = make_team(config.device)
-    folders = [None if folder is None else RunFolder(folder)]
-    if folder is not None and not overwrite:
+    if folder is not None and exclusive and not overwrite:
         refuse_unfinished(RunFolder(folder))
-    with team.exclusive(folder):
-        (result,) = _tune(
-            team, [config], folders, overwrite, watcher, backbone, trackers, phases=phases
-        )
+    member = Member(config, {}, "")
+    (result,) = tune_cohort(
+        *([member], folder, overwrite, watcher, backbone, trackers),
+        exclusive=exclusive,
+        phases=phases,
+    )
     if isinstance(result, RunFailedError):
         raise result
     return result
@@ -175,12 +177,7 @@ def tune_auto(
             frozen = backbone or team.on_all(lambda: _load_backbone(team, config))
 
         def tune_winner(config: RunConfig) -> Tuned:
-            (result,) = _tune(
-                team, [config], [run_folder], False, watcher, frozen, trackers, phases=phases
-            )
-            if isinstance(result, RunFailedError):
-                raise result
-            return result
+            return tune_config(config, folder, False, watcher, frozen, trackers, phases, False)
 
         return tune_by_tournament(
             *(members, default, minutes, task, frozen, run_folder, overwrite),
@@ -208,42 +205,25 @@ def tune_cohort(
     process may work in `folder` meanwhile; the workers of a study share theirs.
     """
     team = make_team(members[0].config.device)
-    folders = [None if folder is None else RunFolder(folder / member.name) for member in members]
+    watcher, phases = watcher or Watcher(), phases or Phases()
+    paths = [None if folder is None else folder / member.name for member in members]
+    folders = [None if path is None else RunFolder(path) for path in paths]
     configs = [member.config for member in members]
     with team.exclusive(folder if exclusive else None):
-        return _tune(
-            team, configs, folders, overwrite, watcher, backbone, trackers, on_start, curves, phases
-        )
-
-
-def _tune(
-    team: Team,
-    configs: Sequence[RunConfig],
-    folders: Sequence[RunFolder | None],
-    overwrite: bool,
-    watcher: Watcher | None,
-    backbone: Backbone | None,
-    trackers: Sequence[str],
-    on_start: OnStart = lambda runs: None,
-    curves: bool = True,
-    phases: Phases | None = None,
-) -> list[Tuned | RunFailedError]:
-    check_trackers(trackers)
-    watcher, phases = watcher or Watcher(), phases or Phases()
-    runs = _load(team, configs, folders, overwrite, backbone, watcher, phases)
-    on_start(runs)
-    watcher.on_start(runs)
-    paths = [None if folder is None else folder.path for folder in folders]
-    with preparing(runs, curves and team.is_main and any(folders)):
-        with Tracking(trackers if team.is_main else (), runs, paths, watcher) as tracking:
-            Cohort(runs, paths, tracking, phases, calibrates=curves).train()
-        if test_rows := sum(len(run.task.test) for run in runs):
-            watcher.on_message(f"answering {test_rows:,} test rows")
-        with phases("finish"):
-            results = [
-                finish(run, folder, curves, phases)
-                for run, folder in zip(runs, folders, strict=True)
-            ]
+        check_trackers(trackers)
+        runs = _load(team, configs, folders, overwrite, backbone, watcher, phases)
+        on_start(runs)
+        watcher.on_start(runs)
+        with preparing(runs, curves and team.is_main and any(folders)):
+            with Tracking(trackers if team.is_main else (), runs, paths, watcher) as tracking:
+                Cohort(runs, paths, tracking, phases, calibrates=curves).train()
+            if test_rows := sum(len(run.task.test) for run in runs):
+                watcher.on_message(f"answering {test_rows:,} test rows")
+            with phases("finish"):
+                results = [
+                    finish(run, run_folder, curves, phases)
+                    for run, run_folder in zip(runs, folders, strict=True)
+                ]
     for run in runs:
         if run.cost is not None:
             run.cost["phases"] = phases.seconds()
