@@ -1,4 +1,4 @@
-"""Similarity of tasks by their prompts (Vu 2022, SPoT §3.1).
+"""Similarity of tasks by their prompts (Vu 2022, SPoT §3.1), and an index to search many by.
 
 Prompts are [P, H]; lengths may differ. Both similarities are means over pairs of tokens, so each is
 a dot product of two summaries [H], one per prompt: one matrix product compares thousands of
