@@ -140,7 +140,6 @@ def action(
 def run_action(
     command: str, actions: Mapping[str, Action], argv: Sequence[str], noun: str = "action"
 ) -> int:
-    """Run one of a command's actions."""
     if not argv or argv[0] in ("-h", "--help"):
         usage = f"softprompts {command} {noun.upper()}"
         rows = "\n".join(f"  {name:<10} {action.__doc__}" for name, action in actions.items())

@@ -174,18 +174,14 @@ def _read_config(path: Path | None, settings: Mapping[str, Any]) -> dict[str, An
     return file
 
 
-class FileError(UserError):
-    """A problem with a file of settings, which are spelled as its keys."""
-
-    spelling = staticmethod(as_key)
-
-
 @contextmanager
 def _file_errors() -> Iterator[None]:
+    """Errors inside are about a file of settings, and spell these as its keys."""
     try:
         yield
     except UserError as error:
-        raise FileError(error.message) from None
+        error.spelling = as_key
+        raise
 
 
 def _kinds() -> Iterator[str]:

@@ -103,7 +103,6 @@ def format_interval(limits: Sequence[float] | None) -> str:
 
 
 def format_p(p: float | None) -> str:
-    """The p-value of a paired test."""
     if p is None:
         return ""
     return " (p < 0.001)" if p < 0.001 else f" (p = {p:.2g})"

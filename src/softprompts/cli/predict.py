@@ -188,7 +188,6 @@ class ServerPrompts:
     def _answer(
         self, number: int, questions: Sequence[Question], rows: Any, shares: bool, on_rows: Any
     ) -> None:
-        """Add the answers of one prompt."""
         name, by_label = self.names[number], self.prompts[number].scoring == "labels"
         chosen: list[tuple[str, dict[str, float]]] = []
         if by_label or (shares and self.forms[number].labels):

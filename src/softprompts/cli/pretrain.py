@@ -30,7 +30,14 @@ from .output import print_result
 )
 def main(options: argparse.Namespace) -> int:
     """Pretrain a T5 from raw text on one GPU (or slowly on a CPU), or train one further."""
-    config = PretrainConfig.of(_settings(options))
+    settings = given(options)
+    unused = [name for name in NEW_MODEL_SETTINGS if name in settings and "from_model" in settings]
+    if unused:
+        raise UserError(
+            f"{as_flag(unused[0])} is for a new model, and the model of --from has its own; "
+            "leave it out."
+        )
+    config = PretrainConfig.of(settings)
     for name in (*config.text, *config.tasks):
         if not Path(name).exists():
             raise UserError(f"The file {name} does not exist.{similar_path(Path(name))}")
@@ -51,14 +58,3 @@ def _describe(card: dict[str, Any], folder: Path) -> str:
         "the model is in" if card.get("finished") else "paused; the same command resumes from"
     )
     return f"{', '.join(parts)}\n{finished} {folder}"
-
-
-def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    settings = given(options)
-    unused = [name for name in NEW_MODEL_SETTINGS if name in settings and "from_model" in settings]
-    if unused:
-        raise UserError(
-            f"{as_flag(unused[0])} is for a new model, and the model of --from has its own; "
-            "leave it out."
-        )
-    return settings

@@ -108,7 +108,6 @@ def _announce(
     model: str,
     prompts: int,
 ) -> None:
-    """Print where the server listens."""
     result: dict[str, object] = {"url": url, "model": model, "prompts": prompts, "api_keys": keys}
     text = f"serving {_count(prompts, 'prompt')} of {model} at {url} ({_count(keys, 'API key')})"
     if options.ray is not None:

@@ -33,21 +33,6 @@ if TYPE_CHECKING:
     from ..study.study import Study
 
 CELL = "t5-tiny/transfer/helpdesk-intent--helpdesk-urgency/seed0"
-EXAMPLES = {
-    "run": """softprompts study run recipes/spot-smoke.yaml --output runs/spot
-  softprompts study run recipes/spot-figure3-small.yaml --data-dir DATA \\
-      --model google/flan-t5-small=models/flan-t5-small
-  softprompts study run runs/spot      # resumes a study that was interrupted
-  softprompts study run recipes/lester-figure3b-small.yaml --data-dir DATA \\
-      --reuse runs/lester-section7-small      # which has two of its three arms
-  softprompts study run recipes/spot-paper.yaml --ray      # on this machine's Ray cluster""",
-    "plan": """softprompts study plan recipes/residual-table1-small.yaml
-  softprompts study plan recipes/residual-table1-small.yaml --rows-per-second 6900""",
-    "status": "softprompts study status runs/spot\n  softprompts study status runs/spot --json",
-    "report": "softprompts study report runs/spot --output results/spot",
-    "explain": "softprompts study explain runs/words --data-dir DATA",
-    "rerun": f"softprompts study rerun runs/spot {CELL} \\\n      --output runs/again",
-}
 
 STUDY = argument("study", metavar="STUDY", type=Path, help="the folder of a study")
 DATA_DIR = argument(
@@ -64,7 +49,13 @@ MODEL = argument(
 
 @action(
     "study run",
-    EXAMPLES["run"],
+    """softprompts study run recipes/spot-smoke.yaml --output runs/spot
+  softprompts study run recipes/spot-figure3-small.yaml --data-dir DATA \\
+      --model google/flan-t5-small=models/flan-t5-small
+  softprompts study run runs/spot      # resumes a study that was interrupted
+  softprompts study run recipes/lester-figure3b-small.yaml --data-dir DATA \\
+      --reuse runs/lester-section7-small      # which has two of its three arms
+  softprompts study run recipes/spot-paper.yaml --ray      # on this machine's Ray cluster""",
     argument("study", metavar="STUDY", type=Path, help="a study file, or the folder of a study"),
     argument(
         "--output",
@@ -169,7 +160,6 @@ def _open(options: argparse.Namespace) -> "Study":
 
 
 def _models(pairs: Sequence[str]) -> dict[str, str]:
-    """The folders of backbones, by name."""
     models = {}
     for pair in pairs:
         name, _, folder = pair.partition("=")
@@ -184,7 +174,8 @@ def _models(pairs: Sequence[str]) -> dict[str, str]:
 
 @action(
     "study plan",
-    EXAMPLES["plan"],
+    """softprompts study plan recipes/residual-table1-small.yaml
+  softprompts study plan recipes/residual-table1-small.yaml --rows-per-second 6900""",
     argument("study", metavar="STUDY", type=Path, help="a study file, or the folder of a study"),
     argument(
         "--rows-per-second",
@@ -211,7 +202,6 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def describe_plan(plan: Mapping[str, Any]) -> str:
-    """What a study would run, as text."""
     return joined(
         *(
             f"{name:<15} {counts['cells']:>6,} cells {_steps(counts)}"
@@ -232,7 +222,11 @@ def _steps(counts: Mapping[str, int | None]) -> str:
     return f"{counts['steps']:>11,} steps {counts['rows']:>13,} rows{models}"
 
 
-@action("study status", EXAMPLES["status"], STUDY)
+@action(
+    "study status",
+    "softprompts study status runs/spot\n  softprompts study status runs/spot --json",
+    STUDY,
+)
 def status(options: argparse.Namespace) -> int:
     """Show what is done, running and missing."""
     result = _open(options).status()
@@ -241,7 +235,7 @@ def status(options: argparse.Namespace) -> int:
 
 @action(
     "study report",
-    EXAMPLES["report"],
+    "softprompts study report runs/spot --output results/spot",
     STUDY,
     argument(
         "--output",
@@ -268,7 +262,7 @@ def report(options: argparse.Namespace) -> int:
 
 @action(
     "study explain",
-    EXAMPLES["explain"],
+    "softprompts study explain runs/words --data-dir DATA",
     STUDY,
     argument("--device", default="auto", help="cpu, cuda or auto"),
     DATA_DIR,
@@ -297,7 +291,7 @@ def explain(options: argparse.Namespace) -> int:
 
 @action(
     "study rerun",
-    EXAMPLES["rerun"],
+    f"softprompts study rerun runs/spot {CELL} \\\n      --output runs/again",
     STUDY,
     argument(
         "cell", metavar="CELL", help="the name of a finished cell, as status --json prints it"
@@ -328,7 +322,6 @@ def rerun(options: argparse.Namespace) -> int:
 
 
 def describe(status: "StudyStatus") -> str:
-    """Where a study stands, as text."""
     workers, running, blocked = status["workers"], status["running"], status["blocked"]
     unfinished = bool(set(status["missing"]) - set(blocked))
     rate = status["cells_per_minute"]

@@ -57,16 +57,19 @@ def list_tasks(options: argparse.Namespace) -> int:
         "tasks": [*STARTERS, *tasks, PREFIX_LM],
         "benchmarks": {name: list(names) for name, names in BENCHMARKS.items()},
     }
-    lines = [f"{name:<30} starter data, included" for name in STARTERS]
-    for name, task in tasks.items():
-        lines.append(f"{name:<30} {', '.join(task.metrics):<36} {task.hub or 'own rows'}")
-    lines += [
+    return print_result(
+        options,
+        result,
+        *(f"{name:<30} starter data, included" for name in STARTERS),
+        *(
+            f"{name:<30} {', '.join(task.metrics):<36} {task.hub or 'own rows'}"
+            for name, task in tasks.items()
+        ),
         f"{PREFIX_LM:<30} raw text, with --train FILE",
         "",
         "benchmarks (usable wherever several tasks are named, as in a+b+c):",
-    ]
-    lines += [f"{name:<30} {', '.join(names)}" for name, names in BENCHMARKS.items()]
-    return print_result(options, result, "\n".join(lines))
+        *(f"{name:<30} {', '.join(names)}" for name, names in BENCHMARKS.items()),
+    )
 
 
 @action(
@@ -90,16 +93,19 @@ def show_task(options: argparse.Namespace) -> int:
     if data_folder(TaskConfig(data_dir=options.data_dir)) or task.files or task.rows:
         examples = _read_split(task, options)
         result |= {"split": options.split, "examples": len(examples)}
-    lines = [
-        f"{name}: {', '.join(value) if isinstance(value, list) else value}"
-        for name, value in result.items()
-        if value is not None
-    ]
-    lines += ["its rows are included"] if task.files else []
-    lines += [f"  {example.input}\n  -> {example.target}" for example in examples[:3]]
+    shown = {name: value for name, value in result.items() if value is not None}
     if "examples" in result:
         result["first"] = [{"input": row.input, "target": row.target} for row in examples[:3]]
-    return print_result(options, result, "\n".join(lines))
+    return print_result(
+        options,
+        result,
+        *(
+            f"{name}: {', '.join(value) if isinstance(value, list) else value}"
+            for name, value in shown.items()
+        ),
+        "its rows are included" if task.files else None,
+        *(f"  {example.input}\n  -> {example.target}" for example in examples[:3]),
+    )
 
 
 @action(

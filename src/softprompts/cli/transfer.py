@@ -40,7 +40,8 @@ from .output import print_result
             default="best",
             help="with the k prompts most similar to a probe of the target: tune from each and "
             "keep the best (best, the default); tune from their mean weighted by similarity "
-            "(average); or first tune one prompt on their tasks and the target's together (mixture)",
+            "(average); or first tune one prompt on their tasks and the target's together "
+            "(mixture)",
         ),
         argument(
             "--from",

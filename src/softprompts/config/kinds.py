@@ -88,7 +88,6 @@ class Table(Generic[K]):
         return Choice(choice.kind, options)
 
     def make(self, choice: Choice) -> K:
-        """The kind with the options of a choice."""
         return self[choice.kind](**choice.options)
 
 
