@@ -245,6 +245,13 @@ def test_a_duplicate_setting_is_refused(tmp_path: Path) -> None:
         read_yaml(tmp_path / "c.yaml")
 
 
+def test_a_merged_setting_may_be_overridden(tmp_path: Path) -> None:
+    text = "a: &a {seed: 1}\nb: {c: &c {<<: *a, seed: 2}}\nd: {<<: *c, seed: 3}\n"
+    (tmp_path / "c.yaml").write_text(text)
+    settings = read_yaml(tmp_path / "c.yaml")
+    assert settings == {"a": {"seed": 1}, "b": {"c": {"seed": 2}}, "d": {"seed": 3}}
+
+
 def test_optimizers_may_be_a_list() -> None:
     for optimizers in ("adamw,adafactor", ["adamw", "adafactor"]):
         members = expand_lists({"tuning": {"optimizer": optimizers}})
