@@ -52,7 +52,9 @@ def _shown(curves: Curves) -> dict[str, list[CurvePoint]]:
 def _svg(arms: dict[str, list[CurvePoint]], title: str, identity: str, note: str) -> str:
     points = [point for part in arms.values() for point in part]
     steps = [point["step"] for point in points]
-    low, high = _range([value for point in points for value in _band(point)])
+    values = [value for point in points for value in _band(point)]
+    margin = 0.05 * (max(values) - min(values)) or 1.0
+    low, high = min(values) - margin, max(values) + margin
     last, first = max(steps), min(0, *steps)
 
     def x(step: float) -> float:
@@ -103,12 +105,6 @@ def _band(point: CurvePoint) -> tuple[float, float]:
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
-
-
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    low, high = min(values), max(values)
-    margin = 0.05 * (high - low) or 1.0
-    return low - margin, high + margin
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..files import write_atomically
+from .summary_page import WEAK
 from .transfer import Correlation
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Values = Sequence[Sequence[float | None]]
-WEAK = "†"
-"""Marks a target that is too weak for a verdict."""
 CELL = 0.38
 """Inches across: five characters of 7.5 points, and some space."""
 
@@ -36,6 +35,15 @@ def check() -> None:
             "The report's figures need matplotlib and scipy; install them with "
             "pip install 'softprompts[plots]'."
         ) from None
+
+
+def new_figure(width: float, height: float, title: str) -> "Figure":
+    """An empty figure, in inches, under its title."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    return figure
 
 
 def save(figure: "Figure", folder: Path, name: str) -> list[str]:
@@ -64,8 +72,6 @@ def error_reductions(
     Blue is better than the baseline, red is worse, empty is not finished. Columns of weak targets
     are faded, because no verdict is based on them. `names` are those of tasks in the figure.
     """
-    from matplotlib.figure import Figure
-
     known = np.array([abs(value) for row in values for value in row if value is not None])
     # A percentile, so that one outlier does not take the colour from all other cells.
     limit = max(float(np.percentile(known, 90)), 1.0) if known.size else 1.0
@@ -73,9 +79,7 @@ def error_reductions(
         {task: (names or {}).get(task, task) for task in x} for x in (sources, targets)
     )
     width, height = _inches(list(rows.values()), list(columns.values()))
-    figure = Figure(
-        figsize=(max(width + 1.2, 5.5), height + (0.7 if weak else 0.4)), layout="constrained"
-    )
+    figure = new_figure(max(width + 1.2, 5.5), height + (0.7 if weak else 0.4), title)
     axes = figure.add_subplot()
     labels = [f"{name}{WEAK if target in weak else ''}" for target, name in columns.items()]
     _cells(
@@ -90,7 +94,6 @@ def error_reductions(
     )
     axes.set_xlabel("target", fontsize=9)
     axes.set_ylabel("source", fontsize=9)
-    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     if weak:
         figure.supxlabel(
             f"{WEAK} faded: baseline not above the majority class by two standard errors",
@@ -107,7 +110,6 @@ def clusters(
 ) -> "tuple[Figure, list[str]]":
     """Similarities of task embeddings with their tree (average linkage of 1 - similarity); and the
     tasks in the tree's order. `names` are those of tasks in the figure."""
-    from matplotlib.figure import Figure
     from scipy.cluster.hierarchy import dendrogram, linkage
     from scipy.spatial.distance import squareform
 
@@ -124,7 +126,7 @@ def clusters(
     order = leaves["leaves"]
     labels = [(names or {}).get(tasks[i], tasks[i]) for i in order]
     width, height = _inches(labels, labels)
-    figure = Figure(figsize=(max(width + 2.2, 5.5), height + 0.4), layout="constrained")
+    figure = new_figure(max(width + 2.2, 5.5), height + 0.4, title)
     branches, axes = figure.subplots(1, 2, width_ratios=[1.3, width], sharey=True)
     _tree(branches, leaves["dcoord"], leaves["icoord"], tree[:, 2])
     off_diagonal = [
@@ -145,7 +147,6 @@ def clusters(
     )
     axes.yaxis.set_label_position("right")
     axes.tick_params(axis="y", labelleft=False, labelright=True)
-    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     return figure, [tasks[i] for i in order]
 
 
@@ -182,21 +183,18 @@ def scatters(
 
     The best, the worst and the most similar prompt are named. `names` are those of tasks.
     """
-    from matplotlib.figure import Figure
-
     columns = min(
         6, max(1, math.ceil(math.sqrt(len(correlations) * 2.5))), max(1, len(correlations))
     )
     rows = max(1, math.ceil(len(correlations) / columns))
     columns = max(1, math.ceil(len(correlations) / rows))  # as full as the others
     width = max(2.7 * columns + 0.4, 5.5)  # of the title
-    figure = Figure(figsize=(width, 2.5 * rows + 0.6), layout="constrained")
+    figure = new_figure(width, 2.5 * rows + 0.6, title)
     grid = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, result in zip(grid, correlations, strict=False):
         _scatter(axes, result, result.target in weak, names or {})
     for axes in grid[len(correlations) :]:
         axes.remove()
-    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     figure.supxlabel("similarity of source prompt and target", fontsize=9)
     figure.supylabel("relative error reduction (%)", fontsize=9)
     return figure

@@ -5,8 +5,8 @@ from statistics import fmean
 from typing import Any
 
 from ..study.tables import scored_on
-from .heatmaps import WEAK
 from .spread import SIGNIFICANCE, PairedTest, significant
+from .summary_page import WEAK, markdown_table, number
 
 Summary = dict[str, Any]
 TableRow = dict[str, Any]
@@ -173,15 +173,15 @@ def _tasks_table(rows: Sequence[TableRow], kind: str, score: str, title: str | N
             row[kind],
             _plus_minus(row, score),
             row["metric"] or "",
-            _number(row["majority"], 1),
+            number(row["majority"], 1),
             str(row["rows"] or "") + (f" ({row['split']})" if len(splits) > 1 else ""),
-            _number(row["standard_error"], 1),
+            number(row["standard_error"], 1),
             "not finished" if row[score] is None else "too weak" if row["weak"] else "",
         ]
         for row in rows
     ]
     rows_of = f"{splits.pop()} rows" if len(splits) == 1 else "rows"
-    return _table(
+    return markdown_table(
         [kind, title or score, "metric", "majority class", rows_of, "standard error", ""], cells
     )
 
@@ -193,10 +193,10 @@ def _transfer_table(summary: Summary) -> str:
     }
     targets = [row["target"] for row in summary["targets"]]
     rows = [
-        [row["source"], *(_number(reductions[row["source"], target], 1) for target in targets)]
+        [row["source"], *(number(reductions[row["source"], target], 1) for target in targets)]
         for row in summary["sources"]
     ]
-    return _table(["source", *targets], rows)
+    return markdown_table(["source", *targets], rows)
 
 
 def _differences_table(rows: Sequence[TableRow]) -> str:
@@ -208,12 +208,12 @@ def _differences_table(rows: Sequence[TableRow]) -> str:
             f"{row['change']:+z.1f}",
             _paired(row),
             str(row["seeds"]),
-            _number(row["p"], 3),
+            number(row["p"], 3),
         ]
         for row in rows
         if row["change"] is not None
     ]
-    return _table(
+    return markdown_table(
         ["source", "target", "score", "change", "p (paired)", "seeds", "p (seeds)"], cells
     )
 
@@ -239,11 +239,11 @@ def _correlations_table(rows: Sequence[TableRow]) -> str:
         [
             row["target"] + (WEAK if row["weak"] else ""),
             str(row["points"]),
-            *(_number(row[name], digits) for _, name, digits in columns),
+            *(number(row[name], digits) for _, name, digits in columns),
         ]
         for row in rows
     ]
-    return _table(["target", "source prompts", *(title for title, _, _ in columns)], cells)
+    return markdown_table(["target", "source prompts", *(title for title, _, _ in columns)], cells)
 
 
 def _retrieval_table(rows: Sequence[TableRow]) -> str:
@@ -265,18 +265,9 @@ def _retrieval_table(rows: Sequence[TableRow]) -> str:
         for row in rows
     ]
     columns = ["method", "similarity", "k", *spreads, "p (paired)", "targets", "missing cells"]
-    return _table(columns, cells)
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:z.{digits}f}"
+    return markdown_table(columns, cells)
 
 
 def _plus_minus(row: TableRow, name: str) -> str:
     std = row[f"{name}_std"]
-    return _number(row[name], 1) + ("" if std is None else f" ± {_number(std, 1)}")
+    return number(row[name], 1) + ("" if std is None else f" ± {number(std, 1)}")

@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .heatmaps import new_figure
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -58,14 +60,14 @@ def score_by_target(
     `names` are those of the targets in the figure. `transfers`: there are scores after a transfer,
     too, which the figure does not show.
     """
-    from matplotlib.figure import Figure
-
     splits = {target: split for row in rows for target, split in row["splits"].items()}
     several = len({row["backbone"] for row in rows}) > 1
     seeds = any(s and s["std"] is not None for row in rows for s in row["targets"].values())
     height = 0.25 + 0.12 * len(rows)
     width = 4.5 + 0.08 * max(len(names[target]) for target in splits)
-    figure = Figure(figsize=(max(6.0, width), 1.9 + height * len(splits)), layout="constrained")
+    spread = ", mean and standard deviation over seeds" * seeds
+    title = f"Scores{' without transfer' * transfers}{spread}\n{subject}".rstrip()
+    figure = new_figure(max(6.0, width), 1.9 + height * len(splits), title)
     axes = figure.add_subplot()
     for number, row in enumerate(rows):
         shift = 0.6 * ((number + 0.5) / len(rows) - 0.5)
@@ -102,9 +104,6 @@ def score_by_target(
     axes.set_xlabel(f"score{rows_of}", fontsize=9)
     axes.tick_params(axis="x", labelsize=8)
     axes.set_axisbelow(True)
-    spread = ", mean and standard deviation over seeds" * seeds
-    title = f"Scores{' without transfer' * transfers}{spread}"
-    figure.suptitle(f"{title}\n{subject}".rstrip(), fontsize=10, x=0.01, ha="left")
     figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     return figure
 
@@ -122,8 +121,6 @@ def score_by_size(
     Backbones stand at the logarithm of their size if all sizes are known and different, else side
     by side.
     """
-    from matplotlib.figure import Figure
-
     sizes = {row["backbone"]: row["parameters"] for row in rows}
     measured = all(sizes.values()) and len(set(sizes.values())) == len(sizes)
     positions = {
@@ -133,9 +130,10 @@ def score_by_size(
     width = max(positions.values()) - min(positions.values())
     series = list(dict.fromkeys((row["variant"], row["source"]) for row in rows))
     variants = list(dict.fromkeys(variant for variant, _ in series))
-    figure = Figure(
-        figsize=(max(6.5, 1.3 * len(sizes) + 2), 4.2 + 0.18 * math.ceil(len(series) / 2)),
-        layout="constrained",
+    figure = new_figure(
+        max(6.5, 1.3 * len(sizes) + 2),
+        4.2 + 0.18 * math.ceil(len(series) / 2),
+        f"Score by model size, mean and standard deviation over seeds\n{subject}".rstrip(),
     )
     axes = figure.add_subplot()
     for number, (variant, source) in enumerate(series):
@@ -171,8 +169,6 @@ def score_by_size(
     axes.margins(x=0.06)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.9", linewidth=0.8)
-    title = "Score by model size, mean and standard deviation over seeds"
-    figure.suptitle(f"{title}\n{subject}".rstrip(), fontsize=10, x=0.01, ha="left")
     figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     return figure
 

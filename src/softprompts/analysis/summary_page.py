@@ -6,7 +6,7 @@ The page is legible on a phone, in dark mode and by a screen reader.
 import base64
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -200,21 +200,21 @@ def _yaml(settings: Mapping[str, Any]) -> str:
 def markdown(summary: Summary, title: str) -> str:
     parts = [f"# {title}", " ".join(introduction(summary))]
     if summary["claims"]:
-        parts += ["## Claims", _lines(CLAIM_HEADINGS, map(_claim_cells, summary["claims"]))]
+        parts += ["## Claims", markdown_table(CLAIM_HEADINGS, map(_claim_cells, summary["claims"]))]
     for table in summary["tables"]:
-        parts += [f"## {table['title']}", _lines(*_score_table(table))]
+        parts += [f"## {table['title']}", markdown_table(*_score_table(table))]
         parts += table_notes(table)
         if table["differences"]:
             parts += [
                 "### Differences",
                 difference_note(table),
-                _lines(DIFFERENCE_HEADINGS, map(_difference_cells, table["differences"])),
+                markdown_table(DIFFERENCE_HEADINGS, map(_difference_cells, table["differences"])),
             ]
         if cost := _cost_rows(table):
-            parts += ["### Cost", _lines(COST_HEADINGS, cost)]
+            parts += ["### Cost", markdown_table(COST_HEADINGS, cost)]
     if summary["choices"]:
         chosen = map(_choice_cells, summary["choices"])
-        parts += ["## Chosen settings", _lines(CHOICE_HEADINGS, chosen)]
+        parts += ["## Chosen settings", markdown_table(CHOICE_HEADINGS, chosen)]
     if summary["machines"]:
         parts += ["## Environment", *(f"- {_machine(m)}" for m in summary["machines"])]
     if summary["common"]:
@@ -227,7 +227,7 @@ def markdown(summary: Summary, title: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _lines(columns: Sequence[str], rows: Any) -> str:
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [list(columns), ["---"] * len(columns), *([*row] for row in rows)]
     escaped = ([cell.replace("|", "\\|") for cell in line] for line in lines)
     return "\n".join("| " + " | ".join(line) + " |" for line in escaped)

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from .spread import PairedTest, Pairs, paired_scores
+from .summary_page import markdown_table
 
 Record = Mapping[str, Any]
 """A finished run: backbone, variant, source (None: no transfer), target, seed, score, and, for
@@ -74,7 +75,7 @@ def differences_markdown(differences: Sequence[Difference]) -> str:
         if len({difference[name] for difference in differences}) > 1
     ]
     columns = ["variants", *several, "target", "scores", "change", "p (paired)"]
-    lines = [columns, ["---"] * len(columns)]
+    lines = []
     for row in differences:
         test = ""
         if row["p_paired"] is not None:
@@ -90,5 +91,5 @@ def differences_markdown(differences: Sequence[Difference]) -> str:
                 test,
             ]
         )
-    title = "Variants against each other, on the same seeds and rows:\n\n"
-    return title + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    title = "Variants against each other, on the same seeds and rows:"
+    return f"{title}\n\n{markdown_table(columns, lines)}\n"
