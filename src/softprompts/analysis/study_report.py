@@ -97,11 +97,10 @@ def write_study_report(study: Study, output: Path) -> StudyReport:
 def _finished_runs(judged: Sequence[Judged], folder: StudyFolder) -> list[Record]:
     """The runs on targets that variants are compared by."""
     records: list[Record] = []
+    names = ("backbone", "variant", "source", "target", "seed")
     for one in judged:
-        result = one.result
+        result, cell = one.result, folder.cell(one.result.cell)
         if result.stage in ("baseline", "transfer") and one.score is not None:
-            names = ("backbone", "variant", "source", "target", "seed")
-            cell = folder.cell(result.cell)
             digests = cell.card().task.digests if cell.has_prompt else {}
             digest = digests.get(one.split, digests.get("validation"))
             records.append(

@@ -27,6 +27,7 @@ from .spread import (
     Spread,
     TaskScore,
     finite,
+    grouped,
     paired_scores,
     significant,
     spread,
@@ -256,15 +257,15 @@ class Correlation:
 
 
 def correlation(scores: Scores, similarities: Similarities, target: str) -> Correlation:
-    groups: dict[str, list[Point]] = {}
-    for source in scores.sources:
-        for seed, score in scores.cell(source, target).items():
-            similarity = similarities.to_target((source, seed), target)
-            reduction = scores.targets[target].reduction(score)
-            if source != target and similarity is not None and reduction is not None:
-                point = Point(source, seed, similarity, reduction)
-                groups.setdefault(source, []).append(point)
-    points = tuple(point for group in groups.values() for point in group)
+    points = tuple(
+        Point(source, seed, similarity, reduction)
+        for source in scores.sources
+        for seed, score in scores.cell(source, target).items()
+        if source != target
+        and (similarity := similarities.to_target((source, seed), target)) is not None
+        and (reduction := scores.targets[target].reduction(score)) is not None
+    )
+    groups = grouped((point.source, point) for point in points)
     over_prompts = _correlations([[point] for point in points])
     over_sources = _correlations(list(groups.values()))[:2]
     return Correlation(target, points, *over_prompts, len(groups), *over_sources)

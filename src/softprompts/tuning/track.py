@@ -132,5 +132,5 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}{name}.")
         else:
-            flat[f"{prefix}{name}"] = value if isinstance(value, (int, float, bool)) else str(value)
+            flat[f"{prefix}{name}"] = value if isinstance(value, int | float) else str(value)
     return flat
