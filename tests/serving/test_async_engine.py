@@ -315,8 +315,11 @@ def test_a_full_queue_refuses_and_what_is_cancelled_or_late_frees_its_place() ->
         await until(lambda: engine.stats().waiting == 4)
         with pytest.raises(QueueFull) as refusal:
             await engine.classify("mood", "no more")
+        with pytest.raises(QueueFull):
+            await anext(engine.generate("free", "nor this", endless))
         assert refusal.value.retry_after > 0
-        assert engine.stats().refused == 1
+        assert engine.stats().refused == 2
+        assert engine.stats().requests == 5, "those that were accepted"
         with pytest.raises(DeadlineExceeded):
             await late
         tasks[0].cancel()

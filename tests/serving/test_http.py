@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -294,6 +295,56 @@ def test_a_search_times_out_while_the_model_is_at_work(
     assert status == 504
     assert " of 5 prompts; send fewer rows, or give it more time." in reply["error"]["message"]
     assert server.engine.stats().cancelled == before.cancelled, "they have expired"
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("classify", {"model": "mood", "input": "x"}),
+        ("completions", {"model": "mood", "prompt": "x"}),
+        ("completions", {"model": "free", "prompt": "x"}),
+        ("completions", {"model": "free", "prompt": "x", "stream": True}),
+        ("chat/completions", {"model": "free", "messages": [{"role": "user", "content": "x"}]}),
+    ],
+)
+def test_a_request_times_out_while_the_model_is_at_work(
+    server: Running, monkeypatch: pytest.MonkeyPatch, route: str, body: dict[str, Any]
+) -> None:
+    worker, finished = server.engine.worker, threading.Event()
+    for name in ("_score", "_begin"):
+        work = getattr(worker, name)
+        monkeypatch.setattr(worker, name, lambda jobs, work=work: (finished.wait(2), work(jobs)))
+    before = server.engine.stats()
+    status, reply, _ = ask(f"{server.base_url}/{route}", {**body, "timeout": 0.1})
+    after = server.engine.stats()
+    finished.set()
+    assert (status, reply["error"]["code"]) == (504, "timeout")
+    assert (after.expired, after.cancelled) == (before.expired + 1, before.cancelled)
+
+
+def test_a_stream_times_out_while_the_model_is_at_work(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, finished = server.engine.worker, threading.Event()
+    step = worker._step
+
+    def slow_step() -> None:
+        if any(len(answer.ids) == 5 for group in worker._groups for answer in group.answers):
+            finished.wait(20)
+        step()
+
+    monkeypatch.setattr(worker, "_step", slow_step)
+    before, began = server.engine.stats(), time.monotonic()
+    body = {"model": "free", "prompt": "x", "temperature": 2, "seed": 1, "max_tokens": 64}
+    url = f"{server.base_url}/completions"
+    status, text, _ = ask(url, {**body, "stream": True, "timeout": 0.5})
+    after, seconds = server.engine.stats(), time.monotonic() - began
+    finished.set()
+    assert status == 200
+    assert seconds < 10
+    *_, error, end = text.split("\n\n")
+    assert ('"code": "timeout"' in error, end) == (True, "")
+    assert (after.expired, after.cancelled) == (before.expired + 1, before.cancelled)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import openai
 import pytest
@@ -444,6 +445,22 @@ def test_labels_of_metrics_are_bounded(server: Running) -> None:
 
 
 # -- the end ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_server_whose_worker_died_says_so(
+    tiny: Backbone, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"model": "mood", "input": "x"}
+    with running(AsyncEngine(tiny, library)) as server:
+        assert ask(f"{server.url}/ready")[0] == 200
+        monkeypatch.setattr(server.engine.worker, "_round", Mock(side_effect=SystemExit))
+        for _ in range(2):  # the request at whose time it dies, and a later one
+            status, reply, _ = ask(f"{server.base_url}/classify", {**body, "timeout": 20})
+            assert (status, reply["error"]["code"]) == (503, "engine_stopped")
+        wait_until(lambda: not server.engine.running)
+        status, reply, _ = ask(f"{server.url}/ready")
+        assert (status, reply["status"]) == (503, "not ready")
 
 
 def test_grace_has_an_end(tiny: Backbone, library: Path) -> None:

@@ -20,13 +20,14 @@ from ..backbone import Backbone, Conversation
 from ..errors import UserError
 from ..tuning.tuned import Question, Tuned, check_question
 from .example_fit import all_fits
-from .jobs import Job, Message, ignore
+from .jobs import Job, Message, ignore, seconds_left
 from .prompt_store import Key, LoadedPrompt, PromptStore
 from .requests import (
     MOST_LOGPROBS,
     BadRequest,
     BrokenPrompt,
     Classified,
+    DeadlineExceeded,
     Fit,
     Limits,
     NotAClassifier,
@@ -83,7 +84,6 @@ class AsyncEngine:
         self._versions: dict[str, Key] = {}
         """The version of each prompt that was asked last."""
         self._counts: dict[str, PromptCounts] = {}
-        self._requests = 0
 
     # -- its life ----------------------------------------------------------------------------------
 
@@ -189,8 +189,9 @@ class AsyncEngine:
             raise NotAClassifier(
                 f"The prompt {prompt} generates its answers and has no labels to choose among."
             )
+        messages = self._submit(job)
         counts = self._count(prompt)
-        classified = await self.result(job)
+        classified = await self._only(job, messages)
         assert isinstance(classified, Classified)
         counts.classified += 1
         counts.prompt_tokens += classified.prompt_tokens
@@ -227,19 +228,16 @@ class AsyncEngine:
         """The answer, or `sampling.n` of them, piece by piece. An async generator: closing it
         (`aclose`) stops the work on it. Refusals are raised by its first step."""
         sampling = self._checked(sampling or Sampling())
-        messages: asyncio.Queue[Message] = asyncio.Queue()
         job = await self._job(prompt, question, tenant, priority, timeout)
         if sampling.max_tokens is None:
             most = min(job.prompt.predictor.answer_length, self.limits.max_tokens)
             sampling = replace(sampling, max_tokens=most)
-        job.sampling, job.reply = sampling, messages.put_nowait
+        job.sampling = sampling
+        messages = self._submit(job)
         counts = self._count(prompt)
-        self.worker.submit(job)
         try:
             counted = False
-            while (message := await messages.get()) is not None:
-                if isinstance(message, Exception):
-                    raise message
+            while (message := await self._next(job, messages)) is not None:
                 assert isinstance(message, Piece)
                 counts.completion_tokens += message.tokens
                 counts.prompt_tokens += 0 if counted else message.prompt_tokens
@@ -319,13 +317,28 @@ class AsyncEngine:
 
     async def result(self, job: Job) -> Message:
         """The only message for a job."""
+        return await self._only(job, self._submit(job))
+
+    def _submit(self, job: Job) -> asyncio.Queue[Message]:
+        """The messages for a job, as they come."""
         messages: asyncio.Queue[Message] = asyncio.Queue()
         job.reply = messages.put_nowait
         self.worker.submit(job)
+        return messages
+
+    async def _only(self, job: Job, messages: asyncio.Queue[Message]) -> Message:
         try:
-            message = await messages.get()
+            return await self._next(job, messages)
         finally:
             self.worker.cancel(job)  # does nothing if it is finished
+
+    async def _next(self, job: Job, messages: asyncio.Queue[Message]) -> Message:
+        """The next message for a job; nobody waits past its deadline, whatever the worker does."""
+        try:
+            async with asyncio.timeout(seconds_left(job.deadline)):
+                message = await messages.get()
+        except TimeoutError:
+            raise DeadlineExceeded("The request timed out.") from None
         if isinstance(message, Exception):
             raise message
         return message
@@ -383,7 +396,6 @@ class AsyncEngine:
     # -- counts ------------------------------------------------------------------------------------
 
     def _count(self, name: str) -> PromptCounts:
-        self._requests += 1
         counts = self._counts.setdefault(name, PromptCounts())
         counts.requests += 1
         return counts
@@ -397,7 +409,7 @@ class AsyncEngine:
             passes=worker.passes,
             rows=worker.rows,
             last_batch=worker.last_batch,
-            requests=self._requests,
+            requests=sum(count.requests for count in counts),
             refused=worker.refused,
             cancelled=worker.cancelled,
             expired=worker.expired,

@@ -1,14 +1,13 @@
 """How well prompts fit labelled examples: by the probability that they give to the targets."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from ..errors import UserError
 from ..tasks import Row
 from ..tuning.evaluate import label_ids
 from .concurrency import together
-from .jobs import Job, Message, ignore
+from .jobs import Job, Message, ignore, seconds_left
 from .prompt_store import LoadedPrompt
 from .requests import BadRequest, DeadlineExceeded, Fit, QueueFull
 
@@ -41,7 +40,7 @@ async def all_fits(
         return found
 
     try:
-        async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
+        async with asyncio.timeout(seconds_left(deadline)):
             fits = [found for found in await together(map(fit, names)) if found is not None]
     except (TimeoutError, DeadlineExceeded):
         raise DeadlineExceeded(

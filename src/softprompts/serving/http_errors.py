@@ -13,6 +13,7 @@ from .requests import (
     Closed,
     DeadlineExceeded,
     QueueFull,
+    Stopped,
     TooLong,
     UnknownPrompt,
 )
@@ -80,6 +81,9 @@ def as_http(error: UserError, prompt: str = "") -> HttpError:
         case Closed():
             message = "The server is shutting down; try again later, or use another server."
             return HttpError(503, message, "shutting_down", headers={"Retry-After": "5"})
+        case Stopped():
+            message = "The server stopped answering after an error; its log says why."
+            return HttpError(503, message, "engine_stopped")
         case TooLong():
             return HttpError(400, str(error), "context_length_exceeded")
     return HttpError(400, str(error))

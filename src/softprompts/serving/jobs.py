@@ -1,6 +1,7 @@
 """What the worker is asked to do, and answers while they are generated."""
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +21,10 @@ UNFINISHED = "\ufffd"
 
 def ignore(message: Message) -> None:
     """The reply of a job that nobody waits for yet."""
+
+
+def seconds_left(deadline: float | None) -> float | None:
+    return None if deadline is None else deadline - time.monotonic()
 
 
 @dataclass(eq=False)

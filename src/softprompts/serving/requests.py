@@ -204,6 +204,10 @@ class Closed(RequestError):  # noqa: N818
     """The engine accepts no more requests."""
 
 
+class Stopped(RequestError):  # noqa: N818
+    """The engine's thread ended because of an error."""
+
+
 class QueueFull(RequestError):  # noqa: N818
     """The queue is full."""
 

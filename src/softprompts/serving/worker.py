@@ -23,7 +23,15 @@ from .pace import Pace
 from .prompt_store import Key
 from .recorded_rows import RecordedRows
 from .recording import try_recording
-from .requests import Classified, Closed, DeadlineExceeded, Limits, QueueFull, TooLong
+from .requests import (
+    Classified,
+    Closed,
+    DeadlineExceeded,
+    Limits,
+    QueueFull,
+    Stopped,
+    TooLong,
+)
 from .row_pool import index_of
 from .sampler import next_tokens
 from .slots import Rows, rows_for
@@ -34,6 +42,9 @@ FEW_STEPS = 8
 """Tokens for which answers may wait to begin together, beside eight times as many in progress."""
 CHECK_EVERY = 0.02
 """Seconds between checks for jobs that have timed out."""
+EARLY = 0.01
+"""Seconds by which a timer of an event loop may be early."""
+STOPPED = "The engine stopped after an error; restart it."
 
 Batch = tuple[ServedBank, BatchKind, list[Query], list[Job]]
 Deliver = Callable[[list[tuple[Job, Message]]], None]
@@ -61,7 +72,7 @@ class Worker:
         self._max_positions = backbone.max_positions
         self._condition = threading.Condition()
         self._incoming: list[Job] = []
-        self._closing = self._giving_up = self._disturbed = False
+        self._closing = self._giving_up = self._stopped = self._disturbed = False
         self._next_check = 0.0
         self._scoring, self._starting = FairQueue[Job](), FairQueue[Job]()
         self._groups: list[Group] = []
@@ -83,8 +94,10 @@ class Worker:
     # -- from other threads ------------------------------------------------------------------------
 
     def submit(self, job: Job) -> None:
-        """Take a job; raises `QueueFull` or `Closed`."""
+        """Take a job; raises `QueueFull`, `Closed` or `Stopped`."""
         with self._condition:
+            if self._stopped:
+                raise Stopped(STOPPED)
             if self._closing:
                 raise Closed("The engine is shutting down and takes no more requests.")
             waiting = self.waiting
@@ -102,7 +115,7 @@ class Worker:
         with self._condition:
             if not job.done:
                 job.done = self._disturbed = True
-                late = job.deadline is not None and job.deadline < time.monotonic()
+                late = job.deadline is not None and job.deadline < time.monotonic() + EARLY
                 self.expired += late
                 self.cancelled += not late
                 self._condition.notify()
@@ -129,25 +142,40 @@ class Worker:
 
     @torch.no_grad()
     def _run(self) -> None:
-        self.tier.recording = try_recording(self.backbone, self.limits)
-        while True:
+        incoming: list[Job] | None = []
+        try:
+            self.tier.recording = try_recording(self.backbone, self.limits)
+            while (incoming := self._wait()) is not None:
+                self._serve(incoming)
+        except BaseException:  # nobody may wait for a thread that has ended
             with self._condition:
-                while not (self.waiting or self._groups or self._disturbed):
-                    if self._closing:
-                        return
-                    self._condition.wait()
-                incoming, self._incoming = self._incoming, []
-            began, self._finished = time.perf_counter(), 0
-            try:
-                self._round(incoming)
-                self._drop_retired()
-            except Exception as error:  # the thread must live, whatever happens
-                self._fail_all(incoming, error)
+                self._stopped = True
+            self._fail_all([*(incoming or ()), *self._incoming], Stopped(STOPPED))
             self._flush()
-            if self._finished:
-                spent = (time.perf_counter() - began) / self._finished
-                before = self._seconds_per_job or spent
-                self._seconds_per_job = 0.8 * before + 0.2 * spent
+            raise
+
+    def _wait(self) -> list[Job] | None:
+        """The new jobs, once there is work; None when all is done and the worker is closed."""
+        with self._condition:
+            while not (self.waiting or self._groups or self._disturbed):
+                if self._closing:
+                    return None
+                self._condition.wait()
+            incoming, self._incoming = self._incoming, []
+        return incoming
+
+    def _serve(self, incoming: list[Job]) -> None:
+        began, self._finished = time.perf_counter(), 0
+        try:
+            self._round(incoming)
+            self._drop_retired()
+        except Exception as error:  # the thread must live, whatever happens
+            self._fail_all(incoming, error)
+        self._flush()
+        if self._finished:
+            spent = (time.perf_counter() - began) / self._finished
+            before = self._seconds_per_job or spent
+            self._seconds_per_job = 0.8 * before + 0.2 * spent
 
     def _round(self, incoming: list[Job]) -> None:
         self._admit(incoming)
