@@ -1,8 +1,12 @@
 """The public names: all there, typed, documented, and loaded only when used."""
 
+import inspect
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +31,51 @@ reveal_type(softprompts.Study.load("study.yaml"))
 def test_every_public_name_is_there_and_documented(name: str) -> None:
     assert getattr(softprompts, name) is not None
     assert f"`{name}" in (ROOT / "docs" / "python.md").read_text() or name == "__version__"
+
+
+def documented_signatures() -> list[tuple[str, Callable[..., Any], str]]:
+    """What docs/python.md calls a function or a method, the thing itself, and its arguments."""
+    signatures: list[tuple[str, Callable[..., Any], str]] = []
+    for section in (ROOT / "docs" / "python.md").read_text().split("\n## ")[1:]:
+        for code in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+            for name, arguments in re.findall(r"^(\w+)\((.*?)\)(?: ->|$)", code, re.M | re.DOTALL):
+                if name in softprompts.__all__:
+                    signatures.append((name, getattr(softprompts, name), arguments))
+        owner = getattr(softprompts, section.partition("`")[2].partition("`")[0], None)
+        for name, arguments in re.findall(r"`(?:await )?(\w+)\(([^`]*)\)`", section):
+            if inspect.isclass(owner) and hasattr(owner, name):
+                method = getattr(owner, name)
+                signatures.append((f"{owner.__name__}.{name}", method, f"self, {arguments}"))
+    return signatures
+
+
+@pytest.mark.parametrize(("name", "thing", "arguments"), documented_signatures())
+def test_documented_signatures_are_those_of_the_code(
+    name: str, thing: Callable[..., Any], arguments: str
+) -> None:
+    scope: dict[str, Any] = {}
+    exec(f"def documented({arguments.replace('...', '')}): pass", scope)
+    documented, code = (
+        [(parameter.name, parameter.kind, parameter.default) for parameter in parameters]
+        for parameters in (
+            inspect.signature(scope["documented"]).parameters.values(),
+            inspect.signature(thing).parameters.values(),
+        )
+    )
+    is_partial = "..." in arguments or "." in name
+    assert documented == (code[: len(documented)] if is_partial else code)
+
+
+def test_the_signatures_of_classes_and_functions_are_documented() -> None:
+    names = {name for name, _, _ in documented_signatures()}
+    assert {"tune", "Engine", "Tuned.predict", "AsyncEngine.classify", "Library.search"} <= names
+
+
+def test_the_table_of_the_page_lists_all_its_sections() -> None:
+    top, *sections = (ROOT / "docs" / "python.md").read_text().split("\n## ")
+    titles = [section.partition("\n")[0] for section in sections]
+    anchors = [title.lower().replace("`", "").replace(" ", "-") for title in titles]
+    assert [anchor for anchor in anchors if f"(#{anchor})" not in top] == []
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -1,6 +1,7 @@
 """Three lines of Python."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,27 @@ def test_lists_tune_a_list_of_prompts_in_order(tmp_path: Path) -> None:
     assert tuned[2].prompt.table.shape[1] == 4
     assert (tmp_path / "cohort.csv").read_text().count("\n") == 1 + 4 + 2 * 2
     assert all(t.backbone is tuned[0].backbone for t in tuned), "one frozen model"
+
+
+def test_overwrite_starts_a_run_or_a_cohort_again(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "steps": 2,
+        "batch_size": 4,
+        "shots": 4,
+        "cap_validation": 8,
+        "max_length": 40,
+        "device": "cpu",
+        "output": tmp_path / "run",
+    }
+    softprompts.tune("helpdesk/register", prompt={"length": 3}, **settings)
+    with pytest.raises(softprompts.UserError, match="start the run again with overwrite"):
+        softprompts.tune("helpdesk/register", prompt={"length": 4}, **settings)
+    tuned = softprompts.tune("helpdesk/register", prompt={"length": 4}, overwrite=True, **settings)
+    assert tuned.prompt.table.shape[1] == 4
+    settings["output"] = tmp_path / "cohort"
+    softprompts.tune("helpdesk/register", lr=0.1, seed=[0], **settings)
+    (tuned,) = softprompts.tune("helpdesk/register", lr=0.2, seed=[0], overwrite=True, **settings)
+    assert tuned.card.config["tuning"]["lr"] == 0.2
 
 
 def test_rows_with_several_columns(tmp_path: Path) -> None:

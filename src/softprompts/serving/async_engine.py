@@ -172,8 +172,8 @@ class AsyncEngine:
 
     async def classify(
         self,
-        prompt: str,
-        question: Question,
+        name: str,
+        row: Question,
         *,
         tenant: str | None = None,
         priority: int = 0,
@@ -184,13 +184,13 @@ class AsyncEngine:
         `tenant`: who asks; tenants get equal shares of the model's time (without one, prompts
         do). `priority`: higher ones first. `timeout`: seconds until it is cancelled.
         """
-        job = await self._job(prompt, question, tenant, priority, timeout)
+        job = await self._job(name, row, tenant, priority, timeout)
         if not job.prompt.predictor.labels:
             raise NotAClassifier(
-                f"The prompt {prompt} generates its answers and has no labels to choose among."
+                f"The prompt {name} generates its answers and has no labels to choose among."
             )
         messages = self._submit(job)
-        counts = self._count(prompt)
+        counts = self._count(name)
         classified = await self._only(job, messages)
         assert isinstance(classified, Classified)
         counts.classified += 1
@@ -199,26 +199,26 @@ class AsyncEngine:
 
     async def answer(
         self,
-        prompt: str,
-        question: Question,
+        name: str,
+        row: Question,
         *,
         tenant: str | None = None,
         priority: int = 0,
         timeout: float | None = None,
     ) -> str:
         """What `predict` answers: a label, or generated text."""
-        predictor = (await self._load(prompt)).predictor
+        predictor = (await self._load(name)).predictor
         asked: Any = {"tenant": tenant, "priority": priority, "timeout": timeout}
         if predictor.scoring == "labels":
-            return (await self.classify(prompt, question, **asked)).label
-        pieces = self.generate(prompt, question, Sampling(stream=False), **asked)
+            return (await self.classify(name, row, **asked)).label
+        pieces = self.generate(name, row, Sampling(stream=False), **asked)
         text = "".join([piece.text async for piece in pieces])
         return predictor.spellings.get(text, text)
 
     async def generate(
         self,
-        prompt: str,
-        question: Question,
+        name: str,
+        row: Question,
         sampling: Sampling | None = None,
         *,
         tenant: str | None = None,
@@ -228,13 +228,13 @@ class AsyncEngine:
         """The answer, or `sampling.n` of them, piece by piece. An async generator: closing it
         (`aclose`) stops the work on it. Refusals are raised by its first step."""
         sampling = self._checked(sampling or Sampling())
-        job = await self._job(prompt, question, tenant, priority, timeout)
+        job = await self._job(name, row, tenant, priority, timeout)
         if sampling.max_tokens is None:
             most = min(job.prompt.predictor.answer_length, self.limits.max_tokens)
             sampling = replace(sampling, max_tokens=most)
         job.sampling = sampling
         messages = self._submit(job)
-        counts = self._count(prompt)
+        counts = self._count(name)
         try:
             counted = False
             while (message := await self._next(job, messages)) is not None:
@@ -276,7 +276,7 @@ class AsyncEngine:
     async def _job(
         self,
         name: str,
-        question: Question,
+        row: Question,
         tenant: str | None,
         priority: int,
         timeout: float | None,
@@ -284,17 +284,17 @@ class AsyncEngine:
         """A job for a prompt, whose reply is still to be set."""
         deadline = self._deadline(timeout)
         prompt = await self._load(name)
-        conversation = question if isinstance(question, Conversation) else None
+        conversation = row if isinstance(row, Conversation) else None
         if conversation is not None:
             if not prompt.predictor.backbone.chat_template:
                 raise BadRequest(
                     f"The prompt {name} was tuned on single texts, without a chat template; send "
                     "one message with the role user, and no system message."
                 )
-            question = conversation.messages[-1]["content"]
+            row = conversation.messages[-1]["content"]
         try:
-            check_question(question, 1)
-            inputs = prompt.tuned.inputs([question])
+            check_question(row, 1)
+            inputs = prompt.tuned.inputs([row])
         except UserError as error:
             raise BadRequest(error.message) from None
         if len(inputs) != 1:

@@ -67,18 +67,18 @@ class Engine:
                 )
         return self._scored(self.bank.probabilities, queries)
 
-    def every(self, names: Sequence[str], questions: Sequence[Question]) -> list[list[str]]:
-        """The answers of several prompts to the same questions, in one batch; a list per prompt."""
-        answers = iter(self.answer([(name, question) for name in names for question in questions]))
-        return [[next(answers) for _ in questions] for _ in names]
+    def every(self, names: Sequence[str], rows: Sequence[Question]) -> list[list[str]]:
+        """The answers of several prompts to the same rows, in one batch; a list per prompt."""
+        answers = iter(self.answer([(name, row) for name in names for row in rows]))
+        return [[next(answers) for _ in rows] for _ in names]
 
     def ensemble(
         self,
         names: Sequence[str],
-        questions: Sequence[Question],
+        rows: Sequence[Question],
         by: Combination = "vote",
     ) -> list[str]:
-        """One answer of several prompts to each question: the majority vote (Lester 2021, §6), or
+        """One answer of several prompts to each row: the majority vote (Lester 2021, §6), or
         the label with the highest mean log-probability (`mean`) or mean probability
         (`probability`). The first prompt decides ties."""
         if by not in get_args(Combination):
@@ -86,28 +86,28 @@ class Engine:
         if not names:
             raise UserError("An ensemble needs prompts; name at least one.")
         if by == "vote":
-            return [majority(votes) for votes in zip(*self.every(names, questions), strict=True)]
-        rows = self.mean_probabilities(names, questions, logs=by == "mean")
-        return [max(row, key=lambda label: row[label]) for row in rows]
+            return [majority(votes) for votes in zip(*self.every(names, rows), strict=True)]
+        means = self.mean_probabilities(names, rows, logs=by == "mean")
+        return [max(mean, key=lambda label: mean[label]) for mean in means]
 
     def mean_probabilities(
-        self, names: Sequence[str], questions: Sequence[Question], logs: bool = False
+        self, names: Sequence[str], rows: Sequence[Question], logs: bool = False
     ) -> list[dict[str, float]]:
         """The probabilities of the labels, or their logs, averaged over several prompts, for each
-        question."""
+        row."""
         labels = self._tuned(names[0]).form.labels
         for name in names:
             if not labels or set(self._tuned(name).form.labels) != set(labels):
                 raise UserError(
                     f"The prompts {names[0]} and {name} have different labels; use a vote instead."
                 )
-        queries = self._queries([(name, question) for question in questions for name in names])
+        queries = self._queries([(name, row) for row in rows for name in names])
         score = self.bank.log_probabilities if logs else self.bank.probabilities
-        rows = iter(self._scored(score, queries))
-        by_question = [[next(rows) for _ in names] for _ in questions]
+        scores = iter(self._scored(score, queries))
+        by_row = [[next(scores) for _ in names] for _ in rows]
         return [
-            {label: sum(row[label] for row in members) / len(names) for label in labels}
-            for members in by_question
+            {label: sum(member[label] for member in members) / len(names) for label in labels}
+            for members in by_row
         ]
 
     def _scored(self, score: Scores, queries: Sequence[Query]) -> list[dict[str, float]]:
@@ -147,7 +147,7 @@ def majority(votes: Sequence[str]) -> str:
 
 def ensemble(
     prompts: Sequence[str | Path | Tuned],
-    questions: Sequence[Question],
+    rows: Sequence[Question],
     by: Combination = "vote",
     verbose: bool = True,
 ) -> list[str]:
@@ -157,18 +157,18 @@ def ensemble(
     prompts are of one backbone, which is loaded once.
     """
     engine = make_engine(prompts, verbose=verbose)
-    return engine.ensemble(list(engine.tuned), questions, by)
+    return engine.ensemble(list(engine.tuned), rows, by)
 
 
 def probabilities(
     prompts: str | Path | Tuned | Sequence[str | Path | Tuned],
-    questions: Sequence[Question],
+    rows: Sequence[Question],
     verbose: bool = True,
 ) -> list[dict[str, float]]:
     """The probabilities of the labels for each text or row: those of one prompt, or the mean of
     several."""
     engine = make_engine(prompts, verbose=verbose)
-    return engine.mean_probabilities(list(engine.tuned), questions)
+    return engine.mean_probabilities(list(engine.tuned), rows)
 
 
 def make_engine(

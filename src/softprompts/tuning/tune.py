@@ -41,6 +41,7 @@ def tune(
     auto: Literal[True],
     minutes: float | None = None,
     output: str | Path | None = None,
+    overwrite: bool = False,
     trackers: Sequence[str] = (),
     verbose: bool = True,
     **settings: Any,
@@ -56,6 +57,7 @@ def tune(
     auto: Literal[False] = False,
     minutes: None = None,
     output: str | Path | None = None,
+    overwrite: bool = False,
     trackers: Sequence[str] = (),
     verbose: bool = True,
     **settings: Setting,
@@ -69,6 +71,7 @@ def tune(
     auto: Literal[False] = False,
     minutes: None = None,
     output: str | Path | None = None,
+    overwrite: bool = False,
     trackers: Sequence[str] = (),
     verbose: bool = True,
     **settings: Any,
@@ -81,6 +84,7 @@ def tune(
     auto: bool = False,
     minutes: float | None = None,
     output: str | Path | None = None,
+    overwrite: bool = False,
     trackers: Sequence[str] = (),
     verbose: bool = True,
     **settings: Any,
@@ -97,23 +101,27 @@ def tune(
 
     With `auto`, methods and settings compete on rows held out of the training data, and the winner
     is tuned and returned; its record is `Tuned.tournament`. `minutes` is a budget instead of steps.
+
+    `overwrite`: start over even if `output` holds a run.
     """
     named = {} if task is None else {"task": task}
     layer = sections(register_data({**named, **settings}))
     minutes = check_minutes(minutes, auto, layer)
     folder = None if output is None else Path(output)
     if auto:
-        resumed = folder is not None and RunFolder(folder).tournament.exists()
+        resumed = not overwrite and folder is not None and RunFolder(folder).tournament.exists()
         candidates, default = make_candidates(layer, minutes=minutes, resumed=resumed)
         with make_watcher(verbose, auto=True) as watcher:
             return tune_auto(
-                candidates, folder, default, minutes, watcher=watcher, trackers=trackers
+                candidates, folder, default, minutes, overwrite, watcher, trackers=trackers
             )
     members = expand_lists(layer)
     with make_watcher(verbose, [member.varied for member in members]) as watcher:
         if not members[0].varied:
-            return tune_config(members[0].config, folder, watcher=watcher, trackers=trackers)
-        results = tune_cohort(members, folder, watcher=watcher, trackers=trackers, exclusive=True)
+            return tune_config(members[0].config, folder, overwrite, watcher, trackers=trackers)
+        results = tune_cohort(
+            members, folder, overwrite, watcher, trackers=trackers, exclusive=True
+        )
     if folder is not None and make_team(members[0].config.device).is_main:
         write_table(members, results, folder)
     return results

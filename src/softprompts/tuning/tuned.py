@@ -97,34 +97,34 @@ class Tuned:
             chat=answering.chat,
         )
 
-    def inputs(self, questions: Sequence[Question]) -> list[str]:
+    def inputs(self, rows: Sequence[Question]) -> list[str]:
         """Texts, or rows with the task's columns (a list, a DataFrame, a dataset), as the model
         reads them."""
         form, inputs = self.form, list[str]()
-        rows = table_rows(questions)
-        questions = questions if rows is None else rows
-        if isinstance(questions, str | Mapping) or not isinstance(questions, Iterable):
-            questions = [questions]
-        for number, question in enumerate(questions, 1):
-            check_question(question, number)
-            if isinstance(question, str):
+        table = table_rows(rows)
+        rows = rows if table is None else table
+        if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
+            rows = [rows]
+        for number, row in enumerate(rows, 1):
+            check_question(row, number)
+            if isinstance(row, str):
                 if len(form.columns) != 1:
                     raise UserError(
                         f"This task reads the columns {', '.join(form.columns)}, not one text; "
                         f"give rows with these columns, such as those of a {setting('file')}."
                     )
-                question = {form.columns[0]: question}
-            inputs += form.inputs(Row(dict(question), f"text {number}"))
+                row = {form.columns[0]: row}
+            inputs += form.inputs(Row(dict(row), f"text {number}"))
         return inputs
 
     def predict(
-        self, questions: Sequence[Question], scoring: str | None = None, verbose: bool = True
+        self, rows: Sequence[Question], scoring: str | None = None, verbose: bool = True
     ) -> list[str]:
         """An answer for each text or row, in order.
 
         `verbose`: show progress if it takes more than a few seconds.
         """
-        inputs = self.inputs(questions)
+        inputs = self.inputs(rows)
         return self.predictor(scoring)(inputs, RowProgress(len(inputs), verbose))
 
     def evaluate(
@@ -168,10 +168,10 @@ class Tuned:
         return examples, self.predictor(scoring)(inputs, RowProgress(len(inputs), verbose))
 
     def probabilities(
-        self, questions: Sequence[Question], verbose: bool = True
+        self, rows: Sequence[Question], verbose: bool = True
     ) -> list[dict[str, float]]:
         """The probabilities of the labels, which sum to 1, for each text or row."""
-        inputs = self.inputs(questions)
+        inputs = self.inputs(rows)
         return self.predictor().probabilities(inputs, RowProgress(len(inputs), verbose))
 
     def export_peft(self, folder: str | Path, texts: Sequence[Question] = ()) -> Path:
