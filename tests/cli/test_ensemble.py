@@ -124,6 +124,14 @@ def test_paired_tests_of_a_known_table() -> None:
     assert low < 25 < high
 
 
+def test_differences_have_no_more_digits_than_the_scores_allow() -> None:
+    examples = [Example(f"text {n}", "yes") for n in range(30)]
+    given = [["yes"] * right + ["no"] * (30 - right) for right in (20, 19)]
+    answers = Answers({"a": given[0]}, {"vote": given[1]}, None)
+    report = ensemble_report(examples, answers, ["accuracy"], ["yes", "no"])
+    assert report["ensembles"]["vote"]["differences"]["best"]["difference"] == -3.333
+
+
 def test_prompts_of_different_tasks_are_refused(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,6 +59,22 @@ def test_paired_tests_see_the_rows_not_the_means() -> None:
     assert paired_test([0.5, 2.0], [0.5, 2.0]) == 1.0
 
 
+def test_few_differences_are_tested_with_all_signs() -> None:
+    assert paired_test([1.0, 2.0], [0.0, 0.5]) == 0.5, "the smallest p of two pairs"
+    assert paired_test([float(n) for n in range(13)], [0.0] * 13) == 2 / 2**12
+    assert paired_test([3.0, 2.0, 0.0], [0.0, 0.0, 1.0]) == 4 / 8, "4 and 6, either sign"
+    assert paired_test([1.5] * 13, [0.0] * 13) < 0.002, "sampled"
+
+
+def test_reports_hold_enough_digits_to_be_rounded_once_more() -> None:
+    rows, right, wrong = examples("g" * 30), answers("g" * 30), answers("b" * 30)
+    report = score_report(rows, right, ["accuracy"], LABELS, {"other": right[:20] + wrong[:10]})
+    assert f"{report.intervals['accuracy'][0]:.1f}" == f"{wilson(30, 30)[0]:.1f}" == "88.6"
+    assert f"{report.baselines['other']['p']:.2g}" == f"{mcnemar(10, 0):.2g}" == "0.002"
+    half = score_report(rows[:2], ["good", "bad"], ["accuracy"], LABELS, {})
+    assert [f"{limit:.1f}" for limit in half.intervals["accuracy"]] == ["9.5", "90.5"]
+
+
 @pytest.mark.parametrize("name", ["accuracy", "macro_f1", "f1", "matthews_corrcoef"])
 def test_intervals_hold_the_score_and_shrink_with_the_rows(name: str) -> None:
     generator = random.Random(1)
@@ -104,7 +120,7 @@ def test_a_report_has_classes_confusion_and_baselines() -> None:
     rows, predictions = examples("ggggbbbb"), [*answers("gggb"), *answers("bbg"), "Monday"]
     report = score_report(rows, predictions, ["accuracy"], LABELS, {"majority": ["good"] * 8})
     assert (report.rows, report.invalid, report.metrics) == (8, 1, {"accuracy": 62.5})
-    assert report.classes["bad"] == {"rows": 4, "precision": 66.67, "recall": 50.0}
+    assert report.classes["bad"] == {"rows": 4, "precision": 66.6667, "recall": 50.0}
     assert report.classes["good"] == {"rows": 4, "precision": 75.0, "recall": 75.0}
     assert report.confusion["bad"] == {"Monday": 1, "bad": 2, "good": 1}
     assert report.baselines["majority"] == {"metrics": {"accuracy": 50.0}, "p": 1.0}

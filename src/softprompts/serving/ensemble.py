@@ -135,8 +135,8 @@ def ensemble_report(
                 **_scores(report),
                 "differences": {
                     other: {
-                        "difference": round(report.metrics[first] - scores[first], 4),
-                        "p": float(f"{paired_test(report.row_scores, row_scores):.3g}"),
+                        "difference": round(report.metrics[first] - scores[first], 3),
+                        "p": float(f"{paired_test(report.row_scores, row_scores):.6g}"),
                     }
                     for other, (scores, row_scores) in compared.items()
                 },
@@ -173,7 +173,7 @@ def _mean_interval(
             limits = bootstrap(resampled, len(examples))
         except Exception:  # a plugin's metric may refuse rows of a single class
             limits = None
-    return None if limits is None else [round(limit, 2) for limit in limits]
+    return None if limits is None else [round(limit, 4) for limit in limits]
 
 
 def evaluate_ensemble(

@@ -83,7 +83,7 @@ def score_report(
         rows=len(examples),
         metrics=rounded(score(metrics, examples, predictions, labels)),
         intervals={
-            name: [round(limit, 2) for limit in limits]
+            name: [round(limit, 4) for limit in limits]
             for name in metrics
             if (limits := interval(name, examples, predictions, labels)) is not None
         },
@@ -91,7 +91,7 @@ def score_report(
         invalid=sum(answer not in labels for answer in predictions) if labels else 0,
         classes=_classes(labels, pairs),
         confusion=confusion,
-        ece=None if probabilities is None else round(calibration_error(examples, probabilities), 2),
+        ece=None if probabilities is None else round(calibration_error(examples, probabilities), 4),
         row_scores=scores,
     )
 
@@ -143,7 +143,7 @@ def bags_of_words(task: Task) -> list[tuple[Sequence[Example], list[str]]]:
 
 
 def _p(first: Sequence[float], second: Sequence[float]) -> float:
-    return float(f"{paired_test(first, second):.3g}")
+    return float(f"{paired_test(first, second):.6g}")
 
 
 def _classes(
@@ -153,7 +153,7 @@ def _classes(
     answers = Counter(prediction for _, prediction in pairs.elements())
 
     def percent(label: str, total: int) -> float | None:
-        return round(100 * pairs[label, label] / total, 2) if total else None
+        return round(100 * pairs[label, label] / total, 4) if total else None
 
     return {
         label: {
@@ -180,7 +180,7 @@ def _mixture(reports: Mapping[str, ScoreReport]) -> ScoreReport:
     firsts = [report.intervals.get(next(iter(report.metrics))) for report in parts]
     if all(limits is not None for limits in firsts):
         width = math.hypot(*((high - low) / 2 for low, high in filter(None, firsts))) / len(parts)
-        intervals[MEAN] = [round(metrics[MEAN] - width, 2), round(metrics[MEAN] + width, 2)]
+        intervals[MEAN] = [round(metrics[MEAN] - width, 4), round(metrics[MEAN] + width, 4)]
     names = [name for name in parts[0].baselines if all(name in r.baselines for r in parts)]
     return ScoreReport(
         rows=sum(report.rows for report in parts),

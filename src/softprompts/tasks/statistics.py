@@ -4,6 +4,7 @@ Fractions have Wilson intervals and exact McNemar tests; everything else is boot
 fixed seed, so that the same predictions always give the same numbers.
 """
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ MAX_ROWS = 1000
 """Rows of a resample. Of more rows, a resample is smaller and its deviation scaled accordingly."""
 BINS = 15
 """Bins of confidence for the calibration error, as in Guo 2017."""
+MOST_EXACT = 12
+"""Differences up to which a permutation test enumerates all signs; of more, it samples them."""
 MEANS = {"accuracy": None, "em": "group", "exact_match": "question"} | dict.fromkeys(
     ("rouge1", "rouge2", "rougeL")
 )
@@ -132,6 +135,9 @@ def mcnemar(first_only: int, second_only: int) -> float:
 def _sign_flips(differences: Sequence[float]) -> float:
     """A paired permutation test: how often random signs give as large a difference."""
     generator, observed = random.Random(0), abs(math.fsum(differences)) - 1e-9
+    if len(differences) <= MOST_EXACT:
+        flipped = itertools.product(*((d, -d) for d in differences))
+        return fmean(abs(math.fsum(signed)) >= observed for signed in flipped)
     rounds = max(RESAMPLES, min(10 * RESAMPLES, 10**6 // max(1, len(differences))))
     larger = sum(
         abs(math.fsum(d if generator.random() < 0.5 else -d for d in differences)) >= observed

@@ -364,7 +364,7 @@ def _paired(kept: Tuned | RunFailedError, usual: Tuned | RunFailedError) -> dict
     first, second = (run.row_scores if isinstance(run, Tuned) else [] for run in (kept, usual))
     if not first or len(first) != len(second):
         return {}
-    return {"p": float(f"{paired_test(first, second):.3g}"), "rows": len(first)}
+    return {"p": float(f"{paired_test(first, second):.6g}"), "rows": len(first)}
 
 
 def _gain(kept: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:

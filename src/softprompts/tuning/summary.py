@@ -56,7 +56,7 @@ def _p_values(results: Sequence[Tuned | RunFailedError]) -> list[float | None]:
             return None
         if rival is result or len(result.row_scores) != len(rival.row_scores):
             return None
-        return float(f"{paired_test(result.row_scores, rival.row_scores):.3g}")
+        return float(f"{paired_test(result.row_scores, rival.row_scores):.6g}")
 
     return list(map(p_value, results))
 
