@@ -219,7 +219,7 @@ def test_corrupted_adapters_are_clear_errors(adapter: Path, t5: Backbone, tmp_pa
     ("config", "why"),
     [
         ({"count": 4, "route": Choice("top1")}, "route an input among 4 prompts"),
-        ({"place": "suffix"}, "has another place"),
+        ({"place": "suffix"}, "is elsewhere"),
         ({"head": Choice("linear")}, "cannot hold this prompt's linear head"),
     ],
 )
@@ -279,7 +279,7 @@ def test_the_command_line_both_ways(
             ["prompts", "export", str(tmp_path / "nowhere"), "--output", out, "--overwrite"],
             "There is no prompt at",
         ),
-        (["evaluate", back, "--quiet"], "was imported without rows"),
+        (["evaluate", back, "--quiet"], "was imported, so it has no rows"),
     ):
         assert main(argv) == 2
         assert why in capsys.readouterr().err

@@ -325,7 +325,7 @@ def test_a_mistyped_prompt_is_refused_without_torch(
         (["evaluate", "moods", "--file", "empty.csv"], "empty.csv:2: the column 'review' is empty"),
         (["predict", "moods", "--file", "empty.csv"], "empty.csv:2: the column 'review' is empty"),
         (["evaluate", "moods", "--file", "other.csv"], "the label 'so so' is not one of good, bad"),
-        (["evaluate", "moods"], "was imported without rows of its own; give labelled rows"),
+        (["evaluate", "moods"], "was imported, so it has no rows of its own; give labelled rows"),
         (["evaluate", "moods", "--file", "good.csv"], "The model 'some-t5' cannot be loaded"),
         (["predict", "moods", "x"], "The model 'some-t5' cannot be loaded (HF_HUB_OFFLINE is set"),
         (["predict", "moods", "x", "--model", "some/other"], "The model 'some/other' cannot be"),

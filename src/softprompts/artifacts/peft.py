@@ -120,7 +120,7 @@ def write_adapter(folder: Path, prompt: Prompt, family: str, base: str) -> str:
         )
     if config.place != "prefix":
         raise UserError(
-            "PEFT puts a prompt before the text, and this one has another place "
+            "PEFT puts a prompt before the text, and this one is elsewhere "
             f"({config.place}); it cannot be exported."
         )
     if prompt.head is not None:

@@ -23,19 +23,19 @@ from .output import print_result
 BENCHMARKS = {
     "training": (
         TrainingSettings,
-        "Tune prompts, alone and in a cohort, next to PEFT, eager and compiled.",
+        "Tune prompts, alone and in a cohort, compared with PEFT, eager and compiled.",
         """softprompts bench training --model t5-tiny --runs 8 --steps 10
   softprompts bench training --model t5-base --prompt 100 --runs 32 --output t5-base.json""",
     ),
     "inference": (
         InferenceSettings,
-        "Answer rows of many tasks in one batch, next to PEFT switching adapters row by row.",
+        "Answer rows of many tasks in one batch; PEFT switches adapters row by row.",
         """softprompts bench inference --tasks 64
   softprompts bench inference --model t5-base --prompts runs/a,runs/b""",
     ),
     "decoding": (
         DecodingSettings,
-        "Generate with a decoder-only model and a cached prompt, next to PEFT's generate.",
+        "Generate with a decoder-only model and a cached prompt, compared with PEFT's generate.",
         "softprompts bench decoding --model llama-135m --batches 1,16",
     ),
     "smop": (

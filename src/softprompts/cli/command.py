@@ -208,7 +208,7 @@ def model_flags(model: str, required: bool = False) -> tuple[Argument, ...]:
             "--device",
             type=check_device,
             default="auto",
-            help="cpu, cuda, mps or auto (default); balanced: layers on all GPUs",
+            help="cpu, cuda, mps or auto (default); balanced: spread layers over all GPUs",
         ),
         argument(
             "--trust-remote-code", action="store_true", help="run code that comes with a Hub model"

@@ -19,8 +19,8 @@ from .table_file import check_table_file, write_table_file
 if TYPE_CHECKING:
     from ..analysis.cost import Cost
 
-MODELS = f"""a known shape ({", ".join(SHAPES)}; t5-* are T5 v1.1, t5-v1.0-* the first), t5-tiny, a
-model folder, or a Hub id; several separated by commas (default t5-base)"""
+MODELS = f"""a known shape ({", ".join(SHAPES)}; t5-* are T5 v1.1, t5-v1.0-* the original),
+t5-tiny, a model folder, or a Hub id; several separated by commas (default t5-base)"""
 NOT_COUNTED = schema_of(TuningConfig)["properties"].keys() - {"batch_size", "optimizer", "trains"}
 """Settings of tuning that change neither the parameters nor the operations of a step."""
 ABOUT = "The defaults are those of each preset. Numbers and choices may be lists."

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..serving.ensemble import Answers
 
 NAMES = {"vote": "majority vote", "probability": "mean probability"}
-BEST = "The best prompt is chosen by these very rows, which flatters it."
+BEST = "The best prompt is selected on these same rows, so its score is optimistic."
 
 
 @action(
@@ -37,7 +37,7 @@ BEST = "The best prompt is chosen by these very rows, which flatters it."
         metavar="PROMPT",
         nargs="+",
         type=Path,
-        help="the folders of prompts of one task and one backbone; the first decides ties",
+        help="folders of prompts with the same task and backbone; the first breaks ties",
     ),
     SCORING,
     *BACKBONE,
@@ -57,7 +57,7 @@ BEST = "The best prompt is chosen by these very rows, which flatters it."
     usage="PROMPT PROMPT ...",
 )
 def main(options: argparse.Namespace) -> int:
-    """Answer with several prompts of one task together, and compare with the mean and the best."""
+    """Combine several prompts for one task, and compare with their mean and the best."""
     _check(options)
     data, labelled = _data(options)
     check_card_model(Card.of_folder(options.prompts[0]), options.model)

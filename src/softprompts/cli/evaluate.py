@@ -278,7 +278,7 @@ def _own_rows(
         return EvaluationSet(examples, metrics, form.labels, task=task)
     if config.task is None and config.train is None:
         raise UserError(
-            f"{options.prompt} was imported without rows of its own; "
+            f"{options.prompt} was imported, so it has no rows of its own; "
             "give labelled rows with --file."
         )
     task = member or load_task(config)

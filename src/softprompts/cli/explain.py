@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     *BACKBONE,
 )
 def main(options: argparse.Namespace) -> int:
-    """Show what a tuned prompt has learned: the words near its tokens, what each token is worth,
-    and which inputs a mixture sends where."""
+    """Show what a tuned prompt has learned: the words nearest to its tokens, how much
+    the loss rises without each token, and how a mixture routes inputs."""
     check_prompt_folder(options.prompt, default_folder())
     rows = read_rows(options.file, encoding=options.encoding) if options.file else []
     card = Card.of_folder(options.prompt)
@@ -81,7 +81,7 @@ def main(options: argparse.Namespace) -> int:
         options,
         explanation.plain(),
         *describe(explanation),
-        None if examples else "give labelled rows with --file to see what each token is worth",
+        None if examples else "give labelled rows with --file to see the effect of each token",
         written if options.output else None,
     )
 

@@ -33,8 +33,8 @@ from .output import format_p, print_result
         dest="form",
         choices=["peft", "vllm", "folder"],
         default="peft",
-        help="a PEFT adapter (default), what vLLM takes as prompt_embeds with a client that "
-        "sends it, or a copy of the prompt's folder",
+        help="a PEFT adapter (default), prompt_embeds for a vLLM server with a client that sends "
+        "them, or a copy of the prompt's folder",
     ),
     argument(
         "--output",

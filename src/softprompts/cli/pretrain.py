@@ -29,7 +29,7 @@ from .output import print_result
     partial(add_settings, kind=PretrainConfig, title="settings", names={"from_model": "--from"}),
 )
 def main(options: argparse.Namespace) -> int:
-    """Pretrain a T5 from raw text on one GPU (or slowly on a CPU), or train one further."""
+    """Pretrain a T5 from raw text on one GPU (or slowly on a CPU), or continue training one."""
     settings = given(options)
     unused = [name for name in NEW_MODEL_SETTINGS if name in settings and "from_model" in settings]
     if unused:

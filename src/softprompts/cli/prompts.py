@@ -152,7 +152,7 @@ def _origin(card: "Card") -> str:
     ),
 )
 def search_prompts(options: argparse.Namespace) -> int:
-    """Find the prompts most similar to one, among those of its backbone."""
+    """Find the prompts most similar to a given one, of the same backbone."""
     check_library_prompt(options.prompt, options.library)
 
     from ..library.library import Library, named_prompt
@@ -194,7 +194,7 @@ def search_prompts(options: argparse.Namespace) -> int:
     argument("names", nargs="+", metavar="NAME", help="a prompt in the library"),
 )
 def remove_prompts(options: argparse.Namespace) -> int:
-    """Delete prompts from a library. Their run folders stay."""
+    """Delete prompts from a library. Their run folders are kept."""
     for name in options.names:
         check_library_prompt(name, options.library)
 

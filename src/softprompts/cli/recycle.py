@@ -30,7 +30,7 @@ from .output import print_result
     argument(
         "--from-model",
         metavar="MODEL",
-        help="the model it was tuned on, if that is not where the card says",
+        help="the model it was tuned on, if the card's path or name is out of date",
     ),
     argument(
         "--output",

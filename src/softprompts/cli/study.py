@@ -67,7 +67,7 @@ MODEL = argument(
         "--cohort",
         metavar="N",
         type=whole_number("cohort"),
-        help="how many runs share one forward pass, at most (default: as the file says)",
+        help="maximum number of runs in one forward pass (default: as the file says)",
     ),
     argument(
         "--workers",
@@ -90,7 +90,7 @@ MODEL = argument(
         metavar="ADDRESS",
         nargs="?",
         const="auto",
-        help="run on the Ray cluster at ADDRESS (auto: that of this machine), "
+        help="run on the Ray cluster at ADDRESS (auto: the one on this machine), "
         "whose machines share the folder",
     ),
     argument(
@@ -249,8 +249,8 @@ def report(options: argparse.Namespace) -> int:
     study = _open(options)
 
     from ..analysis.study_report import write_study_report
+    from ..analysis.tables import markdown
     from ..analysis.variants import differences_markdown
-    from ..study.tables import markdown
 
     result = write_study_report(study, options.output or options.study / "report")
     missing = result["total"] - result["done"]
@@ -269,7 +269,7 @@ def report(options: argparse.Namespace) -> int:
     MODEL,
 )
 def explain(options: argparse.Namespace) -> int:
-    """Explain the prompts of all finished cells: nearest words, routing. Resumes."""
+    """Explain the prompts of all finished cells: nearest words, routing. Resumable."""
     study = _open(options)
 
     from ..analysis.study_explain import explain_study, unexplained

@@ -90,7 +90,7 @@ from .output import print_result
     argument(
         "--baseline",
         action="store_true",
-        help="also tune from the usual start, and show what the sources gained",
+        help="also tune from the usual start, and report the gain from the sources",
     ),
     argument(
         "--output",

@@ -165,8 +165,8 @@ class Library:
         prompt, _ = RunFolder(folder).load()
         if Entry.of(folder).vectors().shape[-1] != prompt.table.shape[-1]:
             raise UserError(
-                f"{folder / EMBEDDING} has another width than its prompt; "
-                "the folder is corrupted; copy it again."
+                f"{folder / EMBEDDING} does not have the width of its prompt, so the "
+                "folder is corrupted; copy it again."
             )
 
     # -- the lock ----------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def load_t5_tokenizer(name: str) -> Any:
         or tokenizer.pad_token_id != 0
     ):
         raise UserError(
-            f"The tokenizer of {name} is not like T5's: it needs a tokenizer.json, an "
+            f"The tokenizer of {name} cannot be used; T5 needs a tokenizer.json, an "
             "end-of-sequence token, and <pad> as its first token."
         )
     return tokenizer

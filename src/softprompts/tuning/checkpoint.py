@@ -54,7 +54,7 @@ def load_checkpoint(run: "Run", folder: RunFolder) -> None:
         _check_complete(run, tensors)
     except (KeyError, IndexError, RuntimeError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
-            f"{folder.checkpoint} is corrupted or of another version ({error}). {restart}."
+            f"{folder.checkpoint} is corrupted or from another version ({error}). {restart}."
         ) from None
 
 
