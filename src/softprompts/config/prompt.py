@@ -40,8 +40,8 @@ class PromptConfig(Settings):
     """How an encoder-only model predicts labels."""
 
     unit: float | None = option(None, exclusiveMinimum=1e-6, exclusiveMaximum=1e6)
-    """Scale of the trained numbers of prompt, network and router; default: that of the backbone's
-    embeddings. The papers use 1."""
+    """Scale of the trained parameters of prompt, network and router; default: that of the
+    backbone's embeddings. The papers use 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
