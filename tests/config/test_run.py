@@ -218,6 +218,12 @@ def test_an_unknown_preset_is_one_sentence() -> None:
         preset_settings("mixture", paper=True)
 
 
+def test_label_values_that_yaml_takes_for_booleans_stay_words(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("task: {labels: {yes: good, no: bad, true: fine}}")
+    config = run_config(read_yaml(tmp_path / "c.yaml"))
+    assert config.task.labels == {"yes": "good", "no": "bad", "true": "fine"}
+
+
 def test_a_bad_yaml_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("a: [1,")
     with pytest.raises(UserError, match="cannot be read as YAML"):

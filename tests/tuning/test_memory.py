@@ -9,7 +9,7 @@ import pytest
 
 import softprompts
 from softprompts.config import TaskConfig
-from softprompts.tasks import load_task, register_data, register_rows
+from softprompts.tasks import Row, TextFormat, load_task, register_data, register_rows
 from softprompts.tuning.cohort import Cohort
 
 ROWS = [
@@ -55,8 +55,13 @@ def csv(tmp_path: Path) -> Path:
         tuple(ROWS),
         ([row["text"] for row in ROWS], [row["label"] for row in ROWS]),
         (pandas.Series([row["text"] for row in ROWS]), [row["label"] for row in ROWS]),
+        {name: [row[name] for row in ROWS] for name in ("text", "label")},
+        {name: pandas.DataFrame(ROWS)[name] for name in ("text", "label")},
     ],
-    ids=["pandas", "category", "polars", "dataset", "list", "tuple", "pair", "series"],
+    ids=[
+        *("pandas", "category", "polars", "dataset", "list", "tuple", "pair", "series"),
+        *("columns", "series of columns"),
+    ],
 )
 def test_every_kind_of_data_is_the_same_task_as_the_file(data: Any, csv: Path) -> None:
     settings = register_data({"train": data, "text": "text", "label": "label"})
@@ -91,6 +96,42 @@ def test_numpy_labels_and_missing_values() -> None:
     task = load_task(TaskConfig(**settings, skip_bad_rows=True))
     assert task.labels == ["0", "1"]
     assert task.skipped == 3
+
+
+def test_a_missing_label_does_not_change_the_others() -> None:
+    frame = pandas.DataFrame({"text": [f"text {i}" for i in range(20)], "label": [0, 1] * 10})
+    frame.loc[0, "label"] = None
+    assert frame["label"].dtype == float, "pandas has no missing ints"
+    name = register_rows(frame)
+    config = TaskConfig(train=name, text="text", label="label", skip_bad_rows=True)
+    assert load_task(config).labels == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (("0", "1"), (0.0, 1.0)),
+        (("0.0", "1.0"), (0, 1)),
+        (("true", "false"), (True, False)),
+        (("False", "True"), ("false", "TRUE")),
+    ],
+)
+def test_a_label_in_another_spelling_is_the_same_label(
+    words: tuple[str, str], values: tuple[Any, Any]
+) -> None:
+    form = TextFormat("{text}", "label", {word: word for word in words})
+    rows = [Row({"text": "x", "label": value}, "x:1") for value in values]
+    assert [example.target for example in form.examples(rows)] == list(words)
+
+
+def test_boolean_labels_have_words() -> None:
+    frame = pandas.DataFrame(
+        {"text": [f"text {i}" for i in range(20)], "label": [True, False] * 10}
+    )
+    settings: dict[str, Any] = {"train": register_rows(frame), "text": "text", "label": "label"}
+    for labels in ({False: "bad", True: "good"}, "true=good,false=bad"):
+        task = load_task(TaskConfig(**settings, labels=labels))  # type: ignore[arg-type]
+        assert {example.target for example in task.train} == {"good", "bad"}
 
 
 def test_a_run_on_a_data_frame_equals_the_run_on_the_file(csv: Path) -> None:
@@ -165,7 +206,15 @@ def test_rows_that_are_not_in_memory_any_more() -> None:
         (["a", "b"], "a list that cannot be read as rows"),
         ((["a", "b"], ["x"]), "train has 2 texts and 1 labels"),
         (("a", "b"), "a list of texts and a list of labels"),
-        ([], "has no rows"),
+        ([], "the data in memory has no rows"),
+        (pandas.DataFrame({"text": [], "label": []}), "the DataFrame has no rows"),
+        ({"text": [], "label": []}, "the dict has no rows"),
+        (
+            pandas.DataFrame([["a", "b", "c"]], columns=["text", "label", "text"]),
+            r"The DataFrame has two columns of the same name \(text, label, text\); rename one",
+        ),
+        ({"text": ["a", "b"], "label": ["x"]}, r"columns of different lengths \(text: 2, label: 1"),
+        ({"text": "a", "label": ["x"]}, "train must be a dict of lists, but 'text' is 'a'"),
         ({"test": ROWS}, "the dict has no split 'train'; it has test"),
         ([{"review": "a", "label": "b"}], "the data in memory has no column 'text'"),
     ],

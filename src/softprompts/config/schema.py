@@ -266,7 +266,11 @@ def _object(path: str, value: Any, schema: Schema) -> dict[str, Any]:
         value = {key: word.strip() for key, word in dict(pairs).items()}
     inner = schema["additionalProperties"]
     entries = dict(value).items()
-    return {_string(path, key, {}).strip(): coerce(path, entry, inner) for key, entry in entries}
+    return {_key(path, key).strip(): coerce(path, entry, inner) for key, entry in entries}
+
+
+def _key(path: str, key: Any) -> str:
+    return str(key) if isinstance(key, bool) else _string(path, key, {})
 
 
 _COERCIONS: dict[str, Callable[[str, Any, Schema], Any]] = {

@@ -16,12 +16,13 @@ class _DuplicateKeyError(yaml.YAMLError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses duplicate keys, which YAML allows."""
+    """Refuses duplicate keys, which YAML allows, and reads keys such as yes and no as words."""
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)
         lines: dict[tuple[str, str], int] = {}
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            key.tag = key.tag.replace(":bool", ":str")
             line = key.start_mark.line + 1
             if first := lines.get((key.tag, key.value)):
                 raise _DuplicateKeyError(f"{key.value} twice (lines {first} and {line})")

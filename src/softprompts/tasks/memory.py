@@ -8,7 +8,7 @@ config file, pass the same rows again.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import UserError, setting
@@ -49,7 +49,7 @@ def _are_files(data: Any) -> bool:
 
 def register_rows(data: Any, path: str = "data") -> str:
     """The name under which `read_rows` finds the rows of `data`."""
-    tables = data if isinstance(data, Mapping) and data else {"": data}  # a `DatasetDict`, or one
+    tables = data if _has_splits(data) else {"": data}
     splits = {str(split): _records(table, path) for split, table in tables.items()}
     content = json.dumps(splits, sort_keys=True, default=str)
     name = MEMORY + hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -74,19 +74,50 @@ def table_rows(data: Any) -> list[dict[str, Any]] | None:
     elif hasattr(data, "to_dicts") and hasattr(data, "columns"):  # polars
         rows = data.to_dicts()
     elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
-        rows = data.to_dict("records")
+        _check_columns(data)
+        rows = [
+            {column: _whole(value) for column, value in row.items()}
+            for row in data.to_dict("records")
+        ]
     else:
         return None
     return _plain_rows(rows)
+
+
+def _check_columns(frame: Any) -> None:
+    names = list(map(str, frame.columns))
+    if len(set(names)) < len(names):
+        raise UserError(
+            f"The {type(frame).__name__} has two columns of the same name ({', '.join(names)}); "
+            "rename one."
+        )
+
+
+def _whole(value: Any) -> Any:
+    # pandas turns a column of ints with a missing value into floats
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _is_pair(data: Any) -> bool:
     return isinstance(data, tuple) and len(data) == 2 and not isinstance(data[0], Mapping)
 
 
+def _has_splits(data: Any) -> bool:
+    """Whether it is a `DatasetDict` or another mapping of tables, and not one of columns."""
+    return isinstance(data, Mapping) and any(
+        hasattr(table, "columns")
+        or hasattr(table, "column_names")
+        or _is_pair(table)
+        or (isinstance(table, Sequence) and len(table) > 0 and isinstance(table[0], Mapping))
+        for table in data.values()
+    )
+
+
 def _records(data: Any, path: str) -> list[dict[str, Any]]:
     if (rows := table_rows(data)) is not None:
         return rows
+    if isinstance(data, Mapping):
+        return _plain_rows(_from_columns(data, path))
     if _is_pair(data):
         return _plain_rows(_paired(data[0], data[1], path))
     if (
@@ -97,7 +128,7 @@ def _records(data: Any, path: str) -> list[dict[str, Any]]:
         raise UserError(
             f"{setting(path)} is a {type(data).__name__} that cannot be read as rows; give a "
             "file, a DataFrame, a dataset, a list of rows such as "
-            "[{'text': '...', 'label': '...'}], or a tuple of texts and labels."
+            "[{'text': '...', 'label': '...'}], a dict of columns, or a tuple of texts and labels."
         )
     return _plain_rows(data)
 
@@ -116,6 +147,17 @@ def _paired(texts: Any, labels: Any, path: str) -> list[dict[str, Any]]:
             "give each text one label."
         )
     return [{TEXT: text, LABEL: label} for text, label in zip(texts, labels, strict=True)]
+
+
+def _from_columns(columns: Mapping[Any, Any], path: str) -> Iterator[dict[Any, Any]]:
+    for name, values in columns.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise UserError(f"{setting(path)} must be a dict of lists, but {name!r} is {values!r}.")
+    lists = list(map(list, columns.values()))
+    if len(set(map(len, lists))) > 1:
+        sizes = ", ".join(f"{name}: {len(v)}" for name, v in zip(columns, lists, strict=True))
+        raise UserError(f"{setting(path)} has columns of different lengths ({sizes}).")
+    return (dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True))
 
 
 def _plain(value: Any) -> Any:

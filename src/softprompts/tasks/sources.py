@@ -114,7 +114,8 @@ def read_rows(
     else:
         rows = take(_read_dataset(name, split, class_names))
     if not rows:
-        raise UserError(f"{name} has no rows.")
+        source = memory[name].title if name in memory else name
+        raise UserError(f"{source} has no rows.")
     return rows
 
 

@@ -1,7 +1,7 @@
 """TextFormat: how a row becomes input and target texts."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,9 +79,12 @@ class TextFormat:
 
     def _target(self, row: Row) -> str:
         value = _cell(row, self.label)
-        if self.words and value not in self.words:
+        if not self.words:
+            return value
+        known = next((same for same in _spellings(value) if same in self.words), None)
+        if known is None:
             raise unknown_label(row, value, self.words)
-        return self.words.get(value, value)
+        return self.words[known]
 
     def check_columns(
         self, rows: Sequence[Row], remedies: Mapping[str, str] | None = None, labelled: bool = True
@@ -177,6 +180,15 @@ def _cell(row: Row, column: str) -> str:
     if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
         raise UserError(f"{row.location}: the column {column!r} is not valid Unicode text.")
     return text
+
+
+def _spellings(value: str) -> Iterator[str]:
+    """A label value, and how else files and tables write a boolean or a whole number."""
+    yield value
+    if value.lower() in ("true", "false"):
+        yield from (value.lower(), value.title(), value.upper())
+    elif re.fullmatch(r"-?\d+(\.0)?", value):
+        yield from (value.removesuffix(".0"), f"{value}.0")
 
 
 def prepend_sentinel(

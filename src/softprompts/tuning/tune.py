@@ -91,8 +91,9 @@ def tune(
 ) -> Tuned | list[Tuned | RunFailedError]:
     """Tune a prompt. `settings` are those of the command line: `steps=200`, `lr=0.1`,
     `prompt={"length": 10}`, `train="a.csv"`, ... `train` and `validation` may also be data in
-    memory: a DataFrame, a dataset, a list of rows, or a tuple of texts and labels. A task of a list
-    may be a mapping of settings, such as `{"name": "stars", "train": "a.csv", "label": "stars"}`.
+    memory: a DataFrame, a dataset, a list of rows, a dict of columns, or a tuple of texts and
+    labels. A task of a list may be a mapping of settings, such as
+    `{"name": "stars", "train": "a.csv", "label": "stars"}`.
 
     Returns a `Tuned`. Settings that are lists (`seed=[0, 1, 2]`) make a cohort: one run for each
     combination, all on one backbone, each in its own folder below `output`. The result is then a
