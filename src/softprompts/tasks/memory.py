@@ -75,10 +75,10 @@ def table_rows(data: Any) -> list[dict[str, Any]] | None:
         rows = data.to_dicts()
     elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
         _check_columns(data)
-        rows = [
+        rows = (
             {column: _whole(value) for column, value in row.items()}
             for row in data.to_dict("records")
-        ]
+        )
     else:
         return None
     return _plain_rows(rows)
