@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -142,8 +143,10 @@ def test_a_client_needs_no_torch(served: Served, monkeypatch: Any, start: Start)
     ("argv", "key", "message"),
     [
         (["mood", "x"], "", "requires an API key; set SOFTPROMPTS_API_KEY."),
-        (["nothing", "x"], KEY, "There is no prompt 'nothing'; GET /v1/models lists the prompts."),
-        (["../library/mood", "x"], KEY, "There is no prompt '../library/mood'"),
+        (["mood", "x"], "wrong", "refused the API key in SOFTPROMPTS_API_KEY."),
+        (["nothing", "x"], KEY, "no prompt 'nothing'; it has free, mixture, mood, spoken."),
+        (["mod", "x"], KEY, "has no prompt 'mod'; did you mean mood?"),
+        (["../library/mood", "x"], KEY, "has no prompt '../library/mood'; it has free"),
         (["mood", "x", "--scoring", "generate"], KEY, "--scoring is set by the server"),
     ],
 )
@@ -196,6 +199,18 @@ def test_bad_input_is_refused_without_torch(
     assert process.returncode == 2
     error, imported = process.stderr.strip().splitlines()
     assert message in error
+    assert imported == "imported:"
+
+
+def test_runs_of_the_same_name_are_refused_without_torch(
+    served: Served, start: Start, tmp_path: Path
+) -> None:
+    mood = served.folder / "mood"
+    other = shutil.copytree(mood, tmp_path / "other" / "mood")
+    process = start(["serve", str(mood), str(mood), str(other)])
+    assert process.returncode == 2
+    error, imported = process.stderr.strip().splitlines()
+    assert f"{mood} and {other} have the same name, by which requests choose a prompt" in error
     assert imported == "imported:"
 
 

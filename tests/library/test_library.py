@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from softprompts.errors import UserError
 from softprompts.files.tensors import read_tensors
+from softprompts.library import check_present
 from softprompts.library.library import Entry, Library
 from softprompts.library.search import SIMILARITIES, summary
 
@@ -93,6 +94,18 @@ def test_names_stay_in_the_library(tmp_path: Path, name: str) -> None:
         with pytest.raises(UserError, match="cannot be the name of a prompt"):
             use()
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
+
+
+@pytest.mark.parametrize("word", ["seeds-sed0", "seed0"])
+def test_a_similar_name_or_the_only_one_with_the_word_is_suggested(
+    tmp_path: Path, word: str
+) -> None:
+    for name in ("seeds-seed0", "seeds-seed1"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match="did you mean seeds-seed0"):
+        check_present(word, tmp_path)
+    with pytest.raises(UserError, match=f"{tmp_path}; `softprompts prompts list"):
+        check_present("seed", tmp_path)
 
 
 def test_other_folders_are_refused_and_leave_nothing(tmp_path: Path) -> None:

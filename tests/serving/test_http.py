@@ -357,6 +357,8 @@ def test_a_stream_times_out_while_the_model_is_at_work(
         ({"prompt": []}, "A request has from 1 to 256 inputs, and this one has 0; send some."),
         ({"prompt": ["x"] * 257}, "from 1 to 256 inputs, and this one has 257; split it."),
         ({"prompt": ""}, "the column 'text' is empty"),
+        ({"prompt": ["a", "b", ""]}, "text 3: the column 'text' is empty"),
+        ({"prompt": [{"text": "x"}, {"txt": "y"}]}, "text 2 has no column 'text'"),
         ({"prompt": {"txt": "x"}}, "has no column 'text'; its columns are txt."),
         ({"prompt": {}}, "has no column 'text'; its columns are none."),
         ({"max_tokens": 0}, "max_tokens: input should be greater than or equal to 1."),

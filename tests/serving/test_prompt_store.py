@@ -176,6 +176,9 @@ def test_a_run_is_a_prompt_and_a_prompt_of_another_model_is_not_served(tmp_path:
     serve(backbone, [tmp_path / "run", tmp_path / "library"], ask)
     with pytest.raises(UserError, match="no folder"):
         AsyncEngine(backbone, tmp_path / "nowhere")
+    tuned(backbone, 4, MOODS).save(tmp_path / "again" / "run")
+    with pytest.raises(UserError, match="again/run have the same name"):
+        AsyncEngine(backbone, [tmp_path / "run", tmp_path / "again" / "run"])
 
 
 def test_names_of_requests_never_reach_the_file_system(

@@ -12,7 +12,7 @@ from ..artifacts.file_names import CARD
 from ..config.serve import ServeSettings
 from ..errors import UserError, listing
 from ..files import find_path, read_json
-from ..library import check_exists, default_folder
+from ..library import check_distinct, check_exists, default_folder
 from ..serving.keys import Keys, check_open, read_keys
 from ..serving.logs import JsonLog
 from .command import action, argument, check_model, check_prompt_folder, model_flags, output_folder
@@ -133,6 +133,7 @@ def _folders(options: argparse.Namespace) -> list[Path]:
         folders = [default_folder()]
     for folder in folders:
         check_exists(folder)
+    check_distinct(folders)
     return folders
 
 

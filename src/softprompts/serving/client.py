@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from ..errors import UserError, setting
+from ..errors import UserError, closest, listing, setting
 from ..tasks import TextFormat
+from .requests import UnknownPrompt
 
 VARIABLE = "SOFTPROMPTS_API_KEY"
 """The environment variable with the client's key."""
@@ -64,9 +65,14 @@ class Client:
 
     def prompt(self, name: str) -> ServerPrompt:
         """A prompt by its name; an error if the server has none of that name."""
-        details = self._ask(f"/v1/models/{quote(name, safe='')}")
         try:
+            details = self._ask(f"/v1/models/{quote(name, safe='')}")
             return ServerPrompt(name, TextFormat(**details["form"]), str(details["scoring"]))
+        except UnknownPrompt:
+            names = [model["id"] for model in self._ask("/v1/models")["data"]]
+            similar = closest(name, names)
+            hint = f"did you mean {similar}?" if similar else f"it has {listing(names) or 'none'}."
+            raise UserError(f"The server {self.url} has no prompt {name!r}; {hint}") from None
         except (KeyError, TypeError):
             raise self._strange() from None
 
@@ -141,10 +147,13 @@ class Client:
 
     def _refusal(self, error: urllib.error.HTTPError) -> UserError:
         """The server's own sentence."""
+        if error.code == 401 and "Authorization" in self._headers:
+            return UserError(f"The server {self.url} refused the API key in {VARIABLE}.")
         if error.code == 401:
             return UserError(f"The server {self.url} requires an API key; set {VARIABLE}.")
+        kind = UnknownPrompt if error.code == 404 else UserError
         try:
-            return UserError(str(json.loads(error.read())["error"]["message"]))
+            return kind(str(json.loads(error.read())["error"]["message"]))
         except (ValueError, KeyError, TypeError, OSError):
             return UserError(f"The server {self.url} answered with status {error.code}.")
 

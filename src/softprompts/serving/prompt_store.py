@@ -24,6 +24,7 @@ from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone
 from ..errors import UserError, closest
 from ..files import is_being_replaced
+from ..library import check_distinct
 from ..library.search import summary
 from ..prompt.route import GumbelRoute, LinearRouter, TopRoute
 from ..tuning.bank import constant_vectors, opening_ids
@@ -120,6 +121,7 @@ class PromptStore:
         for folder in folders:
             if not folder.is_dir():
                 raise UserError(f"There is no folder {folder} to serve prompts from.")
+        check_distinct(folders)
         self.backbone, self.folders, self.memory_bytes = backbone, list(folders), memory_bytes
         self.on_forget, self.loads = on_forget, 0
         self._lock, self._listing = threading.RLock(), threading.Lock()

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 
 from ..config.serve import ServeSettings
 from ..errors import UserError
+from ..tasks import Row
 from ..version import __version__
 from .answers import Asker, unless_gone
 from .async_engine import AsyncEngine
@@ -266,6 +267,10 @@ class Api:
                 f"The prompt {served.name} reads the columns {', '.join(columns)}, not one text; "
                 "send objects with these columns to /v1/completions or /v1/classify."
             )
+        if form is not None and len(questions) > 1:  # the engine sees one, and cannot say which
+            for number, question in enumerate(questions, 1):
+                values = {columns[0]: question} if isinstance(question, str) else question
+                form.inputs(Row(values, f"text {number}"))
         return questions
 
 
