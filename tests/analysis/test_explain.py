@@ -130,6 +130,19 @@ def test_which_inputs_a_mixture_sends_where(mixture: Tuned) -> None:
         assert (f"<h3>Inputs of prompt {part.prompt}</h3>" in text) == bool(part.rows)
 
 
+def test_the_text_shows_the_most_important_tokens(
+    mixture: Tuned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = explain(mixture, ROWS)
+    monkeypatch.setattr("softprompts.analysis.explain_page.MOST_TOKENS", 2)
+    _, first, second, rest, *_ = describe(found)
+    best = sorted(found.tokens, key=lambda token: -abs(token.loss_without or 0))[:2]
+    names = {f"{token.prompt}.{token.position}" for token in best}
+    assert {first.split()[0], second.split()[0]} == names
+    assert rest == f"… and {len(found.tokens) - 2} less important tokens (--json has all)"
+    assert page(found, "a mixture").count("<tr><td>") > len(found.tokens)
+
+
 def test_the_router_over_training(
     mixture: Tuned, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

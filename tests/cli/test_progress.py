@@ -1,4 +1,4 @@
-"""Estimates of the time left of a run and of a cohort."""
+"""Estimates of the time left of a run, of a cohort, and of rows to answer."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from softprompts.cli.progress import Pace
+from softprompts.cli.row_progress import RowProgress
 
 
 def run_at(step: int, evaluations: int) -> Any:
@@ -41,3 +42,16 @@ def test_the_time_left_counts_evaluations(monkeypatch: pytest.MonkeyPatch) -> No
     stopped = run_at(10, 1)
     stopped.stopped = "patience"
     assert pace.seconds_left([stopped]) == 0
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_rows_have_a_line_now_and_then_without_a_terminal(
+    quiet: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("softprompts.cli.row_progress.time.monotonic", lambda: now[0])
+    with RowProgress("predicting", 4000, quiet) as progress:
+        for now[0] in (4.0, 11.0, 15.0, 44.0):  # the last rows are the end, not progress
+            progress.advance_rows(1000)
+    line = "softprompts: predicting: 2,000 of 4,000, 11 s, about 11 s left"
+    assert capsys.readouterr().err.splitlines() == ([] if quiet else [line])

@@ -11,6 +11,8 @@ from .summary import CurvePoint, Curves
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MOST_TOKENS = 40
+"""Tokens that the text shows; JSON and HTML have all."""
 STYLE = """
 :root { color-scheme: light dark; background: Canvas; color: CanvasText; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
@@ -28,10 +30,13 @@ small { opacity: .8; }
 
 
 def describe(explanation: Explanation) -> list[str]:
-    """The explanation as lines of text."""
+    """The explanation as lines of text, with the tokens that matter most."""
+    shown = sorted(explanation.tokens, key=_importance)[-MOST_TOKENS:]
+    left_out = len(explanation.tokens) - len(shown)
     lines = [
         "token  nearest words (cosine)",
-        *(_token_line(token, explanation) for token in explanation.tokens),
+        *(_token_line(token, explanation) for token in explanation.tokens if token in shown),
+        *([f"… and {left_out} less important tokens (--json has all)"] if left_out else []),
         *findings(explanation),
     ]
     for part in explanation.routing:
@@ -44,6 +49,13 @@ def describe(explanation: Explanation) -> list[str]:
         load = " ".join(f"{share:4.0%}" for share in at.load)
         lines.append(f"{at.step:>8,}  {at.confidence:4.0%} {at.entropy:4.0%}  {load}")
     return lines
+
+
+def _importance(token: TokenReport) -> float:
+    """How much the loss changes without it; if that is not known, how near it is to a word."""
+    if token.loss_without is None:
+        return max(neighbour.cosine for neighbour in token.neighbours)
+    return abs(token.loss_without)
 
 
 def _token_line(token: TokenReport, explanation: Explanation) -> str:
