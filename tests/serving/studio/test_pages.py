@@ -400,6 +400,24 @@ def test_uploads_are_listed_while_others_come_and_go(
     assert runs.all() == runs.all() == [first]
 
 
+def test_uploads_are_shown_though_one_is_removed_meanwhile(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = get(f"{server.url}/studio/tune", {"rows": "text,label\na,b", "file": ""})[1]
+    (identity,) = re.findall(r'action="/studio/tune/([^"]+)/remove"', page)
+    listed = TuningRuns.all
+
+    def list_and_remove(runs: TuningRuns) -> list[TuningRun]:
+        found = listed(runs)
+        for run in found:
+            if run.identity == identity:
+                runs.remove(run)
+        return found
+
+    monkeypatch.setattr(TuningRuns, "all", list_and_remove)
+    assert get(f"{server.url}/studio/tune")[0] == 200
+
+
 def test_a_run_that_cannot_be_started_leaves_its_rows_as_they_were(tmp_path: Path) -> None:
     runs = TuningRuns(tmp_path)
     upload = runs.upload("rows.csv", "text,label\na,b\n")

@@ -39,7 +39,7 @@ async def show(studio: Studio, visit: Visit) -> Page:
             link(f"{PATH}/{run.identity}", run.file.name),
             _state(run),
             run.name,
-            f"{run.file.stat().st_size / 1024:,.0f} KiB",
+            f"{run.size / 1024:,.0f} KiB",
         ]
         for run in runs
     ]

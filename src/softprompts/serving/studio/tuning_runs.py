@@ -56,6 +56,8 @@ class TuningRun:
     advice: str = ""
     """What to try if the prompt is no better than a baseline."""
     process: asyncio.subprocess.Process | None = None
+    size: int = 0
+    """Bytes of the file, when it was listed."""
 
     @property
     def folder(self) -> Path:
@@ -116,7 +118,9 @@ class TuningRuns:
         found: list[tuple[float, TuningRun]] = []
         for run in list(self._runs.values()):  # other threads add and remove some
             with contextlib.suppress(OSError):
-                found.append((run.file.stat().st_mtime, run))
+                file = run.file.stat()
+                run.size = file.st_size
+                found.append((file.st_mtime, run))
         return [run for _, run in sorted(found, key=lambda pair: -pair[0])]
 
     def find(self, identity: str) -> TuningRun:
