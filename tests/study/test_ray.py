@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from softprompts.cli import main as softprompts
 from softprompts.cli.study import main
 from softprompts.errors import UserError
 from softprompts.study import ray_cluster
@@ -100,6 +102,21 @@ def test_without_a_cluster_the_error_says_what_to_start(
     with pytest.raises(UserError, match="ray start --head"):
         main(["run", str(write(**FEW)), "--output", str(tmp_path / "study"), "--ray"])
     assert not (tmp_path / "study").exists()
+
+
+def test_a_cluster_that_can_run_nothing_is_refused(
+    cluster: Any, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(write(**FEW)), "--output", str(tmp_path / "study"), "--ray", cluster.address]
+    assert softprompts(["study", "run", *arguments]) == 2
+    assert "The Ray cluster has no CPU and no whole GPU; add a machine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("resources", "slots"), [({"CPU": 3.0, "GPU": 0.5}, 3), ({"CPU": 3.0, "GPU": 2.0}, 2), ({}, 0)]
+)
+def test_a_cohort_takes_a_whole_gpu_or_a_cpu(resources: dict[str, float], slots: int) -> None:
+    assert ray_cluster._slots(Mock(cluster_resources=lambda: resources))[0] == slots
 
 
 def test_an_address_where_nothing_listens_is_refused_at_once(

@@ -51,6 +51,8 @@ def work_on_ray(
     The cells of a cohort whose machine died are run again. Results are in the folder, so none is
     lost or counted twice.
     """
+    if not _slots(ray)[0]:
+        raise UserError("The Ray cluster has no CPU and no whole GPU; add a machine to it.")
     watcher = watcher or StudyWatcher()
     by_name = {cell.name: cell for cell in cells}
     state, crashes = StudyState(), 0
@@ -144,7 +146,7 @@ def _check_listening(address: str) -> None:
 def _slots(ray: Any) -> tuple[int, dict[str, float]]:
     """How many cohorts the cluster can run at once, and the resources of each."""
     resources = ray.cluster_resources()
-    if resources.get("GPU"):
+    if resources.get("GPU", 0) >= 1:
         return int(resources["GPU"]), {"num_gpus": 1, "num_cpus": 1}
     return int(resources.get("CPU", 0)), {"num_cpus": 1}
 
