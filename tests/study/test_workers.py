@@ -245,6 +245,14 @@ def test_a_worker_on_another_machine_is_judged_by_its_heartbeat(tmp_path: Path) 
         assert near.acquire("a")
 
 
+@pytest.mark.parametrize("heartbeat", ["[]", "3", "null", "{"])
+def test_a_corrupted_heartbeat_is_that_of_a_dead_worker(tmp_path: Path, heartbeat: str) -> None:
+    with Leases(StudyFolder(tmp_path), heartbeat=3600) as one, Leases(StudyFolder(tmp_path)) as two:
+        assert one.acquire("a")
+        one.file.write_text(heartbeat)
+        assert two.acquire("a")
+
+
 def test_a_worker_whose_heartbeat_was_removed_notices_what_it_lost(
     tmp_path: Path,
 ) -> None:

@@ -120,6 +120,8 @@ def is_alive(folder: StudyFolder, worker: str, now: float, timeout: float = TIME
         last, signed = file.stat().st_mtime, read_json(file)
     except (OSError, UserError):  # removed meanwhile, or corrupted
         return False
+    if not isinstance(signed, dict):  # not written by a worker
+        return False
     if signed.get("machine") == host_id() and not process_exists(int(signed.get("pid", 0))):
         return False
     return now - last <= timeout
