@@ -16,6 +16,7 @@ from softprompts.tasks.named import named_split
 from softprompts.tasks.qa import pad_punctuation
 from softprompts.tasks.registry import BENCHMARKS, definition, definitions
 from softprompts.tasks.sources import Reservoir, Row
+from softprompts.tasks.task_definition import UNLABELLED
 
 from ..conftest import DATA, golden
 
@@ -312,6 +313,22 @@ def test_wsc_marks_the_pronoun_and_trains_on_correct_referents() -> None:
         ("superglue/multirc", {"passage": {"text": "p"}}, "is not a MultiRC row"),
         ("superglue/record", {"passage": {"text": "p"}, "idx": 0}, "is not a ReCoRD row"),
         ("superglue/wsc", {"text": "t", "target": {"span1_text": "x"}}, "is not a WSC row"),
+        *(
+            (
+                "superglue/wsc",
+                {
+                    "text": "the cat cried",
+                    "target": {
+                        "span1_text": "Cats",
+                        "span1_index": first,
+                        "span2_text": "it",
+                        "span2_index": second,
+                    },
+                },
+                "is not a WSC row: a span needs text, and the number of its first word",
+            )
+            for first, second in ((0, "third"), (0, None), ("first", 2), (9, 2))
+        ),
         (
             "spot_sources/squad",
             {"question": "q", "context": "c", "answers": []},
@@ -393,6 +410,11 @@ def test_official_rows(name: str) -> None:
         )
     for value, word in task.get("rounding_table", []):
         assert pairs("glue/stsb", sentence1="a", sentence2="b", label=value)[0][1] == word
+
+
+@pytest.mark.parametrize("label", [None, -1, "-1", ""])
+def test_a_score_may_be_missing(label: Any) -> None:
+    assert pairs("glue/stsb", sentence1="a", sentence2="b", label=label)[0][1] == UNLABELLED
 
 
 @needs_data

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from softprompts.config import TaskConfig
 from softprompts.errors import UserError
 from softprompts.tasks import Example, load_task
 from softprompts.tasks.sampling import few_shot, split_held_out
+from softprompts.tasks.task import MEAN, Mixture, Task
 
 from ..conftest import DATA
 
@@ -234,3 +236,16 @@ def test_the_real_sst2_loads() -> None:
     task = load_task(config)
     assert len(task.validation) == 872
     assert task.majority()["accuracy"] == pytest.approx(50.9, abs=0.1)
+
+
+def test_the_mean_of_a_mixture_is_the_rounded_exact_sum() -> None:
+    """As in its report."""
+    scores = [52.5253, 49.004, 55.6391, 1.9718]
+    members = tuple(
+        Mock(Task, metrics=["em"], validation=[], score=Mock(return_value={"em": score}))
+        for score in scores
+    )
+    for number, member in enumerate(members):
+        member.name = str(number)
+    mixture = Mock(Mixture, members=members)
+    assert Mixture.score(mixture, [])[MEAN] == 39.785

@@ -26,7 +26,7 @@ SCORES = tuple(f"{fifth / 5:.1f}" for fifth in range(26))
 def similarity(row: Row, split: str) -> Iterator[Example]:
     """A score from 0 to 5 as a word, rounded to a fifth in float32, half to even, as in T5."""
     value = row.values.get("label")
-    if value is None or value in (-1, ""):
+    if value is None or value in (-1, "-1", ""):
         target = UNLABELLED
     else:
         try:

@@ -127,12 +127,17 @@ def _fixed_spans(row: Row) -> dict[str, Any]:
             if "theyscold" in span_text:
                 # the official repair of the text itself has no effect, so it is not repeated here
                 spans["span2_index"] = 10
-            first = words[spans[f"{span}_index"]]
+            first = words[int(spans[f"{span}_index"])]
             initial = span_text[0].lower() if first[0].islower() else span_text[0].upper()
             span_text = initial + span_text[1:]
             spans[f"{span}_text"] = span_text.rstrip(".").replace("\n", " ")
-    except (KeyError, TypeError, IndexError) as error:
+        spans["span2_index"] = int(spans["span2_index"])
+    except KeyError as error:
         raise UserError(f"{row.location} is not a WSC row: it has no {error}.") from None
+    except (TypeError, ValueError, IndexError):
+        raise UserError(
+            f"{row.location} is not a WSC row: a span needs text, and the number of its first word."
+        ) from None
     return spans
 
 
@@ -142,7 +147,7 @@ def _mark_pronoun(spans: dict[str, Any]) -> str:
         return f'{PONY}"Good for *{pronoun}* ," he said.'
     if text == PEBBLE.format("it"):
         return PEBBLE.format(f"*{pronoun}*")
-    words, index = text.split(" "), int(spans["span2_index"])
+    words, index = text.split(" "), spans["span2_index"]
     return " ".join([*words[:index], f"*{pronoun}*", *words[index + 1 :]])
 
 

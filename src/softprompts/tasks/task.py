@@ -6,6 +6,7 @@ every epoch (examples-proportional with a limit K: Raffel 2020; SPoT).
 
 import dataclasses
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -135,7 +136,7 @@ class Mixture(Task):
             task_scores = task.score(list(itertools.islice(remaining, len(task.validation))))
             firsts.append(task_scores[task.metrics[0]])
             scores |= {f"{task.name}:{name}": value for name, value in task_scores.items()}
-        return {MEAN: round(sum(firsts) / len(firsts), 4), **scores}
+        return {MEAN: round(math.fsum(firsts) / len(firsts), 4), **scores}
 
 
 def load_mixture(config: TaskConfig, load: Callable[[TaskConfig], Task]) -> Mixture:
