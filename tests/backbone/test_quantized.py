@@ -1,5 +1,7 @@
 """Frozen weights in 8 and 4 bits."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -31,24 +33,26 @@ def test_the_levels_of_four_bits() -> None:
 
 
 @pytest.mark.parametrize(("bits", "error"), [(8, 0.01), (4, 0.1)])
-@pytest.mark.parametrize("shape", [(96, 64), (130, 200), (5, 2)])
+@pytest.mark.parametrize("shape", [(96, 64), (130, 200), (5, 2), (40, 65), (3, 1)])
 def test_matrices_are_nearly_restored(bits: int, error: float, shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 0.02
     levels = four_bit_levels(CPU) if bits == 4 else None
     integers, scale = quantize(matrix, levels)
-    restored = restore(integers, scale, levels, torch.float32)
+    restored = restore(integers, scale, levels, torch.float32, shape[1])
     assert float((restored - matrix).norm() / matrix.norm()) < error
-    assert integers.numel() * integers.element_size() == matrix.numel() * bits // 8
-    zeros = restore(*quantize(torch.zeros(shape), levels), levels, torch.float32)
+    row_bytes = math.ceil(shape[1] * bits / 8)
+    assert integers.numel() * integers.element_size() == shape[0] * row_bytes
+    zeros = restore(*quantize(torch.zeros(shape), levels), levels, torch.float32, shape[1])
     assert not zeros.any()
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_products_and_gradients_are_those_of_the_restored_matrix(bits: int) -> None:
     torch.manual_seed(0)
-    for layer in (nn.Linear(64, 32), nn.Linear(64, 32, bias=False), Conv1D(32, 64)):
+    layers = (nn.Linear(64, 32), nn.Linear(64, 32, bias=False), Conv1D(32, 64), nn.Linear(65, 32))
+    for layer in layers:
         quantized = QuantizedLinear(layer, bits, CPU)  # type: ignore[arg-type]
-        states = torch.randn(3, 5, 64, requires_grad=True)
+        states = torch.randn(3, 5, quantized.columns, requires_grad=True)
         expected = nn.functional.linear(states, quantized.weight, layer.bias)
         output = quantized(states)
         torch.testing.assert_close(output, expected)

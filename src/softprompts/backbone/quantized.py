@@ -48,6 +48,7 @@ class QuantizedLinear(nn.Module):
             matrix = matrix.T.contiguous()
         levels = four_bit_levels(device) if bits == 4 else None
         integers, scale = quantize(matrix, levels)
+        self.columns = matrix.shape[1]
         self.register_buffer("integers", integers)
         self.register_buffer("scale", scale)
         self.register_buffer("levels", levels)
@@ -56,7 +57,7 @@ class QuantizedLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The matrix [O, I], for models that ask for it."""
-        return restore(self.integers, self.scale, self.levels, self.scale.dtype)
+        return restore(self.integers, self.scale, self.levels, self.scale.dtype, self.columns)
 
     def forward(self, states: Tensor) -> Tensor:
         product: Tensor = _Product.apply(states, self.integers, self.scale, self.levels)  # type: ignore[no-untyped-call]
@@ -71,12 +72,13 @@ class _Product(torch.autograd.Function):
         ctx: Any, states: Tensor, integers: Tensor, scale: Tensor, levels: Tensor | None
     ) -> Tensor:
         ctx.save_for_backward(integers, scale, levels)
-        return states @ restore(integers, scale, levels, states.dtype).T
+        ctx.columns = states.shape[-1]
+        return states @ restore(integers, scale, levels, states.dtype, ctx.columns).T
 
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, None, None, None]:
         integers, scale, levels = ctx.saved_tensors
-        matrix = restore(integers, scale, levels, gradient[0].dtype)
+        matrix = restore(integers, scale, levels, gradient[0].dtype, ctx.columns)
         return gradient[0] @ matrix, None, None, None
 
 
@@ -84,7 +86,7 @@ def quantize(matrix: Tensor, levels: Tensor | None) -> tuple[Tensor, Tensor]:
     """[O, I] -> integers and scales.
 
     8 bits: int8 [O, I], a scale for each row [O, 1]. 4 bits, with `levels`: two per byte
-    [O, I / 2], a scale for each group of a row [O, G].
+    [O, I / 2, rounded up], a scale for each group of a row [O, G].
     """
     if levels is None:
         scale = (matrix.float().abs().amax(1, keepdim=True) / 127).clamp(min=1e-12)
@@ -94,16 +96,18 @@ def quantize(matrix: Tensor, levels: Tensor | None) -> tuple[Tensor, Tensor]:
     groups = padded.view(rows, -1, GROUP)
     scale = groups.abs().amax(2, keepdim=True).clamp(min=1e-12)
     index = torch.bucketize(groups / scale, (levels[1:] + levels[:-1]) / 2)
-    index = index.to(torch.uint8).view(rows, -1)[:, :columns]
+    index = index.to(torch.uint8).view(rows, -1)[:, : columns + columns % 2]
     return index[:, 0::2] | (index[:, 1::2] << 4), scale.squeeze(2).to(matrix.dtype)
 
 
-def restore(integers: Tensor, scale: Tensor, levels: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The matrix [O, I], about as it was before `quantize`."""
+def restore(
+    integers: Tensor, scale: Tensor, levels: Tensor | None, dtype: torch.dtype, columns: int
+) -> Tensor:
+    """The matrix [O, I] with its I `columns`, about as it was before `quantize`."""
     if levels is None:
         return integers.to(dtype) * scale.to(dtype)
-    index = torch.stack([integers & 15, integers >> 4], dim=-1).flatten(1)
-    by_column = scale.to(dtype).repeat_interleave(GROUP, dim=1)[:, : index.shape[1]]
+    index = torch.stack([integers & 15, integers >> 4], dim=-1).flatten(1)[:, :columns]
+    by_column = scale.to(dtype).repeat_interleave(GROUP, dim=1)[:, :columns]
     return levels.to(dtype)[index.int()] * by_column
 
 
