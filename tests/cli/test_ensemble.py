@@ -137,7 +137,7 @@ def test_prompts_of_different_tasks_are_refused(
 ) -> None:
     both = [str(runs / "seed=0"), str(runs / "other")]
     assert main(["ensemble", *both, *CPU]) == 2
-    assert "are of different tasks, or read its rows differently" in capsys.readouterr().err
+    assert "are for different tasks, or read the rows differently" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

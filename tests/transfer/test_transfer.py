@@ -346,7 +346,7 @@ def test_a_corrupted_choice_can_be_overwritten(
     ):
         path.write_text(json.dumps(complete | damage))
         with pytest.raises(
-            UserError, match="is corrupted or of another version; start again with overwrite"
+            UserError, match="is corrupted or from another version; start again with overwrite"
         ):
             run_transfer(request, tmp_path / "out", backbone=backbone)
     assert run_transfer(request, tmp_path / "out", overwrite=True, backbone=backbone) == complete

@@ -55,7 +55,7 @@ def check_one_task(engine: Engine) -> None:
     for name, other in others:
         if other != form:
             raise UserError(
-                f"The prompts {first} and {name} are of different tasks, or read its rows "
+                f"The prompts {first} and {name} are for different tasks, or read the rows "
                 "differently; name prompts of one task."
             )
 

@@ -161,7 +161,7 @@ def _open_record(
         )
     if not complete:
         raise UserError(
-            f"{output / CHOICE} is corrupted or of another version; "
+            f"{output / CHOICE} is corrupted or from another version; "
             f"start again with {setting('overwrite')}, or choose another {setting('output')}."
         )
     return record, []
