@@ -385,6 +385,12 @@ def test_the_small_study_on_t5_tiny_is_judged_by_its_recipes_claims() -> None:
         ({"expect": [{"retrieval": {"k": 3}}]}, "it needs k, oracle"),
         ({"expect": [{"better": "a", "than": "b", "by": 3, "least": 1}]}, "'least' is not part"),
         ({"expect": [{"better": "c", "than": "b"}]}, "names the variant 'c', which the study"),
+        (
+            {"expect": [{"better": "a", "than": "b", "tasks": ["helpdesk/intend"]}]},
+            "names the task 'helpdesk/intend', which the study .* did you mean helpdesk/intent",
+        ),
+        ({"expect": [{"better": {"k": {"a": 1}}, "than": "b"}]}, "k is {'a': 1}; give one value"),
+        ({"expect": [{"better": {"stage": [["a"]]}, "than": "b"}]}, "stage is .* give one value"),
     ],
 )
 def test_claims_that_are_not_understood_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -192,8 +192,11 @@ def _selector(arm: Any) -> Selector:
         raise UserError(f"take is {take!r}; {choices(str(take), TAKES)}")
     if unknown := [str(name) for name in values if name not in SELECTED]:
         raise UserError(f"An arm has no {unknown[0]!r}; {choices(unknown[0], SELECTED)}")
-    where = ((name, tuple(v) if isinstance(v, list) else (v,)) for name, v in values.items())
-    return Selector(tuple(where), take)
+    where = {name: tuple(v) if isinstance(v, list) else (v,) for name, v in values.items()}
+    for name, selected in where.items():
+        if any(isinstance(value, Mapping | list) for value in selected):
+            raise UserError(f"{name} is {_short(values[name])}; give one value, or a list of them.")
+    return Selector(tuple(where.items()), take)
 
 
 def _short(value: Any) -> str:

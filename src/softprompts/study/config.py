@@ -250,22 +250,24 @@ def check_study(study: StudyConfig) -> None:
 
 
 def check_claims(claims: Sequence[Claim], grids: Mapping[str | None, Grid]) -> None:
-    """Refuse claims about variants, sources or backbones that the study does not have."""
+    """Refuse claims about variants, sources, backbones or tasks that the study does not have."""
     known = {
         "variant": [str(name) for name in grids if name is not None],
         "source": [subject_of(entry).name for grid in grids.values() for entry in grid.sources],
+        "task": [subject.name for grid in grids.values() for _, subject in _subjects(grid)],
         "backbone": [name for grid in grids.values() for name in grid.backbones],
     }
     for claim in claims:
         for part in claim.expect:
-            for _, selector in part.terms:
-                for name, names in known.items():
-                    for value in dict(selector.where).get(name, ()):
-                        if value not in names:
-                            raise UserError(
-                                f"Claim {claim.claim} names the {name} {value!r}, which the study "
-                                f"does not have; {choices(str(value), names) if names else ''}"
-                            )
+            selected = [pair for _, selector in part.terms for pair in selector.where]
+            for name, values in [("task", part.tasks or ()), *selected]:
+                names = known.get(name, values)
+                for value in values:
+                    if value not in names:
+                        raise UserError(
+                            f"Claim {claim.claim} names the {name} {value!r}, which the study "
+                            f"does not have; {choices(str(value), names) if names else ''}"
+                        )
 
 
 def check_named_rows(study: StudyConfig, data_dir: str | None) -> None:
