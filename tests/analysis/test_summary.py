@@ -5,6 +5,7 @@ import math
 import random
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean, stdev
@@ -117,6 +118,16 @@ def test_differences_are_paired_over_rows_and_corrected(
     assert [row["p_corrected"] for row in rows] == pytest.approx(holm(p_values), rel=1e-3)
     with pytest.raises(UserError, match="There is no arm 'residul'; did you mean residual"):
         summarize(read_runs(folder), against="residul")
+
+
+def test_runs_on_other_rows_are_paired_over_seeds(
+    cohort: tuple[Path, dict[tuple[str, str], list[float]]],
+) -> None:
+    """As many rows need not be the same ones."""
+    runs = read_runs(cohort[0])
+    records = [replace(run, digests={"validation": str(run.arm["preset"])}) for run in runs.records]
+    rows = summarize(replace(runs, records=records))["tables"][0]["differences"]
+    assert {(row["over"], row["pairs"]) for row in rows} == {("seeds", 3), ("tasks x seeds", 6)}
 
 
 def test_curves_have_a_band_over_seeds(
@@ -275,7 +286,7 @@ def test_a_task_is_judged_by_its_test_rows_only_if_all_runs_have_them(tmp_path: 
     assert [runs.score(run) for run in runs.records] == [11.0, 22.0]
     path.write_text(json.dumps(json.loads(path.read_text()) | {"test": None}))
     runs = read_runs(tmp_path)
-    assert runs.split("superglue/rte") == "validation"
+    assert {runs.split(run) for run in runs.records} == {"validation"}
 
 
 def test_every_claim_is_on_the_page_with_its_verdict_and_what_was_measured(tmp_path: Path) -> None:

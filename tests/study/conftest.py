@@ -1,15 +1,16 @@
 """A study small enough to run in a test, and one that is finished."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from softprompts.analysis.runs import Runs, of_cell
 from softprompts.artifacts.file_names import CELLS, RESULT
-from softprompts.artifacts.study_folder import StudyFolder
+from softprompts.artifacts.study_folder import CellResult, StudyFolder
 from softprompts.cli.study import main
 from softprompts.study.config import StudyConfig
 from softprompts.study.plan import Cell, plan
@@ -62,6 +63,11 @@ def results(folder: Path) -> dict[str, dict[str, Any]]:
         str(path.parent.relative_to(folder / CELLS)): json.loads(path.read_text())
         for path in (folder / CELLS).rglob(RESULT)
     }
+
+
+def as_runs(results: Sequence[CellResult]) -> Runs:
+    """The runs of results that left no files."""
+    return Runs(Path("x"), "study", [of_cell(one.plain(), Path("none")) for one in results])
 
 
 def scores(folder: Path) -> dict[str, float]:

@@ -18,10 +18,9 @@ from softprompts.study.checks import check_unchanged
 from softprompts.study.config import StudyConfig, check_study
 from softprompts.study.plan import Cell, plan
 from softprompts.study.study import Study
-from softprompts.study.tables import judge
 from softprompts.tasks import load_task
 
-from .conftest import QUICK, SHORT
+from .conftest import QUICK, SHORT, as_runs
 
 CHOOSE: dict[str, Any] = {
     "name": "choice",
@@ -76,7 +75,8 @@ def test_runs_take_the_settings_with_the_best_held_out_score(tmp_path: Path) -> 
 def test_choices_do_not_decide_which_rows_a_task_is_judged_by() -> None:
     choice = CellResult("c", stage="choice", target="a", score=1.0)
     tested = CellResult("b", stage="baseline", target="a", score=2.0, test=3.0)
-    assert [judged.split for judged in judge([choice, tested])] == ["validation", "test"]
+    runs = as_runs([choice, tested])
+    assert [runs.split(run) for run in runs.records] == ["validation", "test"]
 
 
 def test_a_study_with_choices_runs_and_is_reported(tmp_path: Path, model: str) -> None:

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from softprompts.analysis.study_report import _benchmarks
+from softprompts.analysis.tables import markdown, score_table
 from softprompts.artifacts.study_folder import CellResult, StudyFolder
 from softprompts.errors import UserError
 from softprompts.study.checks import check_data
 from softprompts.study.config import StudyConfig, check_study, read_study
 from softprompts.study.plan import Cell, plan
-from softprompts.study.tables import judge, markdown, score_table
 from softprompts.tasks.registry import BENCHMARKS
 
 from ..conftest import DATA
-from .conftest import QUICK, planned
+from .conftest import QUICK, as_runs, planned
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 ALL = (
@@ -288,7 +288,7 @@ def result(cell: Cell, score: float) -> CellResult:
 def test_table_1_has_a_mean_of_glue_and_one_of_superglue_for_every_source() -> None:
     study = read_study(RECIPES / "spot-table1.yaml")
     results = [result(cell, index % 97 * 1.0) for index, cell in enumerate(plan(study))]
-    table = score_table(judge(results), _benchmarks(study))
+    table = score_table(as_runs(results), _benchmarks(study))
     assert len(table) == 1 + 14 + 1 + 1
     for row in table:
         of_row = [r for r in results if (r.variant, r.source) == (row["variant"], row["source"])]
@@ -303,7 +303,7 @@ def test_table_1_has_a_mean_of_glue_and_one_of_superglue_for_every_source() -> N
 def test_a_mean_is_over_all_targets_or_missing() -> None:
     """A source that is a target itself has one target less, so its mean could not be compared."""
     cells = planned(sources=["helpdesk/urgency", "helpdesk/area"], retrieval={})
-    table = score_table(judge([result(cell, 50.0) for cell in cells]))
+    table = score_table(as_runs([result(cell, 50.0) for cell in cells]))
     means = {row["source"]: row["mean"] and row["mean"]["mean"] for row in table}
     assert means == {None: 50.0, "helpdesk/urgency": None, "helpdesk/area": 50.0}
 

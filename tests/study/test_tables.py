@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
+from softprompts.analysis.runs import RunRecord, Runs
+from softprompts.analysis.study_report import on_validation_rows
+from softprompts.analysis.tables import markdown, score_table
 from softprompts.analysis.variants import differences_markdown, variant_differences
 from softprompts.artifacts.file_names import RESULT
 from softprompts.artifacts.study_folder import CellResult
 from softprompts.cli.study import main
-from softprompts.study.tables import as_record, judge, markdown, score_table
 from softprompts.tasks.statistics import paired_test
 
-from .conftest import FEW, Write
+from .conftest import FEW, Write, as_runs
 from .conftest import results as saved_results
 
 
@@ -25,39 +27,39 @@ def result(target: str, score: float | None, test: float | None = None, **more: 
     return CellResult("x", target=target, score=score, **fields | tests | more)
 
 
+def judged(runs: Runs) -> list[tuple[str, float | None]]:
+    return [(runs.split(run), runs.score(run)) for run in runs.records]
+
+
 def test_runs_are_judged_by_test_rows_where_a_task_has_some() -> None:
-    both = judge([result("rte", 80.0, 75.0), result("cb", 60.0)])
-    assert [(one.split, one.score, one.rows, one.majority) for one in both] == [
-        ("test", 75.0, 8, 40.0),
-        ("validation", 60.0, 20, 50.0),
-    ]
+    results = [result("rte", 80.0, 75.0), result("cb", 60.0)]
+    both = as_runs(results)
+    assert judged(both) == [("test", 75.0), ("validation", 60.0)]
+    known = [both.task_score(run.task, [run]) for run in both.records]
+    assert [(task.rows, task.majority) for task in known] == [(8, 40.0), (20, 50.0)]
     text = markdown(score_table(both))
     assert "Scores on the test rows of rte, and on the validation rows of cb" in text
     assert "| rte (test) | cb (validation) |" in text
     assert "| 67.5 | 75.0 | 60.0 |" in text
     assert "\nRows: 8 of rte, 20 of cb. The 95 % interval of each run is in records.csv.\n" in text
     assert "transfer" not in text, "nothing was transferred"
-    transferred = score_table([*both, *judge([result("cb", 70.0, source="mnli")])])
-    assert "| (no transfer) | 67.5 | 75.0 | 60.0 |" in markdown(transferred)
-    assert markdown(score_table(both[:1])).startswith("Scores on the test rows, mean")
-    assert markdown(score_table(judge([result("rte", 80.0, 75.0)], "validation"))).startswith(
+    transferred = as_runs([*results, result("cb", 70.0, source="mnli", stage="transfer")])
+    assert "| (no transfer) | 67.5 | 75.0 | 60.0 |" in markdown(score_table(transferred))
+    alone = as_runs(results[:1])
+    assert markdown(score_table(alone)).startswith("Scores on the test rows, mean")
+    assert markdown(score_table(on_validation_rows(alone))).startswith(
         "Scores on the validation rows, mean"
     )
-    records = [as_record(one) for one in both]
-    assert [(r["judged_by"], r["judged_score"], r["score"]) for r in records] == [
-        ("test", 75.0, 80.0),
-        ("validation", 60.0, 60.0),
-    ]
 
 
 def test_test_and_validation_scores_of_a_task_are_never_mixed() -> None:
     """An older run has no test score; one that is not finished has no score at all."""
     older = [result("rte", 80.0, 75.0), result("rte", 82.0, seed=1, source="mnli")]
-    assert {one.split for one in judge(older)} == {"validation"}
-    unfinished = [older[0], result("rte", None, seed=1)]
-    assert [(one.split, one.score) for one in judge(unfinished)] == [("test", 75.0), ("test", None)]
-    mixture = result("rte", 70.0, stage="mixture-source")
-    assert [one.split for one in judge([older[0], mixture])] == ["test", "validation"]
+    assert judged(as_runs(older)) == [("validation", 80.0), ("validation", 82.0)]
+    unfinished = as_runs([older[0], result("rte", None, seed=1)])
+    assert judged(unfinished) == [("test", 75.0), ("test", None)]
+    mixture = as_runs([older[0], result("rte", 70.0, stage="mixture-source")])
+    assert judged(mixture) == [("test", 75.0), ("validation", 70.0)]
 
 
 def test_a_report_is_on_the_test_rows_also_of_older_results(
@@ -163,10 +165,16 @@ def test_every_difference_of_a_report_has_a_paired_test(
 
 
 def test_variants_are_compared_on_the_same_rows_and_seeds() -> None:
-    def run(variant: str, target: str, seed: int, rows: list[int], digest: str = "d") -> Any:
-        names = {"backbone": "b", "source": None, "variant": variant, "target": target}
-        score = 100 * sum(rows) / len(rows)
-        return names | {"seed": seed, "score": score, "digest": digest, "row_scores": rows}
+    def run(variant: str, target: str, seed: int, rows: list[int], digest: str = "d") -> RunRecord:
+        return RunRecord(
+            f"{variant}/{target}/{seed}",
+            target,
+            seed,
+            {"backbone": "b", "variant": variant, "stage": "baseline"},
+            scores={"validation": 100 * sum(rows) / len(rows)},
+            digests={"validation": digest},
+            predictions={"validation": {"row_scores": rows}},
+        )
 
     right, wrong = [1] * 10, [0] * 10
     records = [
@@ -175,16 +183,16 @@ def test_variants_are_compared_on_the_same_rows_and_seeds() -> None:
         *(run("base", "cb", seed, right) for seed in (0, 1)),
         *(run("slow", "cb", seed, [*right[:-1], 0], digest="other") for seed in (0, 1)),
     ]
-    rte, cb, mean = variant_differences(records)
+    rte, cb, mean = variant_differences(Runs(Path("x"), "study", records))
     assert (rte["first_score"], rte["second_score"], rte["change"], rte["seeds"]) == (
         *(50, 100, 50, 2),
     )
     assert (rte["paired_over"], rte["pairs"]) == ("rows", 20)
-    assert rte["p_paired"] == pytest.approx(paired_test([0.0] * 10, [1.0] * 10))
+    assert rte["p_paired"] == pytest.approx(paired_test([0.0] * 10, [1.0] * 10), rel=1e-5)
     assert (cb["change"], cb["paired_over"], cb["pairs"]) == (-10, "seeds", 2), "other rows"
     assert (mean["target"], mean["change"], mean["paired_over"]) == (None, 20, "targets")
     page = differences_markdown([rte, cb, mean])
-    assert "| slow against base | rte | 100.0 against 50.0 | +50.0 | p = 0.004, 20 rows |" in page
+    assert "| slow against base | rte | 100.0 against 50.0 | +50.0 | p = 0.002, 20 rows |" in page
     assert "| (mean over targets) |" in page
-    alone = [record for record in records if record["variant"] == "base"]
-    assert variant_differences(alone) == []
+    alone = [record for record in records if record.arm["variant"] == "base"]
+    assert variant_differences(Runs(Path("x"), "study", alone)) == []

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from softprompts.analysis.study_report import RECORD
 from softprompts.artifacts.card import Card, TaskCard
 from softprompts.backbone import Backbone
 from softprompts.cli.tune_summary import cohort_table, describe
 from softprompts.config import TaskConfig, expand_lists, run_config
 from softprompts.study.cells import score_fields
-from softprompts.study.tables import RECORD
 from softprompts.tasks import Task, TextFormat, baselines, load_task
 from softprompts.tuning import finish, tokens
 from softprompts.tuning.advice import advice

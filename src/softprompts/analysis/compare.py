@@ -27,7 +27,7 @@ def compare(
 ) -> Comparison | None:
     """The difference of two arms in points: on one task by the rows, if predictions were saved
     (each row's score being the mean over seeds); otherwise over tasks and seeds."""
-    arms = [[_by_seed(runs, part, task) for part in (first, second)] for task in tasks]
+    arms = [[by_seed(runs, part, task) for part in (first, second)] for task in tasks]
     shared = [[(one[s]["score"], other[s]["score"]) for s in one if s in other]
               for one, other in arms]  # fmt: skip
     if not all(shared):
@@ -50,10 +50,14 @@ def compare(
     }
 
 
-def _by_seed(runs: Runs, arm: Sequence[RunRecord], task: str) -> dict[int, dict[str, Any]]:
-    """What `paired_scores` needs of an arm's runs on a task."""
+def by_seed(runs: Runs, arm: Sequence[RunRecord], task: str) -> dict[int, dict[str, Any]]:
+    """What `paired_scores` needs of an arm's finished runs on a task."""
     return {
-        run.seed: {"score": score, "row_scores": run.row_scores(runs.split(task))}
+        run.seed: {
+            "score": score,
+            "row_scores": runs.row_scores(run),
+            "digest": run.digests.get(runs.split(run), run.digests.get("validation")),
+        }
         for run in arm
         if run.task == task and (score := runs.score(run)) is not None
     }

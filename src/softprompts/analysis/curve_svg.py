@@ -5,6 +5,7 @@ import html
 import math
 from collections.abc import Sequence
 
+from .spread import plus_minus
 from .summary import CurvePoint, Curves
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 300, 46, 12, 12, 40
@@ -152,6 +153,4 @@ def _numbers(curves: Curves) -> str:
 def _cell(point: CurvePoint | None) -> str:
     if point is None:
         return ""
-    digits = 3 if abs(point["mean"]) < 10 else 1
-    std = "" if point["std"] is None else f" ± {point['std']:.{digits}f}"
-    return f"{point['mean']:.{digits}f}{std}"
+    return plus_minus(point, 3 if abs(point["mean"]) < 10 else 1)

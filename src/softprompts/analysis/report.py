@@ -8,12 +8,12 @@ from typing import Any
 from ..errors import UserError
 from ..files import write_json, write_text
 from ..library.search import SIMILARITIES
-from ..study.tables import as_csv, rows_of
 from ..tasks.plain_names import plain_names
 from . import heatmaps
 from .report_page import Summary, TableRow, page, verdicts
 from .retrieval import KS, MethodResult, retrieval_table
 from .spread import PairedTest, Spread, TaskScore
+from .tables import as_csv, rows_of
 from .transfer import Correlation, Scores, Similarities, StudyRecord, correlation
 
 METHOD_NAMES = {"average": "weighted average of top-k", "mixture": "multi-task mixture of top-k"}

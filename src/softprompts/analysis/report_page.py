@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from ..study.tables import scored_on
-from .spread import SIGNIFICANCE, PairedTest, significant
-from .summary_page import WEAK, markdown_table, number
+from .spread import SIGNIFICANCE, PairedTest, number, plus_minus, significant
+from .summary_page import WEAK, markdown_table
+from .tables import scored_on
 
 Summary = dict[str, Any]
 TableRow = dict[str, Any]
@@ -173,9 +173,9 @@ def _tasks_table(rows: Sequence[TableRow], kind: str, score: str, title: str | N
             row[kind],
             _plus_minus(row, score),
             row["metric"] or "",
-            number(row["majority"], 1),
+            number(row["majority"]),
             str(row["rows"] or "") + (f" ({row['split']})" if len(splits) > 1 else ""),
-            number(row["standard_error"], 1),
+            number(row["standard_error"]),
             "not finished" if row[score] is None else "too weak" if row["weak"] else "",
         ]
         for row in rows
@@ -193,7 +193,7 @@ def _transfer_table(summary: Summary) -> str:
     }
     targets = [row["target"] for row in summary["targets"]]
     rows = [
-        [row["source"], *(number(reductions[row["source"], target], 1) for target in targets)]
+        [row["source"], *(number(reductions[row["source"], target]) for target in targets)]
         for row in summary["sources"]
     ]
     return markdown_table(["source", *targets], rows)
@@ -269,5 +269,5 @@ def _retrieval_table(rows: Sequence[TableRow]) -> str:
 
 
 def _plus_minus(row: TableRow, name: str) -> str:
-    std = row[f"{name}_std"]
-    return number(row[name], 1) + ("" if std is None else f" ± {number(std, 1)}")
+    known = row[name] is not None
+    return plus_minus({"mean": row[name], "std": row[f"{name}_std"]} if known else None)

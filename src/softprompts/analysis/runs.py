@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,13 +29,16 @@ from ..artifacts.file_names import (
 from ..config import run_config, spell
 from ..errors import UserError
 from ..files import read_json
-from .spread import TaskScore, finite, spread
+from .spread import TaskScore, finite, grouped, spread
 
 RECORDS, PLAN_COPY = "records.json", "plan.yaml"
 """What `study report` leaves of a study in its own folder."""
 SOURCE_STAGES = ("source", "mixture-source")
 CHOICES = ("choice", "source-choice")
 """The stages of runs that only choose settings for others."""
+OWN_ROWS = (*CHOICES, "mixture-source")
+"""The stages of runs that are not scored on the rows of their task."""
+Split = Literal["test", "validation"]
 Kind = Literal["run", "cohort", "study", "study report"]
 
 UNCOMPARED = (
@@ -60,6 +64,8 @@ class RunRecord:
     """The first metric on the validation rows and, if the task has some, on the test rows."""
     majority: Mapping[str, float] = field(default_factory=dict)
     rows: Mapping[str, int] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Of the rows, by split."""
     predictions: Mapping[str, Mapping[str, list[Any]]] = field(default_factory=dict)
     """By split: the answers, and the score of each row."""
     history: Sequence[Mapping[str, Any]] = ()
@@ -68,14 +74,13 @@ class RunRecord:
     machine: Mapping[str, str] = field(default_factory=dict)
     trained_parameters: int | None = None
     seconds: float | None = None
+    finished: float = 0.0
+    """When, in seconds since 1970; 0 if unknown."""
     failed: str | None = None
     explanation: Mapping[str, Any] = field(default_factory=dict)
     """What `study explain` found about the prompt."""
     chosen: tuple[str, ...] = ()
     """The cells whose prompts retrieval chose for it, the most similar first."""
-
-    def row_scores(self, split: str) -> list[float]:
-        return list(self.predictions.get(split, {}).get("row_scores", ()))
 
 
 @dataclass(frozen=True)
@@ -88,20 +93,29 @@ class Runs:
     unfinished: int = 0
     study: str | None = None
 
-    def split(self, task: str) -> str:
-        """The rows that a task is judged by: test rows, if all runs on it have a score there."""
-        others = (*CHOICES, "mixture-source")  # which have rows of their own
-        runs = [run for run in self.records if run.task == task and run.stage not in others]
-        scored = [run.scores for run in runs if run.scores]
-        return "test" if scored and all("test" in scores for scores in scored) else "validation"
+    @cached_property
+    def _tested(self) -> dict[tuple[str, bool], list[bool]]:
+        """Whether the finished runs on a task, or on rows of their own, have a test score."""
+        scored = [run for run in self.records if run.scores]
+        return grouped(((run.task, run.stage in OWN_ROWS), "test" in run.scores) for run in scored)
+
+    def split(self, run: RunRecord) -> Split:
+        """The rows that a run is judged by: test rows, if all runs on its task have a score there,
+        so that no two rows of a table are scored on different data."""
+        tested = self._tested.get((run.task, run.stage in OWN_ROWS), [False])
+        return "test" if all(tested) else "validation"
 
     def score(self, run: RunRecord) -> float | None:
-        return finite(run.scores.get(self.split(run.task)))
+        return finite(run.scores.get(self.split(run)))
+
+    def row_scores(self, run: RunRecord) -> list[float]:
+        """What paired tests compare; empty if they were not saved."""
+        return list(run.predictions.get(self.split(run), {}).get("row_scores", ()))
 
     def task_score(self, task: str, runs: Iterable[RunRecord]) -> TaskScore:
         """The score of some runs on one task, over their seeds, with the task's majority class."""
-        split = self.split(task)
         members = [run for run in runs if run.task == task]
+        split = self.split(members[0]) if members else "validation"
         known = [run for run in members if self.score(run) is not None]
         facts = [run for run in known if split in run.majority and split in run.rows]
         return TaskScore(
@@ -123,7 +137,7 @@ def read_runs(folder: Path) -> Runs:
         files = sorted((folder / CELLS).rglob(RESULT), key=_natural)
         begun = {path.parent for path in (folder / CELLS).rglob(PLAN)}
         unfinished = len(begun - {path.parent for path in files})
-        records = [_with_files(_of_result(read_json(path)), path.parent) for path in files]
+        records = [of_cell(read_json(path), path.parent) for path in files]
         runs = Runs(folder, "study", records, unfinished, study)
     elif (folder / RECORDS).exists():
         plan = folder / PLAN_COPY
@@ -142,6 +156,11 @@ def read_runs(folder: Path) -> Runs:
 
 
 # -- studies ---------------------------------------------------------------------------------------
+
+
+def of_cell(result: Mapping[str, Any], folder: Path) -> RunRecord:
+    """The run of a study's cell, from its result and its folder."""
+    return _with_files(_of_result(result), folder)
 
 
 def _of_result(result: Mapping[str, Any]) -> RunRecord:
@@ -165,6 +184,7 @@ def _of_result(result: Mapping[str, Any]) -> RunRecord:
             config=result.get("config") or {},
             machine=result.get("machine") or {},
             seconds=result.get("seconds"),
+            finished=result.get("finished") or 0.0,
             failed=result.get("failed"),
             chosen=tuple(str(source["cell"]) for source in result.get("chosen") or ()),
         )
@@ -189,6 +209,7 @@ def _with_files(run: RunRecord, folder: Path) -> RunRecord:
         run,
         history=list(_lines(folder / METRICS)),
         predictions=_mapping(folder / PREDICTIONS),
+        digests=card.get("task", {}).get("digests", {}),
         machine=run.machine or card.get("machine", {}),
         trained_parameters=card.get("trained_parameters"),
         explanation=_mapping(folder / EXPLANATION),
@@ -301,6 +322,12 @@ def flatten(settings: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         nested = isinstance(value, Mapping) and name != "labels"
         flat |= flatten(value, f"{path}{name}.") if nested else {f"{path}{name}": value}
     return flat
+
+
+def machines(records: Sequence[RunRecord]) -> list[dict[str, str]]:
+    """What the runs ran on, each machine once; older results do not say it."""
+    known = [dict(run.machine) for run in records if run.machine]
+    return [machine for index, machine in enumerate(known) if machine not in known[:index]]
 
 
 # -- names -----------------------------------------------------------------------------------------

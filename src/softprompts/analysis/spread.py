@@ -30,9 +30,12 @@ def significant(p: float | None) -> bool:
     return p is not None and p < SIGNIFICANCE
 
 
-class RoundedSpread(TypedDict):
+class MeanAndStd(TypedDict):
     mean: float
     std: float | None
+
+
+class RoundedSpread(MeanAndStd):
     runs: int
 
 
@@ -59,6 +62,18 @@ def spread(values: Iterable[float]) -> Spread | None:
     if not numbers:
         return None
     return Spread(fmean(numbers), stdev(numbers) if len(numbers) > 1 else None, len(numbers))
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    return "" if value is None else f"{value:z.{digits}f}"
+
+
+def plus_minus(value: MeanAndStd | None, digits: int = 1) -> str:
+    """Such as `81.2 ± 0.7`; empty if the mean is unknown."""
+    if value is None:
+        return ""
+    std = "" if value["std"] is None else f" ± {number(value['std'], digits)}"
+    return f"{number(value['mean'], digits)}{std}"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 
 from ..errors import UserError, choices
 from .compare import Comparison, compare
-from .runs import CHOICES, SOURCE_STAGES, RunRecord, Runs, arm_names, flatten
+from .runs import CHOICES, SOURCE_STAGES, RunRecord, Runs, arm_names, flatten, machines
 from .spread import SIGNIFICANCE, RoundedSpread, Spread, finite, grouped, holm, spread
 
 MEAN = "mean"
@@ -117,7 +117,6 @@ def summarize(runs: Runs, against: str | None = None) -> Summary:
     ]
     shown = next(iter(arms.values()), {})
     common, settings = _settings(runs, arms)
-    machines = [dict(run.machine) for run in compared if run.machine]
     return {
         "title": runs.folder.name,
         "folder": runs.folder.name,
@@ -132,7 +131,7 @@ def summarize(runs: Runs, against: str | None = None) -> Summary:
         "common": common,
         "settings": settings,
         "configs": {run.name: _portable(run, runs) for run in compared if run.config},
-        "machines": [m for index, m in enumerate(machines) if m not in machines[:index]],
+        "machines": machines(compared),
         "study": runs.study,
         "claims": [],
         "files": [],
@@ -177,6 +176,7 @@ def _table(title: str, runs: Runs, arms: Arms, against: str | None) -> Table:
         column: max((n for n, s in scores.items() if s), key=lambda n: _mean(scores[n]), default="")
         for column, scores in spreads.items()
     }
+    facts = {task: column[best[task] or next(iter(arms))] for task, column in columns.items()}
     differences = _differences(runs, arms, list(spreads), tasks, best, against)
     tied = {
         (row["task"], row["arm"])
@@ -188,13 +188,13 @@ def _table(title: str, runs: Runs, arms: Arms, against: str | None) -> Table:
         "tasks": [
             {
                 "name": task,
-                "metric": column[best[task]].metric if best[task] else None,
-                "split": runs.split(task),
-                "rows": column[best[task]].rows if best[task] else None,
-                "majority": column[best[task]].majority if best[task] else None,
-                "weak": not best[task] or column[best[task]].weak,
+                "metric": fact.metric,
+                "split": fact.split,
+                "rows": fact.rows,
+                "majority": fact.majority,
+                "weak": fact.weak,
             }
-            for task, column in columns.items()
+            for task, fact in facts.items()
         ],
         "arms": [
             {
@@ -234,7 +234,8 @@ def mean_over(runs: Runs, part: Sequence[RunRecord], tasks: Sequence[str]) -> Sp
     """The mean over tasks, and its spread over seeds; None if a task or a run is missing."""
     by_seed: dict[int, dict[str, float | None]] = {}
     for run in part:
-        by_seed.setdefault(run.seed, {})[run.task] = runs.score(run)
+        if run.task in tasks:
+            by_seed.setdefault(run.seed, {})[run.task] = runs.score(run)
     means = []
     for scores in by_seed.values():
         known = [score for task in tasks if (score := scores.get(task)) is not None]

@@ -15,7 +15,7 @@ import yaml
 from ..version import __version__
 from .curve_svg import CURVE_STYLE, curve_figure
 from .findings import HELD
-from .spread import SIGNIFICANCE
+from .spread import SIGNIFICANCE, number, plus_minus
 from .summary import MEAN, Difference, Score, Summary, Table
 
 MOST_CONFIGS, MOST_OPEN = 60, 30
@@ -97,16 +97,11 @@ def difference_note(table: Table) -> str:
     )
 
 
-def number(value: float | None, digits: int = 1) -> str:
-    return "" if value is None else f"{value:z.{digits}f}"
-
-
 def _score(score: Score | None) -> str:
     """In bold type, as Markdown has it, if it is the best of its column."""
     if score is None:
         return ""
-    std = "" if score["std"] is None else f" ± {number(score['std'])}"
-    text = f"{number(score['mean'])}{std}{' ' + TIED if score['tied'] else ''}"
+    text = f"{plus_minus(score)}{' ' + TIED if score['tied'] else ''}"
     return f"**{text}**" if score["best"] else text
 
 

@@ -1,45 +1,47 @@
 """Variants of a study against each other: the same sources, targets and seeds, in paired tests."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from statistics import fmean
 from typing import Any
 
-from .spread import PairedTest, Pairs, paired_scores
+from .compare import by_seed
+from .runs import RunRecord, Runs
+from .spread import PairedTest, Pairs, grouped, paired_scores
 from .summary_page import markdown_table
+from .tables import ON_TARGETS
 
-Record = Mapping[str, Any]
-"""A finished run: backbone, variant, source (None: no transfer), target, seed, score, and, for
-tests on rows, `row_scores` and the `digest` of its rows."""
-Runs = dict[int, Record]
-"""By seed."""
 Difference = dict[str, Any]
 
 
-def variant_differences(records: Iterable[Record]) -> list[Difference]:
+def variant_differences(runs: Runs) -> list[Difference]:
     """How much each variant differs from each that stands before it, on every source and target
     that both have finished; and in the mean over targets, where there are several.
 
     A difference is between the means over the seeds of both. It is tested on the rows if both
     were scored on the same ones, and else over the seeds; a mean over targets over the targets.
     """
-    groups: dict[tuple[str, str | None], dict[str, dict[str, Runs]]] = {}
-    for record in records:
-        by_variant = groups.setdefault((record["backbone"], record["source"]), {})
-        by_target = by_variant.setdefault(record["variant"], {})
-        by_target.setdefault(record["target"], {})[record["seed"]] = record
-    return [
-        {"backbone": backbone, "source": source, "first": first, "second": second, **row}
-        for (backbone, source), by_variant in groups.items()
-        for first, second in combinations(by_variant, 2)
-        for row in _on_targets(by_variant[first], by_variant[second])
+    finished = [
+        run for run in runs.records if run.stage in ON_TARGETS and runs.score(run) is not None
     ]
+    groups = grouped(((run.arm.get("backbone"), run.arm.get("source")), run) for run in finished)
+    differences = []
+    for (backbone, source), part in groups.items():
+        variants = grouped((run.arm.get("variant"), run) for run in part)
+        differences += [
+            {"backbone": backbone, "source": source, "first": first, "second": second, **row}
+            for first, second in combinations(variants, 2)
+            for row in _on_targets(runs, variants[first], variants[second])
+        ]
+    return differences
 
 
-def _on_targets(one: Mapping[str, Runs], other: Mapping[str, Runs]) -> list[Difference]:
+def _on_targets(
+    runs: Runs, one: Sequence[RunRecord], other: Sequence[RunRecord]
+) -> list[Difference]:
     rows, means = [], list[tuple[float, float]]()
-    for target in (target for target in one if target in other):
-        first, second = one[target], other[target]
+    for target in dict.fromkeys(run.task for run in one):
+        first, second = by_seed(runs, one, target), by_seed(runs, other, target)
         seeds = [seed for seed in first if seed in second]
         if seeds:
             means.append(

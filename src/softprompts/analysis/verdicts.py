@@ -149,7 +149,7 @@ def _values(
 ) -> dict[int | None, float]:
     members = [run for run in found if run.task == task]
     if selector.take in OVER_SEEDS:
-        value = _over_seeds(selector.take, members, runs, task)
+        value = _over_seeds(selector.take, members, runs)
         return {} if value is None else {None: value}
     numbers = [(run.seed, _value(selector.take, run, runs)) for run in members]
     by_seed = grouped((seed, number) for seed, number in numbers if number is not None)
@@ -204,22 +204,22 @@ def explained(take: str, explanation: Mapping[str, Any]) -> float | None:
     return -100 * math.fsum(share * math.log(share) for share in shares) / math.log(len(loads))
 
 
-def _over_seeds(take: str, members: Sequence[RunRecord], runs: Runs, task: str) -> float | None:
+def _over_seeds(take: str, members: Sequence[RunRecord], runs: Runs) -> float | None:
     scores = [score for run in members if (score := runs.score(run)) is not None]
     if take == "sd":
         return stdev(scores) if len(scores) > 1 else None
-    rows = [run.row_scores(runs.split(task)) for run in members]
+    rows = [runs.row_scores(run) for run in members]
     if not all(rows) or len({len(part) for part in rows}) != 1:
         return max(scores) if take == "best-seed" and scores else None
     if take in ("best-seed", "mean-seed"):
         return (max if take == "best-seed" else fmean)([fmean(part) for part in rows])
-    return fmean(vote(members, runs.split(task)))
+    return fmean(vote(members, runs.split(members[0])))
 
 
 def vote(members: Sequence[RunRecord], split: str) -> list[float]:
     """The row scores of the majority's answers; ties go to the first run's answer."""
     answers = [run.predictions[split]["predictions"] for run in members]
-    rows = [run.row_scores(split) for run in members]
+    rows = [run.predictions[split]["row_scores"] for run in members]
     if len(answers[0]) != len(rows[0]):  # the scores are of groups of rows
         return rows[0]
     scores = []
