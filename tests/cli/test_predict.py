@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,29 @@ def test_several_prompts_have_a_column_each(
         assert [row[name] for row in table] == [alone[0], table[1][name], alone[1]]
         assert not table[1][name]
     assert set(table[0]) == {"id", "review", "prediction", *names}
+
+
+@pytest.mark.parametrize(
+    ("name", "models"),
+    [("other-model", "t5-tiny and other-model"), ("t5-tiny", "two versions of t5-tiny")],
+)
+def test_prompts_of_different_backbones_are_refused_before_a_model_is_loaded(
+    name: str,
+    models: str,
+    runs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first, other = runs / "seed=0", shutil.copytree(runs / "seed=1", tmp_path / "other")
+    card = json.loads((other / "prompt.json").read_text())
+    card["backbone"] |= {"name": name, "fingerprint": "0" * 32}
+    (other / "prompt.json").write_text(json.dumps(card))
+    message = f"The prompts {first} and {other} belong to different backbones ({models});"
+    monkeypatch.setattr("softprompts.tuning.tuned.load_backbone", None)
+    for command in (["predict", f"{first},{other}", "x"], ["ensemble", str(first), str(other)]):
+        assert main([*command, *CPU]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_rows_come_from_standard_input(

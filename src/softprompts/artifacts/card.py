@@ -321,7 +321,7 @@ class Card(Part):
             )
         raise UserError(
             f"The prompt {prompt} was tuned on {name} and does not work with another model; "
-            f"load that one with {setting('model')}, or tune it again."
+            "use that model, or tune it again."
         )
 
 

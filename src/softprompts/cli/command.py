@@ -192,6 +192,18 @@ def check_card_model(card: "Card", model: str | None) -> None:
         check_model(find_path(card.backbone.name, card.path.parent))
 
 
+def check_one_backbone(folders: Sequence[Path], cards: Sequence["Card"]) -> None:
+    """Refuse prompts of different backbones, which cannot answer together."""
+    for folder, card in zip(folders, cards, strict=True):
+        names = list(dict.fromkeys([cards[0].backbone.name, card.backbone.name]))
+        if card.backbone.fingerprint != cards[0].backbone.fingerprint:
+            models = " and ".join(names) if len(names) > 1 else f"two versions of {names[0]}"
+            raise UserError(
+                f"The prompts {folders[0]} and {folder} belong to different backbones ({models}); "
+                "only prompts of one backbone can answer together."
+            )
+
+
 def model_flags(model: str, required: bool = False) -> tuple[Argument, ...]:
     """The flags of a command that loads a backbone; `model` is the help of --model."""
     return (

@@ -13,6 +13,7 @@ from .command import (
     action,
     argument,
     check_card_model,
+    check_one_backbone,
     check_prompt_folder,
     folder_names,
 )
@@ -113,7 +114,9 @@ def _check(options: argparse.Namespace) -> None:
 def _data(options: argparse.Namespace) -> tuple[EvaluationSet, bool]:
     """The rows to answer, and whether they have labels; a file without its label column has not."""
     rows = file_rows(options)
-    card, *_ = [Card.of_folder(path) for path in options.prompts]
+    cards = [Card.of_folder(path) for path in options.prompts]
+    check_one_backbone(options.prompts, cards)
+    card = cards[0]
     form = card.answering().form
     if rows and form.definition is None and not any(form.label in row.values for row in rows):
         form.check_columns(rows, labelled=False)

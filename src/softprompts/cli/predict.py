@@ -21,6 +21,7 @@ from .command import (
     action,
     argument,
     check_card_model,
+    check_one_backbone,
     check_prompt_folder,
     folder_names,
 )
@@ -122,12 +123,13 @@ class LocalPrompts:
 
     def __init__(self, folders: Sequence[Path], options: argparse.Namespace) -> None:
         self.folders, self.options, self.names = folders, options, folder_names(folders)
-        self.forms = [Card.of_folder(folder).answering().form for folder in folders]
+        self.cards = [Card.of_folder(folder) for folder in folders]
+        check_one_backbone(folders, self.cards)
+        self.forms = [card.answering().form for card in self.cards]
 
     def answer(self, questions: Sequence[Question], shares: bool) -> None:
         options, numbers = self.options, range(len(self.names))
-        for folder in self.folders:
-            check_card_model(Card.of_folder(folder), options.model)
+        check_card_model(self.cards[0], options.model)
 
         from ..serving.engine import make_engine
         from .row_progress import RowProgress
