@@ -6,7 +6,8 @@ records of benchmarks/defaults.py, by the rule of `tune --auto` itself.
 The candidates of the records are trained to the end, and judged on the way at the rungs of a
 tournament, so a tournament among them needs no more training. Its score is that of its winner on
 the validation rows, which chose nothing; every score of a table is of runs on the same rows.
-Records with fewer rungs, of an earlier rule, are not replayed. The last lines compare the presets
+Records with fewer rungs, of an earlier rule, are not replayed. The last lines show what a choice
+at once, at the first or the second rung of all records, would score, compare the presets
 chosen with hindsight for each backbone and task, by the mean over all recorded seeds, and show what
 a vote of three seeds of the default would gain on the held-out rows of the last rung.
 """
@@ -31,25 +32,32 @@ Runs = Mapping[str, dict[str, Any]]
 def play(runs: Runs, default: str | None = COMPETING[0]) -> str:
     """The winner of the tournament; without a default, the best score wins."""
     names: Sequence[str] = COMPETING
-    for number in range(len(runs[names[0]]["rungs"])):
-        rungs = {name: runs[name]["rungs"][number] for name in names}
-        standings: list[Standing] = [
-            {
-                "candidate": name,
-                "score": rung["score"],
-                "interval": None,
-                "loss": rung["loss"],
-                "left": False,
-            }
-            for name, rung in rungs.items()
-        ]
-        standings.sort(key=rank)
-        right = {name: [100.0 * int(bit) for bit in rung["right"]] for name, rung in rungs.items()}
-        last = number == len(runs[names[0]]["rungs"]) - 1
-        gone = {place["candidate"] for place in leaving(standings, right, default, last)}
-        names = [name for name in names if name not in gone]
+    last = len(runs[names[0]]["rungs"]) - 1
+    for number in range(last + 1):
+        names = judge(runs, names, number, default, number == last)
     (winner,) = names
     return winner
+
+
+def judge(
+    runs: Runs, names: Sequence[str], number: int, default: str | None, last: bool
+) -> list[str]:
+    """Who stays after a rung; only one after the last."""
+    rungs = {name: runs[name]["rungs"][number] for name in names}
+    standings: list[Standing] = [
+        {
+            "candidate": name,
+            "score": rung["score"],
+            "interval": None,
+            "loss": rung["loss"],
+            "left": False,
+        }
+        for name, rung in rungs.items()
+    ]
+    standings.sort(key=rank)
+    right = {name: [100.0 * int(bit) for bit in rung["right"]] for name, rung in rungs.items()}
+    gone = {place["candidate"] for place in leaving(standings, right, default, last)}
+    return [name for name in names if name not in gone]
 
 
 def main() -> None:
@@ -84,8 +92,28 @@ def main() -> None:
     for name in columns["all"][0]:
         means = [f"{fmean(row[name] for row in rows):.1f}" for rows in columns.values()]
         print(f"| {name} | {' | '.join(means)} |")
+    chosen_at_once(records)
     chosen_per_pair(records)
     votes_of_seeds(records)
+
+
+def chosen_at_once(records: Records) -> None:
+    """What a choice among all candidates at the first or at the second rung would score."""
+    runs: dict[tuple[str, str, int], dict[str, dict[str, Any]]] = {}
+    for (model, task, candidate, seed), record in records.items():
+        if record.get("rungs"):
+            runs.setdefault((model, task, seed), {})[candidate] = record
+    complete = [of for of in runs.values() if set(COMPETING) <= set(of)]
+    default = fmean(scores(of[COMPETING[0]])[1] for of in complete)
+    for number in range(2):
+        steps = [of[COMPETING[0]]["rungs"][number]["step"] for of in complete]
+        picked = [judge(of, COMPETING, number, COMPETING[0], True)[0] for of in complete]
+        score = fmean(scores(of[name])[1] for of, name in zip(complete, picked, strict=True))
+        replaced = sum(name != COMPETING[0] for name in picked)
+        print(
+            f"\n{len(complete)} tournaments decided at step {min(steps)} to {max(steps)}: "
+            f"{score:.1f}, the default {default:.1f}; it was replaced {replaced} times"
+        )
 
 
 def votes_of_seeds(records: Records) -> None:

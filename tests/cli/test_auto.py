@@ -12,14 +12,20 @@ import torch
 from rich.console import Console
 
 from softprompts.artifacts.run_folder import RunFolder
-from softprompts.artifacts.tournament import read_tournament
+from softprompts.artifacts.tournament import Standing, TournamentRecord, read_tournament
 from softprompts.backbone import Backbone
 from softprompts.cli import main, tune_runs
 from softprompts.files.tensors import read_tensors
+from softprompts.tuning.auto import Tournament
 
 from ..conftest import write_toy
 from ..processes import ForkServer
 from .conftest import Start
+
+COSTS = (
+    *("tournament_training", "tournament_judging", "winner_training", "winner_evaluation"),
+    *("total", "runs"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +35,7 @@ def command(tmp_path_factory: pytest.TempPathFactory, t5: Backbone) -> list[str]
     return [
         *("tune", "--auto", "--model", str(home / "model"), "--train", str(write_toy(home))),
         *("--text", "review", "--label", "mood"),
-        *("--steps", "54", "--batch-size", "2", "--checkpoint-every", "10", "--max-length", "32"),
+        *("--steps", "72", "--batch-size", "2", "--checkpoint-every", "10", "--max-length", "32"),
         *("--lr", "0.01,0.1,0.3,1", "--prompt.length", "2", "--device", "cpu", "--no-baselines"),
         *("--scoring", "labels", "--output"),
     ]
@@ -53,14 +59,14 @@ def test_the_tournament_is_printed_and_part_of_the_json(
         *(("1", "stays"), ("1", "stays"), ("1", "eliminated"), ("1", "eliminated")),
         *(("2", "won"), ("2", "eliminated")),
     ]
-    assert "row passes: tournament 220 (training 208, judging 12), winner 110" in text
-    assert "in all 2.96 times the winner's run alone" in text
+    assert "row passes: tournament 220 (training 208, judging 12), winner 218" in text
+    assert "in all 1.99 times the winner's run alone" in text
     assert "2 rows separate only candidates that differ widely" in text
     assert "the run was already finished" in text
     assert main([*command, str(uninterrupted), "--quiet", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["tournament"] == read_tournament(RunFolder(uninterrupted))
-    assert result["steps"] == 54
+    assert result["steps"] == 108
 
 
 def test_kill_9_in_a_tournament_repeats_no_rung(
@@ -102,7 +108,7 @@ def test_another_run_in_the_folder_is_refused(
     command: list[str], uninterrupted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, str(uninterrupted), "--steps", "60"]) == 2
-    assert "--steps was 54 and is now 60" in capsys.readouterr().err
+    assert "--steps was 72 and is now 60" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -112,8 +118,14 @@ def test_another_run_in_the_folder_is_refused(
         (["--auto", "--minutes", "5", "--epochs", "2"], "Both --minutes and --epochs say"),
         (["--auto", "--minutes", "soon"], "--minutes is 'soon'; give a number."),
         (["--auto", "--seed", "0,1"], "--seed is a list, but all candidates of --auto share"),
-        (["--auto", "--steps", "5"], "2 candidates needs a run of at least 12 steps"),
-        (["--auto", "--lr", "1,2,3,4", "--steps", "47"], "needs a run of at least 48 steps"),
+        (
+            ["--auto", "--steps", "5"],
+            "a tournament of 2 candidates needs 18 or more; raise it.",
+        ),
+        (
+            ["--auto", "--lr", "1,2,3,4", "--steps", "71"],
+            "4 candidates needs 72 or more; raise it, or compare fewer.",
+        ),
         (["--auto", "--patience", "2"], "--patience selects by validation score"),
     ],
 )
@@ -126,6 +138,29 @@ def test_wrong_settings_are_refused_without_torch(
     error, imported = process.stderr.splitlines()
     assert message in error
     assert imported == "imported:"
+
+
+def test_a_protected_default_is_not_said_to_lead() -> None:
+    places: list[Standing] = [
+        {"candidate": name, "score": score, "interval": None, "loss": 1.0, "left": left}
+        for name, score, left in (("1", 75.0, False), ("2", 100.0, True))
+    ]
+    record: TournamentRecord = {
+        "candidates": {"1": {"preset": "mixture"}, "2": {"preset": "smop"}},
+        "left_out": [],
+        "metric": "accuracy",
+        "held_out": 8,
+        "rung_steps": [10],
+        "rungs": [{"step": 10, "rows": 8, "standings": places}],
+        "cost": dict.fromkeys(COSTS, 1),
+    }
+    reason = "the default method won because no other candidate was significantly better (p < 0.1)"
+    assert reason in tune_runs.describe_tournament(record, Path("run"))
+    tournament: Any = SimpleNamespace(record=record)
+    summary = Tournament._summary(tournament, 0, record["rungs"][0])
+    assert "smop leads with accuracy 100.0 on 8 held-out rows; 1 eliminated" in summary
+    places[1]["score"] = 70.0
+    assert reason not in tune_runs.describe_tournament(record, Path("run"))
 
 
 def test_a_bar_over_all_rungs_shows_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,8 +58,8 @@ def _trackers(text: str) -> Sequence[str]:
         "--auto",
         action="store_true",
         help="let methods, learning rates, lengths and starts compete on rows held out of the "
-        "training data, and tune the winner for --steps; lists of settings replace the "
-        "built-in candidates (docs/auto.md)",
+        "training data, and tune the winner for 1.5 times --steps; costs at most three runs; "
+        "lists of settings replace the built-in candidates (docs/auto.md)",
     ),
     argument(
         "--minutes",

@@ -11,6 +11,7 @@ from ..artifacts.file_names import TOURNAMENT, TOURNAMENT_PLOT
 from ..artifacts.tournament import TournamentRecord
 from ..config import Member, spell
 from ..tuning import Run, RunFailedError
+from ..tuning.auto import UNLIKELY, rank
 from ..tuning.phases import Phases
 from ..tuning.progress import RowCount, RowLines, scores
 from ..tuning.summary import over_seeds, records, write_table
@@ -123,11 +124,17 @@ def describe_tournament(record: TournamentRecord, folder: Path) -> list[str]:
         f"{record['held_out']} rows separate only candidates that differ widely; "
         "more training rows make the choice more reliable"
     )
+    final = record["rungs"][-1]["standings"]
+    protected = (
+        "the default method won because no other candidate was significantly better "
+        f"(p < {UNLIKELY:g})"
+    )
     return [
         f"{len(record['candidates'])} candidates, judged by {record['metric']} on "
         f"{record['held_out']:,} rows held out of the training data (95 % intervals)",
         *aligned(_table(record)),
         *([few_rows] if record["held_out"] < FEW_ROWS else []),
+        *([protected] if final[0] != min(final, key=rank) else []),
         *(
             f"left out: {', '.join(map(spell, candidate['settings'].values()))}: {candidate['why']}"
             for candidate in record["left_out"]

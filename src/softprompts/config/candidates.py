@@ -41,9 +41,11 @@ COMMON = ("steps", "epochs", "batch_size", "accumulate")
 """Settings of tuning that all candidates share, or their scores would not be comparable."""
 
 
-TOURNAMENT_RUNS = 2
+BUDGET = 3
+"""What `tune --auto` costs, in runs of `steps`: half goes to the tournament, half to the winner."""
+TOURNAMENT_RUNS = 1
 """The cost of a tournament, in runs of the winner."""
-JUDGING = 0.15
+JUDGING = 0.25
 """The largest share of that cost for judging; a class with two rows gives at least one."""
 ANSWERED = 0.5
 """What it costs to answer a row, in rows that are trained on: there is no backward pass."""
@@ -66,10 +68,15 @@ def rung_shares(count: int) -> list[float]:
     return [*[0.5 / early] * early, 0.5] if early else [1.0]
 
 
+def winner_steps(steps: int) -> int:
+    """The steps of the winner's run. `steps`: those of a run without a tournament."""
+    return math.floor(steps * BUDGET / (1 + TOURNAMENT_RUNS))
+
+
 def steps_needed(count: int) -> int:
-    """The fewest steps of a run for which a tournament of that many candidates fits in."""
+    """The fewest `steps` for which a tournament of that many candidates fits in."""
     first = TOURNAMENT_RUNS * (1 - JUDGING) * rung_shares(count)[0] / count
-    return math.ceil(FIRST_STEPS / first - 1e-9)
+    return math.ceil(FIRST_STEPS / first * (1 + TOURNAMENT_RUNS) / BUDGET - 1e-9)
 
 
 def check_steps(count: int, steps: int) -> None:
@@ -78,9 +85,10 @@ def check_steps(count: int, steps: int) -> None:
             f"Only one candidate fits this task and model; leave out {setting('auto')}."
         )
     if steps < steps_needed(count):
+        fewer = ", or compare fewer" if count > 2 else ""
         raise UserError(
-            f"A tournament of {count} candidates needs a run of at least {steps_needed(count)} "
-            f"steps, but this one has {steps}; raise {setting('tuning.steps')}, or compare fewer."
+            f"{setting('tuning.steps')} is {steps}, and a tournament of {count} candidates needs "
+            f"{steps_needed(count)} or more; raise it{fewer}."
         )
 
 

@@ -18,12 +18,14 @@ from ..backbone import Backbone
 from ..config import Member, RunConfig, spell
 from ..config.candidates import (
     ANSWERED,
+    BUDGET,
     JUDGING,
     TOURNAMENT_RUNS,
     check_steps,
     rung_shares,
     sizes,
     steps_needed,
+    winner_steps,
 )
 from ..errors import UserError, setting
 from ..tasks import Task
@@ -47,8 +49,9 @@ TIMED_RUNS, UNTIMED, FEWEST_TIMED, MOST_TIMED, TIMING = 4, 2, 5, 25, 3.0
 on, in how many steps, and in about how many seconds."""
 UNLIKELY = 0.1
 """Below this p-value, a candidate is taken to be better than the default method."""
-EARLIER_JUDGING = 0.25
-"""`JUDGING` of the versions that did not record the share of held-out rows."""
+EARLIER_JUDGING = 0.5
+"""The most that judging cost, in runs of the winner, in the versions that did not record the share
+of held-out rows."""
 RESERVE = 0.1
 """The share of the minutes that is left for loading, baselines and pictures."""
 
@@ -65,7 +68,7 @@ def count_candidates(available: int, steps: int, most: int) -> int:
 
 
 def rung_steps(steps: int, batch_rows: int, count: int, held_out: int) -> list[int]:
-    """The steps at which candidates are judged."""
+    """The steps at which candidates are judged. `steps`: those of the winner."""
     rungs = sizes(count)
     budget = TOURNAMENT_RUNS * steps * batch_rows - sum(rungs) * held_out * ANSWERED
     ends, step = list[int](), 0
@@ -74,21 +77,21 @@ def rung_steps(steps: int, batch_rows: int, count: int, held_out: int) -> list[i
         ends.append(min(step, steps - 1))
     if ends[0] < 1:
         raise UserError(
-            f"Judging {count} candidates on {held_out} rows costs more than two runs of {steps} "
+            f"Judging {count} candidates on {held_out} rows costs more than a run of {steps} "
             f"steps; raise {setting('tuning.steps')}, or compare fewer."
         )
     return ends
 
 
 def held_out_share(task: Task, steps: int, batch_rows: int, count: int) -> float:
-    """The share of the training rows that judges candidates."""
+    """The share of the training rows that judges candidates. `steps`: those of the winner."""
     affordable = JUDGING * TOURNAMENT_RUNS * steps * batch_rows / (ANSWERED * sum(sizes(count)))
     return min(HELD_OUT, affordable / len(task.train))
 
 
 def _earlier_share(task: Task, record: TournamentRecord) -> float:
     """`held_out_share` of the versions that did not record it."""
-    affordable = EARLIER_JUDGING * TOURNAMENT_RUNS * record["steps"] * record["batch_rows"]
+    affordable = EARLIER_JUDGING * record["steps"] * record["batch_rows"]
     return min(HELD_OUT, affordable / sum(_sizes(record)) / len(task.train))
 
 
@@ -135,7 +138,7 @@ def row_passes(record: TournamentRecord, validation: int) -> dict[str, float]:
 def affordable_steps(
     members: Sequence[Member], task: Task, backbone: Backbone, team: Team, seconds: float
 ) -> int:
-    """The steps of the winner with which tournament and winner take about that long."""
+    """The `steps` with which tournament and winner take about that long."""
     runs = [Run(member.config, task, backbone, team=team) for member in members[:TIMED_RUNS]]
     rows = runs[0].config.tuning.batch_size * runs[0].config.tuning.accumulate
 
@@ -152,7 +155,8 @@ def affordable_steps(
     start = time.monotonic()
     together, alone = seconds_per_row(runs), seconds_per_row(runs[:1])
     left = seconds * (1 - RESERVE) - (time.monotonic() - start) - len(task.validation) * together
-    return max(0, math.floor(left / (rows * (alone + TOURNAMENT_RUNS * together))))
+    winner = left / (rows * (alone + TOURNAMENT_RUNS * together))
+    return max(0, math.floor(winner * (1 + TOURNAMENT_RUNS) / BUDGET))
 
 
 def fitting(
@@ -192,11 +196,15 @@ def plan(
     most: int | None = None,
     left_out: Sequence[dict[str, Any]] = (),
 ) -> TournamentRecord:
-    """The record of a tournament before its first step. `most`: fewer candidates are enough."""
+    """The record of a tournament before its first step.
+
+    `steps`: those of a run without a tournament; `most`: fewer candidates are enough.
+    """
     tuning = members[0].config.tuning
     batch_rows = tuning.batch_size * tuning.accumulate
     count = len(members) if most is None else count_candidates(len(members), steps, most)
     check_steps(count, steps)
+    steps = winner_steps(steps)
     record: TournamentRecord = {} if most is None else {"default": members[0].name}
     record["held_out_share"] = held_out_share(task, steps, batch_rows, count)
     rows = len(hold_out(task, record).validation)
@@ -330,7 +338,7 @@ class Tournament:
         return cohort
 
     def _summary(self, number: int, rung: RungRecord) -> str:
-        best = rung["standings"][0]
+        best = min(rung["standings"], key=rank)  # a protected default may come before it
         settings = self.record["candidates"][best["candidate"]]
         return (
             f"rung {number + 1} of {len(self.record['rung_steps'])}: {in_words(settings)} leads "

@@ -9,7 +9,7 @@ from ..artifacts.run_folder import RunFolder
 from ..artifacts.tournament import TournamentRecord, read_tournament, write_tournament
 from ..backbone import Backbone
 from ..config import Member, RunConfig, absolute_data
-from ..config.candidates import TOURNAMENT_RUNS, steps_needed
+from ..config.candidates import BUDGET, steps_needed, winner_steps
 from ..errors import UserError, setting
 from ..tasks import Task
 from .auto import (
@@ -75,6 +75,8 @@ def tune_by_tournament(
     cost = row_passes(record, validation)
     single = int(cost["winner_training"]) + validation
     watcher.on_row_plan(int(cost["total"]), int(cost["total"]) - single)
+    winner = in_words(record["candidates"][record["winner"]])
+    watcher.on_message(f"tuning the winner, {winner}, for {record['steps']:,} steps")
     tuned = tune_winner(config)
     record |= {"cost": cost, "result": _result(tuned)}
     tuned.tournament = record
@@ -121,12 +123,12 @@ def _plan(
         steps = team.on_main(lambda: timed)
         if steps < (needed := steps_needed(2 if default else len(members))):
             raise UserError(
-                f"A budget of {minutes:g} min is enough for a run of {steps} steps here, and a "
-                f"tournament needs {needed}; raise {setting('minutes')}."
+                f"A budget of {minutes:g} min is enough for a run of {BUDGET * steps} steps here, "
+                f"and a tournament needs {BUDGET * needed}; raise {setting('minutes')}."
             )
         watcher.on_message(
-            f"{minutes:g} min are enough for a tournament and a run of {steps:,} steps, or for a "
-            f"run of about {(1 + TOURNAMENT_RUNS) * steps:,} steps without a tournament"
+            f"a budget of {minutes:g} min is enough for a tournament and {winner_steps(steps):,} "
+            f"steps of its winner, or for a run of about {BUDGET * steps:,} steps without it"
         )
     return plan(fit, task, steps, most, left_out)
 
