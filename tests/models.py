@@ -281,3 +281,9 @@ def our_log_probs(backbone: Backbone, vectors: Tensor) -> Tensor:
     text = backbone.embed_rows(backbone.tokenise(TEXTS, 40))
     targets = backbone.tokenise_targets(["positive", "negative", "positive"])
     return -backbone.losses(vectors.expand(3, -1, -1), text, targets).nll
+
+
+def unpadded(batch: dict[str, Any]) -> list[list[int]]:
+    """The rows of `input_ids` without their pads."""
+    pairs = zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    return [[token for token, used in zip(*pair, strict=True) if used] for pair in pairs]

@@ -110,7 +110,7 @@ def test_which_inputs_a_mixture_sends_where(mixture: Tuned) -> None:
     text = mixture.backbone.embed_rows(
         mixture.backbone.tokenise([row.input for row in ROWS], mixture.predictor().budget)
     )
-    chosen = mixture.prompt.chosen(text.embeds, text.mask).tolist()
+    chosen = mixture.prompt.router_probabilities(text.embeds, text.mask).argmax(-1).tolist()
     assert [part.rows for part in found.routing] == [chosen.count(k) for k in range(3)]
     assert sum(sum(part.classes.values()) for part in found.routing) == len(ROWS)
     assert found.confidence is not None

@@ -12,7 +12,7 @@ from softprompts.prompt.prompt import build_prompt
 from softprompts.tuning import Predictor
 
 from ..conftest import GOLDEN, golden
-from ..models import CAUSALS, random_causal
+from ..models import CAUSALS, random_causal, unpadded
 
 PEFT = golden("peft_causal_gpt2")
 
@@ -65,9 +65,7 @@ def test_loss_logits_and_gradient_match_peft(peft_model: Causal) -> None:
 def test_generation_equals_the_unpadded_rows(peft_model: Causal, side: str) -> None:
     """With left padding, PEFT puts the pads between prompt and text and generates something else;
     the unpadded rows are right."""
-    text = peft_model.embed(
-        torch.tensor(PEFT[side]["input_ids"]), torch.tensor(PEFT[side]["attention_mask"])
-    )
+    text = peft_model.embed_rows(unpadded(PEFT[side]))
     generated = peft_model.generate(peft_prompt().expand(3, -1, -1), text, 8).tolist()
     lengths = [sum(mask) for mask in PEFT[side]["attention_mask"]]
     assert generated == [

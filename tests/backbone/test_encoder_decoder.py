@@ -14,7 +14,7 @@ from softprompts.backbone import Backbone, EncoderDecoder, Text, load_backbone
 from softprompts.errors import UserError
 
 from ..conftest import GOLDEN, golden
-from ..models import random_t5
+from ..models import random_t5, unpadded
 
 PEFT = golden("peft_t5")
 
@@ -34,7 +34,7 @@ def peft_prompt() -> torch.Tensor:
 
 def test_loss_logits_and_gradient_match_peft(peft_model: EncoderDecoder) -> None:
     prompt = peft_prompt().requires_grad_()
-    text = peft_model.embed(torch.tensor(PEFT["input_ids"]), torch.tensor(PEFT["attention_mask"]))
+    text = peft_model.embed_rows(unpadded(PEFT))
     targets = [[token for token in row if token >= 0] for row in PEFT["labels"]]
     losses = peft_model.losses(prompt.expand(3, -1, -1), text, targets)
     mean = losses.nll.sum() / losses.tokens.sum()
@@ -55,7 +55,7 @@ def test_loss_logits_and_gradient_match_peft(peft_model: EncoderDecoder) -> None
 
 def test_generation_matches_peft(peft_model: EncoderDecoder) -> None:
     prompt = peft_prompt().expand(3, -1, -1)
-    text = peft_model.embed(torch.tensor(PEFT["input_ids"]), torch.tensor(PEFT["attention_mask"]))
+    text = peft_model.embed_rows(unpadded(PEFT))
     assert peft_model.generate(prompt, text, 10).tolist() == [
         row[1:] for row in PEFT["generated_ids"]
     ], "PEFT's rows begin with the start token"
@@ -78,7 +78,7 @@ def test_dropout_is_on_inside_and_off_outside(t5: Backbone) -> None:
 
 
 def test_z_is_the_squared_log_normaliser(peft_model: EncoderDecoder) -> None:
-    text = peft_model.embed(torch.tensor(PEFT["input_ids"]), torch.tensor(PEFT["attention_mask"]))
+    text = peft_model.embed_rows(unpadded(PEFT))
     targets = [[token for token in row if token >= 0] for row in PEFT["labels"]]
     z = peft_model.losses(peft_prompt().expand(3, -1, -1), text, targets).z
     squared = torch.tensor(PEFT["logits"]).logsumexp(-1).square()

@@ -237,13 +237,9 @@ class Backbone(TokenizedModel):
 
     # -- inputs ----------------------------------------------------------------------------------
 
-    def embed(self, ids: Tensor, mask: Tensor, place: Place = "prefix") -> Text:
-        """[B, T] -> embeddings; pads on the left or inside are moved to the end: [text; pad]."""
-        rows = [row[used].tolist() for row, used in zip(ids, mask.bool(), strict=True)]
-        return self.embed_rows(rows, place)
-
     def embed_rows(self, rows: Sequence[Sequence[int]], place: Place = "prefix") -> Text:
-        """The same for rows of ids; only ids and lengths are copied, padding happens on the GPU."""
+        """Rows of ids -> embeddings [B, T, H], with pads at the end: [text; pad]; only ids and
+        lengths are copied, padding happens on the GPU."""
         insert_at = None if place == "prefix" else self.prompt_columns(*self.collate(rows), place)
         sizes = np.fromiter(map(len, rows), np.int64, len(rows))
         flat = np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(sizes.sum()))

@@ -67,11 +67,6 @@ class Prompt(nn.Module):
         return self.route.reads_text and len(self.table) > 1
 
     @torch.no_grad()
-    def chosen(self, embeds: Tensor, mask: Tensor) -> Tensor:
-        """The prompt each row is sent to in evaluation [B]."""
-        return self.router_probabilities(embeds, mask).argmax(-1)
-
-    @torch.no_grad()
     def router_probabilities(self, embeds: Tensor, mask: Tensor) -> Tensor:
         """The probability of each prompt in evaluation [B, K]; all of the first without a
         router."""
