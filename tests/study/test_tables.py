@@ -52,6 +52,13 @@ def test_runs_are_judged_by_test_rows_where_a_task_has_some() -> None:
     )
 
 
+def test_a_bar_in_a_name_does_not_end_its_cell() -> None:
+    results = [result("a|b", 60.0), result("a|b", 70.0, source="c|d", stage="transfer")]
+    text = markdown(score_table(as_runs(results)))
+    assert "| source | mean | a\\|b |" in text
+    assert "| c\\|d | 70.0 | 70.0 |" in text
+
+
 def test_test_and_validation_scores_of_a_task_are_never_mixed() -> None:
     """An older run has no test score; one that is not finished has no score at all."""
     older = [result("rte", 80.0, 75.0), result("rte", 82.0, seed=1, source="mnli")]
