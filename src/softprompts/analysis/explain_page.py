@@ -4,6 +4,7 @@ import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..files.figures import new_figure
 from .curve_svg import CURVE_STYLE, curve_figure
 from .explain import Explanation, TokenReport, plain_word
 from .summary import CurvePoint, Curves
@@ -226,8 +227,6 @@ def _row(token: TokenReport, explanation: Explanation, largest: float) -> str:
 
 def figure(explanation: Explanation, title: str) -> "Figure":
     """How far each token moved, what it is worth, and what a mixture's prompts take."""
-    from matplotlib.figure import Figure
-
     labels = [name(token, explanation) for token in explanation.tokens]
     panels: list[tuple[str, list[Any]]] = [
         ("distance from the start", [token.moved for token in explanation.tokens]),
@@ -237,7 +236,7 @@ def figure(explanation: Explanation, title: str) -> "Figure":
     known = [(text, values) for text, values in panels if values[0] is not None]
     count = len(known) + bool(explanation.routing) + 2 * bool(explanation.router_steps)
     width = min(14.0, max(6.0, 0.16 * len(labels) + 2))  # legible on a screen
-    drawing = Figure(figsize=(width, 2.1 * count + 0.8), layout="constrained")
+    drawing = new_figure(width, 2.1 * count + 0.8, title)
     axes = drawing.subplots(count, 1, squeeze=False)[:, 0]
     for axis, (text, values) in zip(axes, known, strict=False):
         axis.bar(range(len(values)), values, color="#4477aa")
@@ -248,7 +247,6 @@ def figure(explanation: Explanation, title: str) -> "Figure":
         _training_panels(axes[len(known)], axes[len(known) + 1], explanation)
     if explanation.routing:
         _routing_panel(axes[-1], explanation)
-    drawing.suptitle(title, fontsize=10)
     return drawing
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..files import write_atomically
+from ..files.figures import new_figure
 from .summary_page import WEAK
 from .transfer import Correlation
 
@@ -35,15 +36,6 @@ def check() -> None:
             "The report's figures need matplotlib and scipy; install them with "
             "pip install 'softprompts[plots]'."
         ) from None
-
-
-def new_figure(width: float, height: float, title: str) -> "Figure":
-    """An empty figure, in inches, under its title."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    return figure
 
 
 def save(figure: "Figure", folder: Path, name: str) -> list[str]:

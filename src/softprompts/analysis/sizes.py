@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .heatmaps import new_figure
+from ..files.figures import new_figure, open_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,12 +98,10 @@ def score_by_target(
     labels = [f"{names[t]} ({split})" if mixed else names[t] for t, split in splits.items()]
     axes.set_yticks(range(len(splits)), labels, fontsize=8)
     axes.set_ylim(len(splits) - 0.4, -0.6)
-    axes.grid(axis="y", color="0.93", linewidth=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
+    open_axes(axes, "y")
     rows_of = "" if mixed else f" on the {next(iter(splits.values()))} rows"
     axes.set_xlabel(f"score{rows_of}", fontsize=9)
     axes.tick_params(axis="x", labelsize=8)
-    axes.set_axisbelow(True)
     figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     return figure
 
@@ -167,8 +165,7 @@ def score_by_size(
         ylabel="mean score over targets",
     )
     axes.margins(x=0.06)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="0.9", linewidth=0.8)
+    open_axes(axes, "y")
     figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     return figure
 

@@ -1,6 +1,6 @@
 """Files and folders that are complete or absent, locks on folders, and safe names.
 
-`files.tensors`, which needs torch, and `files.hub` are imported from their modules.
+`files.tensors`, which needs torch, `files.figures` and `files.hub` are imported from their modules.
 """
 
 from .atomic import (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone
 from ..errors import UserError
-from ..files import write_atomically
+from ..files.figures import new_figure, open_axes, write_figure
 from ..tasks import Task
 from ..tasks.plain_names import plain_names
 from ..tasks.score_report import BASELINE_NAMES, ScoreReport
@@ -83,10 +83,6 @@ def picture_title(folder: RunFolder, task: Task, backbone: Backbone, detail: str
     return "\n".join([*textwrap.wrap(subject, 80), f"{detail}, {datetime.date.today()}"])
 
 
-def write_figure(figure: "Figure", path: Path) -> None:
-    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=150))
-
-
 def untrained_entry(run: Run, tuned: Tuned) -> list[dict[str, Any]]:
     """The history's entry of step 0; none if it would be expensive to compute."""
     tuning = run.config.tuning
@@ -121,9 +117,7 @@ def curve_figure(
     runs of older versions, the mean losses between evaluations are drawn. `test` is the kept
     prompt's score on the test rows.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 5.5), layout="constrained")
+    figure = new_figure(7, 5.5, title)
     score_axes, loss_axes = figure.subplots(2, 1, sharex=True)
     steps, scores = zip(*((entry["step"], entry[metric]) for entry in history), strict=True)
     score_axes.plot(steps, scores, color="tab:blue", marker="o", markersize=3, label="validation")
@@ -152,17 +146,12 @@ def curve_figure(
     last = max(1, steps[-1])
     loss_axes.set_xlim(-0.02 * last, 1.02 * last)
     for axes in (score_axes, loss_axes):
-        axes.grid(color="0.92", linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=10)
+        open_axes(axes)
     return figure
 
 
 def confusion_figure(report: ScoreReport, title: str) -> "Figure":
     """Targets against predictions, with counts, shaded by the share of their target."""
-    from matplotlib.figure import Figure
-
     labels = list(report.classes)
     columns = [*labels, NO_LABEL] if report.invalid else labels
     rows = []
@@ -172,7 +161,7 @@ def confusion_figure(report: ScoreReport, title: str) -> "Figure":
         rows.append([*row, sum(counts.values()) - sum(row)][: len(columns)])
     shares = [[count / max(1, sum(row)) for count in row] for row in rows]
     size = 2.5 + 0.45 * len(columns)
-    figure = Figure(figsize=(max(5.5, size + 1), max(4.0, size)), layout="constrained")
+    figure = new_figure(max(5.5, size + 1), max(4.0, size), title)
     axes = figure.add_subplot()
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     names = [name if len(name) <= 24 else f"{name[:23]}…" for name in columns]
@@ -188,6 +177,5 @@ def confusion_figure(report: ScoreReport, title: str) -> "Figure":
                 dark = shares[i][j] > 0.5
                 axes.text(j, i, str(count), ha="center", va="center", color="w" if dark else "k")
     axes.set(xlabel="prediction", ylabel="target")
-    figure.suptitle(title, fontsize=10)
     figure.colorbar(image, label="share of the target's rows")
     return figure

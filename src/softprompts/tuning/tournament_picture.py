@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 from ..artifacts.run_folder import RunFolder
 from ..artifacts.tournament import TournamentRecord
 from ..backbone import Backbone
+from ..files.figures import new_figure, open_axes, write_figure
 from ..tasks import Task
 from .auto import in_words
-from .pictures import picture_title, write_figure
+from .pictures import picture_title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,10 +28,8 @@ def draw_tournament(
 
 def tournament_figure(record: TournamentRecord, title: str) -> "Figure":
     """A line for each candidate, which ends with a cross where it was eliminated."""
-    from matplotlib.figure import Figure
-
     rungs = record["rungs"]
-    figure = Figure(figsize=(10, 5), layout="constrained")
+    figure = new_figure(10, 5, title)
     axes = figure.add_subplot()
     order = [place["candidate"] for rung in reversed(rungs) for place in rung["standings"]]
     # side by side, so that equal scores do not hide each other
@@ -76,9 +75,6 @@ def tournament_figure(record: TournamentRecord, title: str) -> "Figure":
     axes.set_xticks(ticks, map(str, ticks))
     axes.minorticks_off()
     axes.margins(x=0.06)
-    axes.grid(color="0.92", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    open_axes(axes)
     figure.legend(loc="outside right upper", fontsize="small", frameon=False, title="× eliminated")
-    axes.set_title(title, fontsize=10)
     return figure
