@@ -5,6 +5,7 @@ import html
 import math
 from collections.abc import Sequence
 
+from .markup import html_table
 from .spread import plus_minus
 from .summary import CurvePoint, Curves
 
@@ -39,7 +40,7 @@ def curve_figure(curves: Curves, number: int) -> str:
     return (
         f"<figure>{_svg(arms, title, f'curve-{number}', note)}"
         f"<figcaption>{html.escape(title)}.{note}{_legend(arms)}</figcaption>"
-        f"<details><summary>Numbers</summary><div class='scroll'>{_numbers(curves)}</div></details>"
+        f"<details><summary>Numbers</summary>{_numbers(curves)}</details>"
         "</figure>"
     )
 
@@ -136,18 +137,14 @@ def _legend(arms: dict[str, list[CurvePoint]]) -> str:
 
 def _numbers(curves: Curves) -> str:
     steps = sorted({point["step"] for part in curves["arms"].values() for point in part})
-    head = "".join(f"<th scope='col'>{html.escape(name)}</th>" for name in curves["arms"])
     known = {
         (name, point["step"]): point for name, part in curves["arms"].items() for point in part
     }
-    rows = "".join(
-        f"<tr><th scope='row'>{step:,}</th>"
-        + "".join(f"<td>{_cell(known.get((name, step)))}</td>" for name in curves["arms"])
-        + "</tr>"
+    rows = [
+        [f"{step:,}", *(_cell(known.get((name, step))) for name in curves["arms"])]
         for step in steps
-    )
-    heading = f"<tr><th scope='col'>step</th>{head}</tr>"
-    return f"<table><thead>{heading}</thead><tbody>{rows}</tbody></table>"
+    ]
+    return html_table(["step", *curves["arms"]], rows)
 
 
 def _cell(point: CurvePoint | None) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..files.figures import new_figure
 from .curve_svg import CURVE_STYLE, curve_figure
 from .explain import Explanation, TokenReport, plain_word
+from .markup import html_page
 from .summary import CurvePoint, Curves
 
 if TYPE_CHECKING:
@@ -161,16 +162,13 @@ def page(explanation: Explanation, title: str) -> str:
     sentences = "".join(f"<li>{html.escape(text)}</li>" for text in findings(explanation))
     drawn = "".join(curve_figure(c, i) for i, c in enumerate(router_curves(explanation)))
     training = f"<h2>The router over training</h2>{drawn}" if drawn else ""
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{html.escape(title)}</title><style>{CURVE_STYLE}{STYLE}</style></head><body>"
-        f"<h1>{html.escape(title)}</h1><ul>{sentences}</ul><h2>Tokens</h2>"
+    body = (
+        f"<ul>{sentences}</ul><h2>Tokens</h2>"
         "<div class='scroll' tabindex='0'><table><thead><tr><th>token</th>"
         "<th>nearest words</th><th class='number'>moved</th><th class='number'>loss without it</th>"
         f"<th></th></tr></thead><tbody>{rows}</tbody></table></div>{_routing(explanation)}{training}"
-        "</body></html>"
     )
+    return html_page(title, CURVE_STYLE + STYLE, body)
 
 
 def _routing(explanation: Explanation) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import UserError
 from ..files import write_atomically
 from ..files.figures import new_figure
-from .summary_page import WEAK
+from .markup import WEAK
 from .transfer import Correlation
 
 if TYPE_CHECKING:

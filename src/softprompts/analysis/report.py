@@ -12,7 +12,7 @@ from ..tasks.plain_names import plain_names
 from . import heatmaps
 from .report_page import Summary, TableRow, page, verdicts
 from .retrieval import KS, MethodResult, retrieval_table
-from .spread import PairedTest, Spread, TaskScore
+from .spread import Spread, TaskScore, paired_columns
 from .tables import as_csv, rows_of
 from .transfer import Correlation, Scores, Similarities, StudyRecord, correlation
 
@@ -64,7 +64,7 @@ def write_report(
                 ),
                 "p": _rounded(cell.p),
                 "clear": cell.significant,
-                **_paired_columns(cell.paired),
+                **paired_columns(cell.paired),
             }
             for cell in scores.cells
         ],
@@ -131,14 +131,6 @@ def _task_row(kind: str, score: str, task: TaskScore) -> TableRow:
     }
 
 
-def _paired_columns(test: PairedTest | None) -> TableRow:
-    return {
-        "p_paired": test and _rounded(test.p),
-        "paired_over": test and test.over,
-        "pairs": test and test.pairs,
-    }
-
-
 def _method_row(result: MethodResult) -> TableRow:
     return {
         "method": METHOD_NAMES.get(result.method, result.method),
@@ -150,7 +142,7 @@ def _method_row(result: MethodResult) -> TableRow:
         **_mean_and_std("change", result.change),
         **_mean_and_std("relative_error_reduction", result.reduction),
         "missing": result.missing,
-        **_paired_columns(result.paired),
+        **paired_columns(result.paired),
     }
 
 

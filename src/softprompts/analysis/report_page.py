@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from .spread import SIGNIFICANCE, PairedTest, number, plus_minus, significant
-from .summary_page import WEAK, markdown_table
+from .markup import WEAK, markdown_table
+from .spread import SIGNIFICANCE, number, paired_text, plus_minus, significant
 from .tables import scored_on
 
 Summary = dict[str, Any]
@@ -79,7 +79,7 @@ def _correlation_verdict(name: str, rows: Sequence[TableRow]) -> str:
 def _retrieval_verdicts(summary: Summary) -> list[str]:
     rows = {(row["method"], row["similarity"], row["k"]): row for row in summary["retrieval"]}
     changes = {
-        method: f"{row['change']:+z.1f}{_paired(row, ' ({})')}"
+        method: f"{row['change']:+z.1f}{paired_text(row, ' ({})')}"
         for method, row in rows.items()
         if row["change"] is not None
     }
@@ -206,7 +206,7 @@ def _differences_table(rows: Sequence[TableRow]) -> str:
             row["target"] + (WEAK if row["weak"] else ""),
             _plus_minus(row, "score"),
             f"{row['change']:+z.1f}",
-            _paired(row),
+            paired_text(row),
             str(row["seeds"]),
             number(row["p"], 3),
         ]
@@ -216,13 +216,6 @@ def _differences_table(rows: Sequence[TableRow]) -> str:
     return markdown_table(
         ["source", "target", "score", "change", "p (paired)", "seeds", "p (seeds)"], cells
     )
-
-
-def _paired(row: TableRow, form: str = "{}") -> str:
-    """The paired test of a row, such as "p = 0.03, 277 rows"; empty without one."""
-    if row["p_paired"] is None:
-        return ""
-    return form.format(PairedTest(row["p_paired"], row["paired_over"], row["pairs"]))
 
 
 def _correlations_table(rows: Sequence[TableRow]) -> str:
@@ -258,7 +251,7 @@ def _retrieval_table(rows: Sequence[TableRow]) -> str:
             (row["similarity"] or "").replace("_", " "),
             str(row["k"] or ""),
             *(_plus_minus(row, name) for name in spreads.values()),
-            _paired(row),
+            paired_text(row),
             str(row["targets"]),
             str(row["missing"] or ""),
         ]

@@ -96,6 +96,22 @@ class PairedTest:
         return f"{p}, {self.pairs:,} {self.over}"
 
 
+def paired_columns(test: PairedTest | None) -> dict[str, Any]:
+    """The test as columns of a table."""
+    return {
+        "p_paired": test and float(f"{test.p:.6g}"),
+        "paired_over": test and test.over,
+        "pairs": test and test.pairs,
+    }
+
+
+def paired_text(row: Mapping[str, Any], form: str = "{}") -> str:
+    """The test of a table's row, such as "p = 0.03, 277 rows"; empty without one."""
+    if row["p_paired"] is None:
+        return ""
+    return form.format(PairedTest(row["p_paired"], row["paired_over"], row["pairs"]))
+
+
 def paired_scores(
     one: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping[str, Any]]
 ) -> tuple[str, Pairs]:

@@ -5,8 +5,7 @@ The page is legible on a phone, in dark mode and by a screen reader.
 
 import base64
 import html
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,13 @@ import yaml
 from ..version import __version__
 from .curve_svg import CURVE_STYLE, curve_figure
 from .findings import HELD
+from .markup import WEAK, html_page, html_table, markdown_table
 from .spread import SIGNIFICANCE, number, plus_minus
 from .summary import MEAN, Difference, Score, Summary, Table
 
 MOST_CONFIGS, MOST_OPEN = 60, 30
 """Configs on the page, and rows of a table that is not folded away."""
 TIED = "≈"
-BOLD = r"^\*\*(.*)\*\*$", r"<b>\1</b>"
-"""In Markdown, and in HTML."""
-WEAK = "†"
 STYLE = (
     CURVE_STYLE
     + """
@@ -160,8 +157,6 @@ def _cost_rows(table: Table) -> list[list[str]]:
 COST_HEADINGS = ("arm", "trained parameters", "seconds per run")
 CHOICE_HEADINGS = ("arm", "task", "settings", "score on held-out rows", "")
 CLAIM_HEADINGS = ("claim", "paper", "ours", "verdict")
-TEXT_COLUMNS = ("against", "task", "settings", "")
-"""Columns of words, which begin at the left."""
 
 
 def _claim_cells(claim: Mapping[str, Any]) -> list[str]:
@@ -222,19 +217,12 @@ def markdown(summary: Summary, title: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [list(columns), ["---"] * len(columns), *([*row] for row in rows)]
-    escaped = ([cell.replace("|", "\\|") for cell in line] for line in lines)
-    return "\n".join("| " + " | ".join(line) + " |" for line in escaped)
-
-
 # -- HTML ------------------------------------------------------------------------------------------
 
 
 def page(summary: Summary, title: str, figures: Sequence[Path] = ()) -> str:
     """The page; `figures` are PNG files to show in it."""
-    sentences = "".join(f"<p>{html.escape(text)}</p>" for text in introduction(summary))
-    parts = [f"<h1>{html.escape(title)}</h1>{sentences}"]
+    parts = [f"<p>{html.escape(text)}</p>" for text in introduction(summary)]
     if summary["claims"]:
         parts.append("<h2>Claims</h2>" + "".join(map(_claim_section, summary["claims"])))
     parts += map(_table_section, summary["tables"])
@@ -243,17 +231,12 @@ def page(summary: Summary, title: str, figures: Sequence[Path] = ()) -> str:
         parts.append(f"<h2>Learning curves</h2>{drawn}")
     if summary["choices"]:
         rows = [_choice_cells(choice) for choice in summary["choices"]]
-        chosen = _html_table(CHOICE_HEADINGS, rows)
+        chosen = html_table(CHOICE_HEADINGS, rows)
         parts.append(f"<h2>Chosen settings</h2><details><summary>All</summary>{chosen}</details>")
     if figures:
         parts.append("<h2>Figures</h2>" + "".join(map(_picture, figures)))
     parts.append(_settings_section(summary))
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body><main>"
-        f"{''.join(parts)}</main></body></html>\n"
-    )
+    return html_page(title, STYLE, "".join(parts))
 
 
 def _claim_section(claim: Mapping[str, Any]) -> str:
@@ -272,9 +255,8 @@ def _table_section(table: Table) -> str:
     counts = ", ".join(
         f"{t['name']}: {t['rows']:,} {t['split']} rows" for t in table["tasks"] if t["rows"]
     )
-    section = (
-        f"<h2>{html.escape(table['title'])}</h2>{_html_table(*_score_table(table))}{notes}"
-        + (f"<p>{html.escape(counts)}.</p>" if rows != {None} else "")
+    section = f"<h2>{html.escape(table['title'])}</h2>{html_table(*_score_table(table))}{notes}" + (
+        f"<p>{html.escape(counts)}.</p>" if rows != {None} else ""
     )
     if table["differences"]:
         rows_of = [_difference_cells(row) for row in table["differences"]]
@@ -282,32 +264,11 @@ def _table_section(table: Table) -> str:
         section += (
             f"<details{shown}><summary>Differences</summary>"
             f"<p>{html.escape(difference_note(table))}</p>"
-            f"{_html_table(DIFFERENCE_HEADINGS, rows_of)}</details>"
+            f"{html_table(DIFFERENCE_HEADINGS, rows_of)}</details>"
         )
     if cost := _cost_rows(table):
-        section += f"<details><summary>Cost</summary>{_html_table(COST_HEADINGS, cost)}</details>"
+        section += f"<details><summary>Cost</summary>{html_table(COST_HEADINGS, cost)}</details>"
     return section
-
-
-def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    kinds = [" class='text'" if name in TEXT_COLUMNS else "" for name in columns]
-    head = "".join(
-        f"<th scope='col'{kind}>{html.escape(name)}</th>"
-        for name, kind in zip(columns, kinds, strict=True)
-    )
-    body = "".join(
-        f"<tr><th scope='row'>{html.escape(row[0])}</th>"
-        + "".join(
-            f"<td{kind}>{re.sub(*BOLD, html.escape(cell))}</td>"
-            for cell, kind in zip(row[1:], kinds[1:], strict=True)
-        )
-        + "</tr>"
-        for row in rows
-    )
-    return (
-        f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        "</div>"
-    )
 
 
 def _picture(path: Path) -> str:

@@ -5,10 +5,10 @@ import io
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypedDict
 
+from .markup import markdown_table
 from .runs import RunRecord, Runs, Split
 from .spread import MeanAndStd, grouped, plus_minus
 from .summary import mean_over
-from .summary_page import markdown_table
 
 ON_TARGETS = ("baseline", "transfer")
 """The stages of runs that the table shows."""

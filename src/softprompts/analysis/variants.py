@@ -6,9 +6,9 @@ from statistics import fmean
 from typing import Any
 
 from .compare import by_seed
+from .markup import markdown_table
 from .runs import RunRecord, Runs
-from .spread import PairedTest, Pairs, grouped, paired_scores
-from .summary_page import markdown_table
+from .spread import PairedTest, Pairs, grouped, paired_columns, paired_scores, paired_text
 from .tables import ON_TARGETS
 
 Difference = dict[str, Any]
@@ -64,9 +64,7 @@ def _row(
         "second_score": round(second, 2),
         "change": round(second - first, 2),
         "seeds": seeds,
-        "p_paired": test and float(f"{test.p:.6g}"),
-        "paired_over": test and test.over,
-        "pairs": test and test.pairs,
+        **paired_columns(test),
     }
 
 
@@ -79,9 +77,6 @@ def differences_markdown(differences: Sequence[Difference]) -> str:
     columns = ["variants", *several, "target", "scores", "change", "p (paired)"]
     lines = []
     for row in differences:
-        test = ""
-        if row["p_paired"] is not None:
-            test = str(PairedTest(row["p_paired"], row["paired_over"], row["pairs"]))
         shown = {"backbone": row["backbone"], "source": row["source"] or "(no transfer)"}
         lines.append(
             [
@@ -90,7 +85,7 @@ def differences_markdown(differences: Sequence[Difference]) -> str:
                 row["target"] or "(mean over targets)",
                 f"{row['second_score']:.1f} against {row['first_score']:.1f}",
                 f"{row['change']:+z.1f}",
-                test,
+                paired_text(row),
             ]
         )
     title = "Variants against each other, on the same seeds and rows:"
