@@ -6,6 +6,10 @@ from typing import Any
 import pytest
 
 import softprompts
+from softprompts.config import expand_lists
+from softprompts.tasks import register_data
+from softprompts.tuning import Watcher
+from softprompts.tuning.tune import tune_cohort
 
 
 def test_three_lines_tune_save_and_predict(tmp_path: Path) -> None:
@@ -71,6 +75,40 @@ def test_overwrite_starts_a_run_or_a_cohort_again(tmp_path: Path) -> None:
     softprompts.tune("helpdesk/register", lr=0.1, seed=[0], **settings)
     (tuned,) = softprompts.tune("helpdesk/register", lr=0.2, seed=[0], overwrite=True, **settings)
     assert tuned.card.config["tuning"]["lr"] == 0.2
+
+
+class Messages(Watcher):
+    def __init__(self) -> None:
+        self.messages = list[str]()
+
+    def on_message(self, message: str) -> None:
+        self.messages.append(message)
+
+
+@pytest.mark.parametrize(
+    ("template", "unknown"), [("{text}", True), (f"{'a good and a long text ' * 5}{{text}}", False)]
+)
+def test_texts_that_the_tokenizer_cannot_read_are_warned_of_once(
+    template: str, unknown: bool
+) -> None:
+    texts = [f"这个产品很{'好' if i % 2 else '差'}" for i in range(20)]
+    task = register_data({"train": (texts, ["no", "yes"] * 10), "template": template})
+    settings = {"steps": 1, "batch_size": 4, "max_length": 40}
+    members = expand_lists(
+        {"task": {**task, "label": "label"}, "tuning": settings, "seed": [0, 1], "device": "cpu"}
+    )
+    watcher = Messages()
+    results = tune_cohort(members, None, watcher=watcher)
+    warnings = [message for message in watcher.messages if "unknown" in message]
+    assert warnings == unknown * [
+        "warning: 36% of the tokens of the training texts are unknown to t5-tiny, which cannot "
+        "tell such texts apart; use a multilingual model (model='google/mt5-small')"
+    ]
+    for tuned in results:
+        assert isinstance(tuned, softprompts.Tuned)
+        assert tuned.advice is not None
+        assert ("multilingual" in tuned.advice) == unknown
+        assert ("larger" in tuned.advice) != unknown, "it would have the same tokenizer"
 
 
 def test_rows_with_several_columns(tmp_path: Path) -> None:

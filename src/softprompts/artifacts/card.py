@@ -139,7 +139,7 @@ UNTRAINED = frozenset(
     {
         *("model", "invalid", "test", "best_step", "embedding", "steps", "stopped", "failed"),
         *("cut_texts", "trained_parameters", "seed", "lineage", "machine", "scores"),
-        "loss",
+        *("loss", "unknown_tokens"),
     }
 )
 """Keys that the card of an imported or a recycled prompt lacks."""
@@ -175,6 +175,8 @@ class Card(Part):
     failed: bool = False
     cut_texts: int = 0
     """Training texts that were longer than the model reads."""
+    unknown_tokens: float = 0.0
+    """The share of unknown tokens in a sample of the training texts."""
     trained_parameters: int | None = None
     seed: int | None = None
     config: dict[str, Any] = field(default_factory=dict)
@@ -185,7 +187,7 @@ class Card(Part):
     version: str | None = __version__
     format: int = FORMAT
 
-    absent: frozenset[str] = frozenset({"lineage", "machine", "scores", "loss"})
+    absent: frozenset[str] = frozenset({"lineage", "machine", "scores", "loss", "unknown_tokens"})
     path: Path | None = field(default=None, compare=False, repr=False)
 
     # -- files -------------------------------------------------------------------------------------

@@ -28,6 +28,9 @@ FOR_TRYING = (
     "google/flan-t5-small (77M), google/flan-t5-base (250M), google/flan-t5-large (780M) or "
     "HuggingFaceTB/SmolLM2-1.7B-Instruct"
 )
+MULTILINGUAL = "google/mt5-small"
+UNKNOWN_TOKENS = 0.1
+"""The share of unknown tokens from which on texts are hard to tell apart."""
 LARGER = {PurePath(small).name: large for sizes in SIZES for small, large in pairwise(sizes)}
 
 
@@ -37,6 +40,16 @@ def exploded(card: Card) -> bool:
     if card.failed or "last" not in loss or "first" not in loss:
         return card.failed
     return loss["last"] > min(1.2 * loss["first"], loss.get("uniform", loss["last"]))
+
+
+def unknown_tokens(model: str, share: float) -> str | None:
+    """A warning about texts that a model's tokenizer cannot read; None if it can."""
+    if share < UNKNOWN_TOKENS:
+        return None
+    return (
+        f"{share:.0%} of the tokens of the training texts are unknown to {model}, which cannot "
+        f"tell such texts apart; use a multilingual model ({setting('model', MULTILINGUAL)})"
+    )
 
 
 def advice(card: Card, report: Mapping[str, Any] | None = None) -> str | None:
@@ -61,7 +74,9 @@ def advice(card: Card, report: Mapping[str, Any] | None = None) -> str | None:
 
 def _remedies(card: Card) -> list[str]:
     tuning, remedies = card.config.get("tuning", {}), []
-    if larger := LARGER.get(PurePath(card.backbone.name).name):
+    if card.unknown_tokens >= UNKNOWN_TOKENS:  # a larger model has the same tokenizer
+        remedies.append(f"a multilingual backbone ({setting('model', MULTILINGUAL)})")
+    elif larger := LARGER.get(PurePath(card.backbone.name).name):
         remedies.append(f"a larger backbone ({setting('model', larger)})")
     if card.scoring == "generate" and card.task.form is not None and card.task.form.labels:
         remedies.append(f"label scoring ({setting('tuning.scoring', 'labels')})")

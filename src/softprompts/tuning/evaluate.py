@@ -9,6 +9,7 @@ from ..backbone import Backbone, Place, with_chat
 from ..errors import UserError, setting
 from ..prompt import Prompt
 from ..tasks import Task, prepend_sentinel
+from .advice import MULTILINGUAL
 from .bank import OnRows, PromptBank, Query, ignore_rows
 
 FREE_LENGTH = 32
@@ -157,9 +158,11 @@ def label_spellings(
     for label, ids in zip(labels, candidates, strict=True):
         text = backbone.decode(torch.tensor([ids]))[0]
         if not text or backbone.unk_id in ids:
+            words = ",".join(f"{other}=WORD" for other in labels)
             raise UserError(
-                f"{backbone.name} cannot generate the label {label!r}; "
-                f"give it another word with {setting('task.labels', f'{label}=WORD')}."
+                f"{backbone.name} cannot generate the label {label!r}; give every label a word "
+                f"that it can, with {setting('task.labels', words)}, or use a multilingual model, "
+                f"such as {setting('model', MULTILINGUAL)}."
             )
         if text in spellings:
             raise UserError(

@@ -147,6 +147,7 @@ def make_card(run: Run, prompt: Prompt, reports: Mapping[str, ScoreReport]) -> C
         stopped=run.stopped,
         failed=run.failed,
         cut_texts=run.cut_texts,
+        unknown_tokens=round(run.unknown_tokens, 4),
         trained_parameters=sum(parameter.numel() for parameter in run.parameters()),
         seed=run.config.seed,
         config=run.config.plain(),

@@ -164,6 +164,16 @@ class Run:
         read = self.batches.rows_before(self.step * self.config.tuning.accumulate)
         return self.inputs.count_truncated(read)
 
+    @cached_property
+    def unknown_tokens(self) -> float:
+        """The share of tokens that the backbone does not know, in the texts of the first batches;
+        to be read before the first step."""
+        if (unknown := self.backbone.unk_id) is None:
+            return 0.0
+        first = min(self.step, max(0, self.steps - 1)) * self.config.tuning.accumulate
+        chunks = self.batches.chunks(first, 1)
+        return self.inputs.share(unknown, [row for chunk in chunks for row in chunk])
+
     def rows_ahead(self) -> list[tuple[TextRows, Sequence[int]]]:
         """The chunks of rows that steps and evaluations will read, in the order of their use."""
         tuning = self.config.tuning

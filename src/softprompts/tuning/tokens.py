@@ -148,6 +148,12 @@ class TextRows(Rows):
         """How many of these rows are truncated."""
         return sum(len(row) > self.budget for row in self._untruncated(rows))
 
+    def share(self, token: int, rows: Iterable[int]) -> float:
+        """The share of a token among the tokens of these rows, special ones left out."""
+        opening, closing = self.backbone.special_token_counts
+        texts = [row[opening : len(row) - closing] for row in self._untruncated(rows)]
+        return sum(int((ids == token).sum()) for ids in texts) / max(1, sum(map(len, texts)))
+
     def longest(self) -> int:
         """The tokens of the longest row, judged by characters before anything is tokenised."""
         texts = list(itertools.chain.from_iterable(part.texts for part in self._parts))

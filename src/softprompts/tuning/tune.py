@@ -11,9 +11,9 @@ from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone
 from ..config import Member, RunConfig, Settings, TaskConfig, expand_lists, sections
 from ..config.candidates import check_minutes, make_candidates
-from ..errors import UserError
+from ..errors import UserError, spelled
 from ..tasks import Task, load_task, lone_classes, register_data
-from .advice import FOR_TRYING
+from .advice import FOR_TRYING, unknown_tokens
 from .auto_tune import refuse_unfinished, tune_by_tournament
 from .checkpoint import load_checkpoint, longer_schedule
 from .cohort import Cohort
@@ -288,6 +288,8 @@ def _load(
                 watcher.on_message(f"{folder.path} was finished at step {run.step:,}")
             if warning := longer_schedule(run, folder.read_checkpoint_note()):
                 watcher.on_message(warning)
+    if warning := unknown_tokens(frozen.name, max(run.unknown_tokens for run in runs)):
+        watcher.on_message(f"warning: {spelled(warning)}")
     for run, folder in zip(runs, folders, strict=True):
         if folder is not None and team.is_main:
             folder.write_config(run.config)
