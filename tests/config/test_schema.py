@@ -29,7 +29,7 @@ DEFAULTS: dict[str, Any] = {"tuning": {"lr": 0.3, "sentinel": False}, "seed": 0}
             {"seed": 1, "tuning": {"lr": 0.3}},
             "lr was 0.1 and is now 0.3",
         ),
-        ({"seed": 1, "gone": 5}, {"seed": 1}, "gone was 5 and is now None"),
+        ({"seed": 1, "gone": 5}, {"seed": 1}, "gone was 5 and is now not set"),
         (None, {"seed": 1}, "its settings are unreadable"),
     ],
 )

@@ -223,7 +223,8 @@ def difference(old: Any, new: Any, defaults: Any = None, path: str = "") -> str 
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         if old == new:
             return None
-        changed = f"{setting(path)} was {old} and is now {new}"
+        was, is_now = ("not set" if value is None else value for value in (old, new))
+        changed = f"{setting(path)} was {was} and is now {is_now}"
         return changed if path else "its settings are unreadable"
     defaults = defaults if isinstance(defaults, Mapping) else {}
     for key in dict.fromkeys([*old, *new]):
