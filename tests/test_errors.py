@@ -2,7 +2,16 @@
 
 import pytest
 
-from softprompts.errors import UserError, as_argument, as_flag, as_key, setting, speaking, spelled
+from softprompts.errors import (
+    UserError,
+    as_argument,
+    as_flag,
+    as_key,
+    counted,
+    setting,
+    speaking,
+    spelled,
+)
 
 MESSAGE = f"lower {setting('tuning.lr')}, or set {setting('tuning.scoring', 'labels')}"
 
@@ -38,3 +47,8 @@ def test_whoever_speaks_spells_the_settings() -> None:
         assert str(UserError(MESSAGE)) == "lower --lr, or set --scoring labels"
         assert spelled(MESSAGE, as_key) == "lower lr, or set scoring: labels"
     assert str(UserError(MESSAGE)) == "lower lr, or set scoring='labels'"
+
+
+def test_one_is_not_several() -> None:
+    shown = [counted(number, "row") for number in (0, 1, 2000)]
+    assert shown == ["0 rows", "1 row", "2,000 rows"]

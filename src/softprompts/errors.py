@@ -97,6 +97,11 @@ def require(module: str, message: str) -> Any:
         raise UserError(message) from None
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def listing(names: Sequence[str], most: int = 5) -> str:
     """The first few names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

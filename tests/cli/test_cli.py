@@ -321,10 +321,10 @@ def test_a_hand_written_prompt_gets_no_advice_to_train_longer(
     ]
     design = tmp_path / "design"
     assert main([*command, "--output", str(design)]) == 0
-    assert (
-        "2 of 2 answers matched no label; use label scoring (--scoring labels)"
-        in capsys.readouterr().out.splitlines()
-    )
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.endswith("on t5-tiny: without training")
+    assert "2 of 2 answers matched no label; use label scoring (--scoring labels)" in lines
+    assert lines[-1] == f"the prompt and its card are in {design}"
     start = ["--prompt.start", "prompt", "--prompt.start.sources", str(design)]
     assert main([*own_data(toy_csv), *start, "--output", str(tmp_path / "none")]) == 2
     assert "design has no prompt vectors to start from" in capsys.readouterr().err

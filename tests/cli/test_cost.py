@@ -19,7 +19,9 @@ def test_lists_make_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         *("--prompt.length", "5,10", "--batch-size", "4", "--text", "8", "--output", str(output)),
     ]
     assert main(command) == 0
-    header, *lines, note = capsys.readouterr().out.splitlines()
+    out, err = capsys.readouterr()
+    assert err == "softprompts: counting t5-tiny\nsoftprompts: counting bert-base\n"
+    header, *lines, note = out.splitlines()
     assert header.split("  ")[0] == "model"
     assert len(lines) == 2 * (2 + 2 + 1), "model tuning has no prompt to vary"
     assert lines[0].split()[:6] == ["t5-tiny", "prompt-tuning", "1", "x", "5", "1,280"]

@@ -7,6 +7,7 @@ import pytest
 
 from softprompts.cli.progress import Pace
 from softprompts.cli.row_progress import RowProgress
+from softprompts.tuning.progress import Lines
 
 
 def run_at(step: int, evaluations: int) -> Any:
@@ -55,3 +56,20 @@ def test_rows_have_a_line_now_and_then_without_a_terminal(
             progress.advance_rows(1000)
     line = "softprompts: predicting: 2,000 of 4,000, 11 s, about 11 s left"
     assert capsys.readouterr().err.splitlines() == ([] if quiet else [line])
+
+
+def test_a_run_without_training_has_no_steps_and_no_loss(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    entry = {"step": 0, "loss": 0.0, "accuracy": 50.0}
+    run: Any = SimpleNamespace(
+        task=SimpleNamespace(name="mood"),
+        metric="accuracy",
+        step=0,
+        steps=0,
+        stopped=None,
+        history=[entry],
+        best_entry=entry,
+    )
+    Lines().on_evaluation(run)
+    assert capsys.readouterr().err == "softprompts: mood: accuracy 50.0, 0 s\n"

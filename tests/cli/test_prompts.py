@@ -321,7 +321,10 @@ def test_a_run_without_vectors_is_left_out(library: Library, capsys: Capture) ->
     make_prompt(Path("study") / "written", torch.ones(1, 0, 4))
     assert main(["prompts", "import", "study", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert "study/written has no prompt vectors" in err
+    assert (
+        "Left out: study/written has no prompt vectors, because its run tuned the model or" in err
+    )
+    assert "name a run" not in err, "the others are imported"
     assert [entry["name"] for entry in json.loads(out)["imported"]] == ["tuned"]
     assert json.loads(out)["left_out"] == ["study/written"]
     assert "has no prompt vectors" in error_of(capsys, "import", "study/written")

@@ -62,7 +62,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"target": {"prompt": {"length": 10**9}}}, "tokens do not fit into memory; lower prompt.l"),
     (
         {"source": {"preset": "smop", "prompt": {"count": 4, "route": "top1"}}},
-        "cannot start from .*: it is a mixture of 4 .* cannot start 1",
+        "cannot start from .*: it is a mixture of 4 .* cannot start a single prompt",
     ),
     (
         {

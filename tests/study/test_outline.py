@@ -64,3 +64,11 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert (printed["cells"], printed["seconds"]) == (80, None)
     assert main(["study", "plan", "nowhere.yaml"]) == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("paper", "shown"), [(True, "yes"), (False, "no"), (84.9, "84.9")])
+def test_yes_and_no_are_words_of_a_claim(paper: object, shown: str) -> None:
+    """YAML reads them as true and false."""
+    expect = [{"better": {"source": "boolq"}, "than": 0}]
+    (claim,) = read_claims([{"claim": 1, "text": "t", "paper": paper, "expect": expect}])
+    assert claim.paper == shown

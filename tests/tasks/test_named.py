@@ -400,7 +400,7 @@ def test_the_tasks_command(data: Path, tmp_path: Path, capsys: pytest.CaptureFix
     for argv, message in (
         (
             ["score", "glue/mrpc", "--predictions", str(tmp_path / "few.txt"), *folder],
-            "holds 1 predictions, and glue/mrpc has 10",
+            "holds 1 prediction, and glue/mrpc has 10",
         ),
         (
             ["score", "glue/mrpc", "--predictions", str(tmp_path / "bad.jsonl"), *folder],

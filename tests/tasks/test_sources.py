@@ -106,7 +106,7 @@ def test_a_dataset_folder_is_read_with_class_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", b"text,label\nx,y\nonly-one\n", r"a.csv:3 has 1 cells, but the header has 2"),
+        ("a.csv", b"text,label\nx,y\nonly-one\n", r"a.csv:3 has 1 cell, but the header has 2"),
         ("a.csv", b'text,label\n"open,y\n', r"a.csv:2 is malformed"),
         ("a.csv", b"text,label,text\nx,y,z\n", "has two columns of the same name"),
         ("a.csv", b"text,label\n", "has no rows"),

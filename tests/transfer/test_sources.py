@@ -33,6 +33,8 @@ def test_the_targets_own_task_is_left_out_unless_kept(
         "left out: urgency: it was tuned on the target's own task (--keep-same-task keeps it)"
         in describe_choice(record)
     )
+    record["left_out"].append(record["left_out"][0] | {"name": "other"})
+    assert "left out: urgency, other: each was tuned on the" in describe_choice(record)
     record = run_transfer(
         Request(target(), library, "all", keep_same_task=True), tmp_path / "with", backbone=backbone
     )
@@ -81,13 +83,13 @@ def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(
     record = run_transfer(Request(mixed, copied, "all"), tmp_path / "out", backbone=backbone)
     assert record["chosen"] == ["intent"]
     reasons = {prompt["name"]: prompt["why"] for prompt in record["left_out"]}
-    assert reasons["sentiment"] == "it is a mixture of 4 prompts and cannot start 2"
+    assert reasons["sentiment"] == "it is a mixture of 4 prompts and cannot start one of 2"
     assert "another backbone" in reasons["elsewhere"]
     assert reasons["renewed"].startswith(
         f"it was tuned on another version of {backbone.name}; map it with `softprompts prompts"
     )
     for name, error in (
-        ("sentiment", "cannot start 2"),
+        ("sentiment", "cannot start one of 2"),
         ("elsewhere", "another model"),
         ("renewed", "another version of"),
     ):

@@ -466,7 +466,9 @@ def test_the_choice_is_printed_with_its_reasons(
     (text,) = printed
     lines = text.splitlines()
     assert lines[0] == "a probe of 2 steps, compared by per_token_average_cosine"
-    assert "were embedded at step 4" in lines[1]
+    assert "were embedded at step 4;" in lines[1]
+    record["ranked"][0]["step"] = 3
+    assert "were embedded at steps 3, 4;" in describe_choice(record)
     assert lines[2].split() == ["rank", "source", "task", "similarity", "weight", "chosen"]
     for line, row in zip(lines[3:6], record["ranked"], strict=True):
         assert line.split()[1:4] == [row["name"], row["task"], f"{row['similarity']:.4f}"]

@@ -90,7 +90,8 @@ def main(options: argparse.Namespace) -> int:
     from ..analysis.flops import FORMULA
     from ..bench.cost import costs
 
-    say = partial(print, file=io.StringIO() if options.quiet else sys.stderr, flush=True)
+    stream = io.StringIO() if options.quiet else sys.stderr
+    say = partial(print, "softprompts:", file=stream, flush=True)
     results = list(costs(models, configs, rows, options.device if options.measure else None, say))
     table = [result.plain() for result in results]
     if options.output is not None:

@@ -146,7 +146,7 @@ def _import_runs(options: argparse.Namespace) -> int:
     runs = {name: run for name, run in runs.items() if run not in without_vectors}
     entries = [library.add(run, name, options.overwrite) for name, run in runs.items()]
     for reason in list(without_vectors.values())[:WARNINGS]:
-        print_warning(f"Left out: {reason}")
+        print_warning(f"Left out: {reason.rpartition(';')[0]}.")
     if unfinished:
         print_warning(f"Left out, because unfinished: {listing([*map(str, unfinished)])}.")
     result = {

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..errors import spelled
+from ..errors import counted, spelled
 
 MAX_LABELS = 10
 """The most labels whose confusion matrix is printed."""
@@ -84,7 +84,7 @@ def describe_report(report: Mapping[str, Any], split: str | None = None) -> list
         f"{name} {value:.1f}{format_interval(intervals.get(name))}"
         for name, value in metrics.items()
     ]
-    rows = f"{report['rows']:,} {split or ''} rows".replace("  ", " ")
+    rows = counted(report["rows"], f"{split} row" if split else "row")
     first = next(iter(metrics))
     beside = [
         f"{NAMES.get(name, name)} {baseline['metrics'][first]:.1f}{format_p(baseline.get('p'))}"

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
+from ..errors import counted
 from ..library import Similarity, check_exists
 from . import export_prompt, import_prompts, recycle
 from .command import (
@@ -294,7 +295,7 @@ def _doubt(card: "Card", split: str, metric: str) -> str:
     """The 95 % interval of a score and its number of rows; empty for cards of older versions."""
     report = card.scores.get(split, {})
     interval = format_interval(report.get("intervals", {}).get(metric))
-    return f"{interval}, {report['rows']:,} rows" if report else ""
+    return f"{interval}, {counted(report['rows'], 'row')}" if report else ""
 
 
 def _size(entry: "Entry") -> str:

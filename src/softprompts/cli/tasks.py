@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TaskConfig
-from ..errors import UserError
+from ..errors import UserError, counted
 from ..files import write_text
 from ..tasks import (
     BENCHMARKS,
@@ -152,8 +152,9 @@ def score_predictions(options: argparse.Namespace) -> int:
     check_labelled(task.name, options.split, examples)
     if len(predictions) != len(examples):
         raise UserError(
-            f"{options.predictions} holds {len(predictions)} predictions, and {task.name} has "
-            f"{len(examples)} examples in {options.split}; give one for each."
+            f"{options.predictions} holds {counted(len(predictions), 'prediction')}, and "
+            f"{task.name} has {counted(len(examples), 'example')} in {options.split}; "
+            "give one for each."
         )
     metrics = score(task.metrics, examples, predictions, task.labels)
     shown = {name: None if math.isnan(value) else value for name, value in metrics.items()}

@@ -1,11 +1,12 @@
 """A transfer as text: which sources were chosen and why, and what came of it."""
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..artifacts.transfer_folder import TransferRecord
-from ..errors import listing
+from ..errors import counted, listing
 from ..transfer.sources import SAME_TASK
 from .output import aligned, format_interval, format_p, joined
 
@@ -22,7 +23,8 @@ def describe_choice(record: TransferRecord) -> str:
         *_probe(record),
         *_ranking(record),
         *(
-            f"left out: {listing(names)}: {reason}"
+            f"left out: {listing(names)}: "
+            + (reason if len(names) == 1 else re.sub("^it ", "each ", reason))
             + (" (--keep-same-task keeps it)" if reason == SAME_TASK else "")
             for reason, names in left_out.items()
         ),
@@ -42,7 +44,8 @@ def _probe(record: TransferRecord) -> Iterator[str]:
         known = [str(step) for step in sorted(step for step in steps if step)]
         unknown = ["unknown"] if len(known) < len(steps) else []
         yield (
-            f"the sources were embedded at step {', '.join([*unknown, *known])}; "
+            f"the sources were embedded at step{'s' * (len(steps) > 1)} "
+            f"{', '.join([*known, *unknown])}; "
             "embeddings of the same step compare best"
         )
     if {source["seed"] for source in ranked} != {request["target"]["seed"]}:
@@ -141,7 +144,7 @@ def _gain(record: TransferRecord, output: Path) -> Iterator[str]:
         line += f"; relative error reduction {100 * gain['error_reduction']:+.1f} %"
     if "p" in gain:
         split = gain.get("split", "validation")
-        line += f" on {gain['rows']} {split} rows{format_p(gain['p'])}"
+        line += f" on {counted(gain['rows'], f'{split} row')}{format_p(gain['p'])}"
     yield line
     if gain["points"] < 0:
         yield f"the baseline is better; its prompt is in {output / baseline['folder']}"

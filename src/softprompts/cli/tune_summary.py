@@ -34,10 +34,11 @@ def describe(tuned: Tuned) -> str:
         f"{card.max_length} tokens, prompt included"
     )
     skipped = f"{rows['skipped']} bad row{'s were' if rows['skipped'] > 1 else ' was'} skipped"
+    best = f"best at step {card.best_step} of {card.steps}" if card.steps else "without training"
+    saved = "prompt, its card and its learning curve" if card.steps else "prompt and its card"
     finished = "the run was already finished; --overwrite tunes it again" if card.steps else None
     return joined(
-        f"{card.task.name} on {card.backbone.name}: {scores}best at step {card.best_step} of "
-        f"{card.steps}",
+        f"{card.task.name} on {card.backbone.name}: {scores}{best}",
         *(line for split, report in card.scores.items() for line in describe_report(report, split)),
         *describe_classes(card.judged),
         invalid_answers(
@@ -48,7 +49,7 @@ def describe(tuned: Tuned) -> str:
         f"stopped early: {card.stopped}" if card.stopped else None,
         truncated if card.cut_texts else None,
         finished if cost is None else describe_cost(cost),
-        f"the prompt, its card and its learning curve are in {tuned.folder}",
+        f"the {saved} are in {tuned.folder}",
     )
 
 

@@ -189,8 +189,9 @@ class TrainedPrompt(Start):
             source = replace(source, vectors=mean)
         held = len(source.vectors)
         if held not in (1, count):
+            one = "a single prompt" if count == 1 else f"one of {count}"
             raise UserError(
-                f"The source is a mixture of {held} prompts and cannot start {count}; "
+                f"The source is a mixture of {held} prompts and cannot start {one}; "
                 f"pick one of its prompts with {setting('prompt.start.index')}."
             )
         filled = _fill_up(source.vectors, material, count, length, rng, self.population)

@@ -124,7 +124,10 @@ def _claim(entry: Any) -> Claim:
         parts = tuple(map(_expectation, expect))
     except UserError as error:
         raise UserError(f"Claim {number}: {error.message}") from None
-    return Claim(number, str(entry["text"]), str(entry["paper"]), parts)
+    paper = entry["paper"]
+    if isinstance(paper, bool):  # YAML reads yes and no as true and false
+        paper = "yes" if paper else "no"
+    return Claim(number, str(entry["text"]), str(paper), parts)
 
 
 def _expectation(entry: Any) -> Expectation:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from ..errors import UserError, require, setting
+from ..errors import UserError, counted, require, setting
 from ..files import check_readable, similar_path
 from ..files.hub import missing_reason, offline_reason, prepare_hub
 
@@ -197,7 +197,7 @@ def _read_delimited(path: Path, encoding: str, delimiter: str) -> Iterator[Row]:
                 elif cells:
                     if len(cells) != len(header):
                         raise UserError(
-                            f"{path}:{line} has {len(cells)} cells, but the header has "
+                            f"{path}:{line} has {counted(len(cells), 'cell')}, but the header has "
                             f"{len(header)}; quote cells that contain {delimiter!r}."
                         )
                     yield Row(dict(zip(header, cells, strict=True)), f"{path}:{line}")

@@ -49,7 +49,8 @@ def start_mismatch(source: PromptCard, target: PromptConfig, averaged: bool = Fa
             f"(give the target {source.length}, or tune sources of {target.length})"
         )
     if source.count not in (1, target.count):
-        return f"it is a mixture of {source.count} prompts and cannot start {target.count}"
+        one = "a single prompt" if target.count == 1 else f"one of {target.count}"
+        return f"it is a mixture of {source.count} prompts and cannot start {one}"
     if source.count > 1 and not same_route(source.route, target.route):
         return (
             f"it is a mixture routed by {source.route.kind} "

@@ -95,7 +95,8 @@ class Lines(Watcher):
         self.release()
         seconds = time.monotonic() - self.started_at
         name = self.names.get(id(run)) or run.task.name
-        self.write(f"{name}: step {run.step} of {run.steps}, {scores(run)}, {seconds:.0f} s")
+        step = f"step {run.step} of {run.steps}, " if run.steps else ""
+        self.write(f"{name}: {step}{scores(run)}, {seconds:.0f} s")
         if run.stopped is not None:
             self.write(f"{name}: stopped at step {run.step}: {run.stopped}")
 
@@ -214,9 +215,12 @@ class Bars(Lines):
 
 
 def scores(run: Run) -> str:
-    """The loss and the metric of the last evaluation: `loss 0.412, accuracy 81.2 (best 84.0)`."""
+    """The loss and the metric of the last evaluation: `loss 0.412, accuracy 81.2 (best 84.0)`; of
+    a run without training, the metric."""
     last, best = run.history[-1], run.best_entry
     metric = run.metric
+    if not run.steps:
+        return f"{metric} {last[metric]:.1f}"
     return f"loss {last['loss']:.3f}, {metric} {last[metric]:.1f} (best {best[metric]:.1f})"
 
 

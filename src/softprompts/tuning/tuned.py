@@ -18,7 +18,7 @@ from ..backbone import Backbone, load_backbone
 from ..backbone.load import BUNDLED_MODELS
 from ..backbone.quantized import QUANTIZED
 from ..config import PromptConfig, run_config
-from ..errors import UserError, setting, spelled
+from ..errors import UserError, counted, setting, spelled
 from ..files import find_path
 from ..prompt import Prompt, folded_prompt
 from ..tasks import (
@@ -67,7 +67,7 @@ class Tuned:
             low, high = report["intervals"].get(card.metric, (None, None))
             doubt = "" if low is None else f" [{low:.1f}, {high:.1f}]"
             score = f"{card.metric} {report['metrics'][card.metric]:.1f}"
-            shown = f": {score}{doubt} on {report['rows']:,} {split} rows"
+            shown = f": {score}{doubt} on {counted(report['rows'], f'{split} row')}"
         return f"<Tuned {card.task.name} on {card.backbone.name}, {card.method}{shown}>"
 
     @property
