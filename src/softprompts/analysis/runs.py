@@ -94,16 +94,18 @@ class Runs:
     study: str | None = None
 
     @cached_property
-    def _tested(self) -> dict[tuple[str, bool], list[bool]]:
-        """Whether the finished runs on a task, or on rows of their own, have a test score."""
+    def _tested(self) -> set[tuple[str, bool]]:
+        """The tasks of which all finished runs (or all those on `OWN_ROWS`) have a test score."""
         scored = [run for run in self.records if run.scores]
-        return grouped(((run.task, run.stage in OWN_ROWS), "test" in run.scores) for run in scored)
+        tested = grouped(
+            ((run.task, run.stage in OWN_ROWS), "test" in run.scores) for run in scored
+        )
+        return {key for key, values in tested.items() if all(values)}
 
     def split(self, run: RunRecord) -> Split:
         """The rows that a run is judged by: test rows, if all runs on its task have a score there,
         so that no two rows of a table are scored on different data."""
-        tested = self._tested.get((run.task, run.stage in OWN_ROWS), [False])
-        return "test" if all(tested) else "validation"
+        return "test" if (run.task, run.stage in OWN_ROWS) in self._tested else "validation"
 
     def score(self, run: RunRecord) -> float | None:
         return finite(run.scores.get(self.split(run)))

@@ -172,10 +172,10 @@ def _table(title: str, runs: Runs, arms: Arms, against: str | None) -> Table:
     means = {name: mean_over(runs, part, tasks) for name, part in arms.items()}
     if len(tasks) > 1 and any(means.values()):
         spreads[MEAN] = means
-    best = {
-        column: max((n for n, s in scores.items() if s), key=lambda n: _mean(scores[n]), default="")
-        for column, scores in spreads.items()
-    }
+    best = {}
+    for column, scores in spreads.items():
+        known = {name: score.mean for name, score in scores.items() if score}
+        best[column] = max(known, key=known.__getitem__, default="")
     facts = {task: column[best[task] or next(iter(arms))] for task, column in columns.items()}
     differences = _differences(runs, arms, list(spreads), tasks, best, against)
     tied = {
@@ -215,10 +215,6 @@ def _table(title: str, runs: Runs, arms: Arms, against: str | None) -> Table:
     }
 
 
-def _mean(value: Spread | None) -> float:
-    return value.mean if value else float("-inf")
-
-
 def _mean_of(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return round(fmean(known), 3) if known else None
@@ -232,17 +228,10 @@ def _score(value: Spread | None, best: bool, tied: bool) -> Score | None:
 
 def mean_over(runs: Runs, part: Sequence[RunRecord], tasks: Sequence[str]) -> Spread | None:
     """The mean over tasks, and its spread over seeds; None if a task or a run is missing."""
-    by_seed: dict[int, dict[str, float | None]] = {}
-    for run in part:
-        if run.task in tasks:
-            by_seed.setdefault(run.seed, {})[run.task] = runs.score(run)
-    means = []
-    for scores in by_seed.values():
-        known = [score for task in tasks if (score := scores.get(task)) is not None]
-        if len(known) < len(tasks):
-            return None
-        means.append(fmean(known))
-    return spread(means)
+    scores = {(run.seed, run.task): runs.score(run) for run in part if run.task in tasks}
+    by_seed = grouped((seed, score) for (seed, _), score in scores.items() if score is not None)
+    complete = all(len(by_seed.get(seed, ())) == len(tasks) for seed, _ in scores)
+    return spread(map(fmean, by_seed.values())) if complete else None
 
 
 # -- differences -----------------------------------------------------------------------------------
