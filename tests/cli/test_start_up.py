@@ -84,6 +84,18 @@ WRONG = [
     (["tune", "--seed", "0,,1"], "--seed is '0,,1', which has an empty value"),
     (["tune", "--config", "nowhere.yaml"], "The config file nowhere.yaml does not exist."),
     (["tune", "--plugin"], "--plugin needs a value"),
+    (
+        ["tune", "--task", "helpdesk/intent", "--plugin", "plug/nothing.py"],
+        "The plugin plug/nothing.py cannot be loaded (the file does not exist).",
+    ),
+    (
+        ["tasks", "list", "--plugin", "no_such_module"],
+        "The plugin no_such_module cannot be loaded (it is neither a .py file nor a module).",
+    ),
+    (
+        ["tune", "--task", "plugin/odd-or-even"],
+        "if a plugin registers it, name the plugin with --plugin or in SOFTPROMPTS_PLUGINS",
+    ),
     (["tuen"], "There is no command 'tuen'; did you mean tune?"),
     (["tune", "--step", "5"], "There is no option --step; did you mean --steps?"),
     (["predict", "x", "y", "--scorin", "labels"], "no option --scorin; did you mean --scoring?"),

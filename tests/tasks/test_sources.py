@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,6 +133,16 @@ def test_a_missing_file_is_a_clear_error() -> None:
         read_rows("nowhere/data.csv")
     with pytest.raises(UserError, match="neither a file nor a dataset"):
         read_rows("no-such-dataset-anywhere")
+
+
+def test_a_folder_without_data_is_refused_without_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nested").mkdir()
+    (tmp_path / "nested" / "notes.md").write_text("nothing")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r"The folder .* holds no data; name a file \(.csv, "):
+        read_rows(str(tmp_path))
 
 
 def test_a_reservoir_samples_uniformly_and_keeps_the_order() -> None:

@@ -138,6 +138,11 @@ def test_few_shot_keeps_the_order(shots: int) -> None:
         ([{"t": "a", "y": ["x"]}], {}, "holds a list"),
         ([{"t": "a", "y": "x"}, {"t": "b"}], {}, r"d.jsonl:2 has no column 'y'; its columns are t"),
         ([{"t": "a", "y": "x"}] * 9, {}, "nothing to learn from one class"),
+        (
+            [{"t": "a", "y": "xz"[i % 2]} for i in range(20)],
+            {"labels": {"x": "good", "z": "good"}},
+            "labels gives x and z the same word 'good', and no row has another",
+        ),
         ([{"t": f"{i}", "y": f"id{i}"} for i in range(30)], {}, "30 different values in 30 rows"),
         (
             [{"t": "a", "y": "x"}, {"t": "b", "y": "w"}],

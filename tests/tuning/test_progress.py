@@ -139,6 +139,16 @@ def test_the_command_line_prints_lines_in_logs(
     assert capsys.readouterr().err == ""
 
 
+def test_labels_that_differ_in_case_alone_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rows.csv"
+    rows = [f"text {number},{'Good' if number % 2 else 'good'}" for number in range(40)]
+    path.write_text("\n".join(["review,mood", *rows]) + "\n")
+    softprompts.tune(train=str(path), **QUICK)
+    assert "warning: Good and good are different classes, although" in capsys.readouterr().err
+
+
 def test_a_class_with_one_row_is_warned_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from ..config.plugins import VARIABLE as PLUGINS
+from ..config.plugins import check_plugin
 from ..errors import Spelling, UserError, as_flag, as_key, choices, speaking
 from ..version import __version__
 from .output import is_main_process
@@ -97,6 +98,8 @@ def _take_plugins(argv: Sequence[str]) -> list[str]:
         plugin = value if equals else next(words, "")
         if not plugin:
             raise UserError("--plugin needs a value: a Python file, or the name of a module.")
+        for name in plugin.split(","):
+            check_plugin(name.strip())
         plugins.append(plugin)
     if plugins:
         os.environ[PLUGINS] = ",".join(dict.fromkeys(plugins))

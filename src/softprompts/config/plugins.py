@@ -27,6 +27,18 @@ def load_plugins() -> None:
         _import(name)
 
 
+def check_plugin(name: str) -> None:
+    """Refuse a file or module that does not exist, without importing it."""
+    package = name.partition(".")[0]
+    if name.endswith(".py"):
+        if not Path(name).is_file():
+            raise UserError(f"The plugin {name} cannot be loaded (the file does not exist).")
+    elif not package or importlib.util.find_spec(package) is None:
+        raise UserError(
+            f"The plugin {name} cannot be loaded (it is neither a .py file nor a module)."
+        )
+
+
 @functools.cache
 def _import(name: str) -> None:
     path = Path(name)

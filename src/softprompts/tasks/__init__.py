@@ -1,6 +1,6 @@
 """Tasks: rows in, text pairs out; predictions in, metrics out."""
 
-from .load import check_task, load_task, lone_classes, own_split, preview_task
+from .load import check_task, doubtful_classes, load_task, own_split, preview_task
 from .memory import register_data, register_rows, table_rows
 from .metrics import has_metric, register_metric, rounded, score
 from .named import DATA_VARIABLE, check_labelled, data_folder, has_rows, named_split
@@ -29,11 +29,11 @@ __all__ = [
     "data_folder",
     "definition",
     "definitions",
+    "doubtful_classes",
     "has_metric",
     "has_rows",
     "is_file",
     "load_task",
-    "lone_classes",
     "mixture_names",
     "named_split",
     "own_split",

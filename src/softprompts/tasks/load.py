@@ -89,10 +89,20 @@ def check_task(config: TaskConfig) -> None:
         load_task(config)
 
 
-def lone_classes(task: Task) -> str | None:
-    """A warning about classes that have a single row in a split; None if there are none."""
+def doubtful_classes(task: Task) -> str | None:
+    """A warning about classes that are probably the same one, or have a single row in a split;
+    None if there are none."""
     if not task.labels or len(task.members) > 1:
         return None
+    same: dict[str, list[str]] = {}
+    for label in task.labels:
+        same.setdefault(" ".join(label.casefold().split()), []).append(label)
+    for labels in same.values():
+        if len(labels) > 1:
+            return (
+                f"{' and '.join(labels)} are different classes, although they differ only in case "
+                "or spaces; correct the rows, or give both the same label word."
+            )
     for split, examples in (("training", task.train), ("validation", task.validation)):
         counts = Counter(example.target for example in examples)
         lone = [label for label, count in counts.items() if count == 1]
@@ -226,6 +236,12 @@ def _load_own(config: TaskConfig) -> Task:
         validation = form.examples(held_out_rows, config.skip_bad_rows, "validation", remedy)
         skipped += len(held_out_rows) - len(validation)
     if not config.free_text and len({example.target for example in train}) < 2:
+        alike = [value for value, word in form.words.items() if word == train[0].target]
+        if len(alike) > 1:
+            raise UserError(
+                f"{setting('task.labels')} gives {' and '.join(alike)} the same word "
+                f"{train[0].target!r}, and no row has another; give them different words."
+            )
         raise UserError(
             f"All training rows have the label {train[0].target!r}; "
             "there is nothing to learn from one class."

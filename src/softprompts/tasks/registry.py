@@ -167,7 +167,7 @@ def definition(name: str) -> Definition:
     similar = closest(name, [*_STARTERS, *_TASKS, *short, *starters])
     hint = (
         "list them all with `softprompts tasks list`; if a plugin registers it, name the plugin "
-        "in SOFTPROMPTS_PLUGINS."
+        "with --plugin or in SOFTPROMPTS_PLUGINS."
     )
     if matches:
         hint = f"it could be {', '.join(task.name for task in matches)}."

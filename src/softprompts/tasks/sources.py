@@ -25,6 +25,8 @@ class Row(NamedTuple):
 
 
 UTF_8 = "utf-8"
+UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""How a file begins that a spreadsheet saved as "Unicode text"."""
 Reader = Callable[[Path, str], Iterator[Row]]
 """Reads the rows of a file in an encoding."""
 
@@ -269,6 +271,12 @@ def _read_parquet(path: Path, encoding: str) -> Iterator[Row]:
 
 def check_dataset(name: str) -> None:
     """Refuse a dataset that is neither on this machine nor can be downloaded."""
+    files = Path(name).rglob("*")
+    if Path(name).is_dir() and not any(file.suffix.lower() in DATASET_FILES for file in files):
+        raise UserError(
+            f"The folder {name} holds no data; name a file ({', '.join(READERS)}) "
+            "or the folder of a Hugging Face dataset."
+        )
     if (reason := missing_reason(name.partition(":")[0], "dataset")) is not None:
         raise _no_dataset(name, reason)
 
@@ -336,9 +344,12 @@ def _undecodable(path: Path, error: UnicodeError, encoding: str) -> UserError:
     reason = ""
     if isinstance(error, UnicodeDecodeError):
         reason = f" ({error.reason} at byte {error.start})"
+    likely = "cp1252"
+    if isinstance(error, UnicodeDecodeError) and error.object[:2] in UTF_16_MARKS:
+        likely = "utf-16"
     return UserError(
         f"{path} is not {encoding.upper()} text{reason}; save it as UTF-8, or name its encoding, "
-        f"such as {setting('task.encoding', 'cp1252')}."
+        f"such as {setting('task.encoding', likely)}."
     )
 
 
@@ -355,3 +366,11 @@ READERS: dict[str, Reader] = {
     ".json": _read_json,
     ".parquet": _read_parquet,
 }
+DATASET_FILES = frozenset(
+    {
+        *READERS,
+        *(".ndjson", ".arrow", ".txt", ".xml", ".lance", ".h5", ".hdf5"),
+        *(".gz", ".bz2", ".xz", ".zst", ".zip", ".tar"),
+    }
+)
+"""The files that a folder with a Hugging Face dataset of texts may consist of."""

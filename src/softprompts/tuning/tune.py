@@ -12,7 +12,7 @@ from ..backbone import Backbone
 from ..config import Member, RunConfig, Settings, TaskConfig, expand_lists, sections
 from ..config.candidates import check_minutes, make_candidates
 from ..errors import UserError, spelled
-from ..tasks import Task, load_task, lone_classes, register_data
+from ..tasks import Task, doubtful_classes, load_task, register_data
 from .advice import FOR_TRYING, unknown_tokens
 from .auto_tune import refuse_unfinished, tune_by_tournament
 from .checkpoint import load_checkpoint, longer_schedule
@@ -252,8 +252,8 @@ def _load(
     watcher.on_message("reading the data")
     with phases("data"):
         tasks = team.on_all(lambda: load_tasks(configs))
-    for lone in dict.fromkeys(filter(None, map(lone_classes, tasks))):
-        watcher.on_message(f"warning: {lone}")
+    for doubt in dict.fromkeys(filter(None, map(doubtful_classes, tasks))):
+        watcher.on_message(f"warning: {doubt}")
     if backbone is None:
         _announce(configs[0].model, watcher)
     with phases("model"):

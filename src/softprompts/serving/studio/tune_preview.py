@@ -9,7 +9,7 @@ from ...config import RunConfig, TaskConfig, run_config, sections
 from ...errors import UserError
 from ...files import safe_name
 from ...library.library import Library, ignore
-from ...tasks import Row, Task, load_task, lone_classes, read_rows
+from ...tasks import Row, Task, doubtful_classes, load_task, read_rows
 from ..concurrency import together
 from .columns import Columns, guess_columns
 from .context import Page, Studio, Visit, is_number
@@ -135,7 +135,7 @@ async def _cost(studio: Studio, visit: Visit, config: RunConfig, task: Task) -> 
         ["Steps", f"{tuning.steps:,}, of {tuning.batch_size * tuning.accumulate} rows each"],
         ["Time", estimate],
     ]
-    warning = lone_classes(task)
+    warning = doubtful_classes(task)
     return section(
         "What it will take",
         table("What it will take", ["What", "Value"], facts, class_="facts", titled=True),
