@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..analysis.spread import plus_minus
 from ..artifacts.card import Card
 from ..artifacts.file_names import COHORT_TABLE
 from ..config import spell
@@ -21,9 +22,6 @@ from .output import (
     invalid_answers,
     joined,
 )
-
-NOT_OF_CARDS = ("settings", "folder", "cost", "p_vs_best")
-"""Keys of a run's record that its card does not have."""
 
 
 def describe(tuned: Tuned) -> str:
@@ -66,13 +64,7 @@ def describe_cost(cost: Mapping[str, Any]) -> str:
 def cohort_table(runs: Sequence[Record], folder: Path) -> str:
     """A row per run, a row per setting over its seeds if there are several, and failures."""
     tested = any(run.get("test") for run in runs)
-    cards = {
-        Path(run["folder"]).name: Card.of(
-            {name: run[name] for name in run if name not in NOT_OF_CARDS}
-        )
-        for run in runs
-        if "metrics" in run
-    }
+    cards = {Path(run["folder"]).name: Card.of(run) for run in runs if "metrics" in run}
     return joined(
         *aligned(_runs_table(runs, tested)),
         "intervals, rows, baselines and paired tests are those of the test rows"
@@ -153,5 +145,4 @@ def _mean(group: Record) -> str:
     if not group["mean"]:
         return "failed"
     metric, value = next(iter(group["mean"].items()))
-    deviation = group["std"][metric]
-    return f"{metric} {value:.1f}" + ("" if deviation is None else f" ± {deviation:.1f}")
+    return f"{metric} {plus_minus({'mean': value, 'std': group['std'][metric]})}"
