@@ -351,6 +351,15 @@ def test_arms_without_a_common_task_have_no_mean(tmp_path: Path) -> None:
     assert "| arm | superglue/rte (accuracy) | superglue/cb (accuracy) |" in markdown(summary, "x")
 
 
+def test_what_only_follows_from_the_task_is_no_arm(tmp_path: Path) -> None:
+    write_run(tmp_path / "1", "superglue/rte", 0, 60, tuning={"scoring": "generate"})
+    write_run(tmp_path / "2", "superglue/cb", 0, 60, tuning={"scoring": "labels"})
+    assert arm_names(read_runs(tmp_path).records) == ["all runs", "all runs"]
+    write_run(tmp_path / "3", "superglue/cb", 0, 60, tuning={"scoring": "generate"})
+    names = arm_names(read_runs(tmp_path).records)
+    assert names == ["scoring generate", "scoring labels", "scoring generate"]
+
+
 def test_what_a_preset_brings_along_is_not_part_of_an_arms_name(tmp_path: Path) -> None:
     write_run(tmp_path / "1", "superglue/rte", 0, 60, preset="residual")
     write_run(tmp_path / "2", "superglue/rte", 0, 60, preset="prompt-tuning", tuning={"lr": 0.1})

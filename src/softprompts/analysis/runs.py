@@ -282,13 +282,17 @@ def _failed(folder: Path, known: set[str]) -> Iterator[RunRecord]:
 
 
 def _with_arms(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs with the settings that differ between them, but for those of task and seed.
+    """The runs with the settings that differ between them, but for the seed.
 
-    A setting that a preset brings along is not listed beside the preset.
+    A setting that a preset brings along is not listed beside the preset, nor one that only follows
+    from the task: its rows, and how it is scored.
     """
     flat = [flatten(run.config) for run in runs]
     own = [_given(run.config, settings) for run, settings in zip(runs, flat, strict=True)]
     varied = _varied(flat, dict.fromkeys(name for names in own for name in names))
+    tasks = grouped((run.task, settings) for run, settings in zip(runs, flat, strict=True))
+    in_a_task = {name for settings in tasks.values() for name in _varied(settings, varied)}
+    varied = [name for name in varied if name in in_a_task or not _of_task(name)]
     return [
         replace(run, arm={name: settings[name] for name in varied if name in settings})
         for run, settings in zip(runs, flat, strict=True)
@@ -302,6 +306,10 @@ def _varied(settings: Sequence[Mapping[str, Any]], names: Iterable[str]) -> list
         for name in names
         if len({json.dumps(part.get(name), sort_keys=True) for part in settings}) > 1
     ]
+
+
+def _of_task(name: str) -> bool:
+    return name.startswith("task.") or name == "tuning.scoring"
 
 
 def _given(config: Mapping[str, Any], flat: Mapping[str, Any]) -> list[str]:
