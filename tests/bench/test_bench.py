@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from softprompts.analysis.flops import Architecture
+from softprompts.artifacts.run_folder import RunFolder
 from softprompts.bench import inference, learners, training
 from softprompts.bench.flops import t5_flops
 from softprompts.cli import main as cli
@@ -17,7 +18,7 @@ from softprompts.cli.bench import main
 from softprompts.errors import UserError
 
 from ..conftest import DATA
-from ..models import random_model, random_t5
+from ..models import random_masked, random_model, random_t5
 from ..scripts import load_script
 
 TRAINING = [
@@ -315,3 +316,9 @@ def test_bad_input_is_a_clear_error() -> None:
         main(["training", "--steps", "0"])
     with pytest.raises(UserError, match="decoder-only"):
         main(["decoding", "--model", "t5-tiny", "--device", "cpu"])
+
+
+def test_an_encoder_that_cannot_fill_masks_is_refused(tmp_path: Path) -> None:
+    RunFolder(tmp_path).save_model(random_masked("minilm"))
+    with pytest.raises(UserError, match="has no output layer for words"):
+        main(["training", "--model", str(tmp_path / "model"), "--device", "cpu"])

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..backbone import Backbone
+from ..backbone import Backbone, Masked
+from ..errors import UserError
 from .flops import FORMULA, step_flops
 from .learners import (
     COMPILED,
@@ -96,6 +97,11 @@ def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
     backbone = load_model(
         settings.model, settings.dtype, settings.device, settings.seed, settings.threads
     )
+    if isinstance(backbone, Masked) and not backbone.fills_masks:
+        raise UserError(
+            f"{backbone.name} has no output layer for words, so PEFT cannot train a prompt that "
+            "fills masks with it; choose a model with one, such as bert-base."
+        )
     alone = settings.alone or min(settings.runs, MAX_ALONE)
     positions = backbone.max_positions
     longest = MAX_TEXT if positions is None else positions - settings.prompt - 2
