@@ -98,7 +98,7 @@ def test_a_step_does_not_wait_for_a_gpu(
         pytest.skip("recorded steps need Triton")
     monkeypatch.setattr(EncoderDecoder, "packs_rows", True)
     backbone = load_backbone(dtype="fp32", device="cuda")
-    backbone.compile(recorded)
+    backbone.accelerate(recorded, compile=True)
     try:
         for mode in ("default", "error"):
             runs = long_runs(toy_csv, backbone)
