@@ -11,6 +11,15 @@ from softprompts.tasks import register_data
 from softprompts.tuning import Watcher
 from softprompts.tuning.tune import tune_cohort
 
+SHORT: dict[str, Any] = {
+    "steps": 2,
+    "batch_size": 4,
+    "shots": 4,
+    "cap_validation": 8,
+    "max_length": 40,
+    "device": "cpu",
+}
+
 
 def test_three_lines_tune_save_and_predict(tmp_path: Path) -> None:
     tuned = softprompts.tune(
@@ -31,16 +40,8 @@ def test_three_lines_tune_save_and_predict(tmp_path: Path) -> None:
 
 
 def test_lists_tune_a_list_of_prompts_in_order(tmp_path: Path) -> None:
-    settings = {
-        "steps": 2,
-        "batch_size": 4,
-        "shots": 4,
-        "cap_validation": 8,
-        "max_length": 40,
-        "device": "cpu",
-    }
     tuned = softprompts.tune(
-        "helpdesk/register", seed=[1, 0], prompt={"length": [3, 4]}, output=tmp_path, **settings
+        "helpdesk/register", seed=[1, 0], prompt={"length": [3, 4]}, output=tmp_path, **SHORT
     )
     assert [(t.card.config["prompt"]["length"], t.card.seed) for t in tuned] == [
         (3, 1),
@@ -57,15 +58,7 @@ def test_lists_tune_a_list_of_prompts_in_order(tmp_path: Path) -> None:
 
 
 def test_overwrite_starts_a_run_or_a_cohort_again(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {
-        "steps": 2,
-        "batch_size": 4,
-        "shots": 4,
-        "cap_validation": 8,
-        "max_length": 40,
-        "device": "cpu",
-        "output": tmp_path / "run",
-    }
+    settings = {**SHORT, "output": tmp_path / "run"}
     softprompts.tune("helpdesk/register", prompt={"length": 3}, **settings)
     with pytest.raises(softprompts.UserError, match="start the run again with overwrite"):
         softprompts.tune("helpdesk/register", prompt={"length": 4}, **settings)
