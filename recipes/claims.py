@@ -35,6 +35,8 @@ rule for each verdict before it runs ([studies.md](studies.md#claims)):
 - **did not hold**: the interval lies below the smallest difference that would count.
 - **too weak to tell**: neither of these, or no task is above its majority class.
 - **held in part**: the reports so far agree, and others that test the claim are missing.
+- **in short runs**: the report is of a recipe for two CPU cores (200 to 300 steps of 16 rows, short
+  texts, learning rates not tuned), and the recipe for a GPU has not run yet.
 - **not run yet**: there is no report. No claim gets a verdict without one.
 
 A claim with several expectations holds if all of them do. Where a study was run on several models,
@@ -45,6 +47,8 @@ models here are smaller than the papers'.
 
 
 PARTLY_HELD = "held in part"
+SHORT = "-cpu.yaml"
+"""Recipes for two CPU cores. They count for a claim until one for a GPU has run."""
 
 
 def evidence(root: Path) -> dict[int, list[dict[str, Any]]]:
@@ -71,7 +75,16 @@ def evidence(root: Path) -> dict[int, list[dict[str, Any]]]:
             if path.exists():
                 judged = KINDS[record["kind"]](json.loads(path.read_text()), record)
                 found.setdefault(number, []).append({**judged, "report": record["report"]})
-    return found
+    return {number: _longest(entries) for number, entries in found.items()}
+
+
+def _longest(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries that are not of short runs, if there are any."""
+    return [entry for entry in entries if not _is_short(entry)] or entries
+
+
+def _is_short(entry: Mapping[str, Any]) -> bool:
+    return str(entry.get("recipe", "")).endswith(SHORT)
 
 
 def _judged(folder: Path, recipe: str) -> Sequence[Mapping[str, Any]]:
@@ -182,6 +195,8 @@ def _verdict(
             for verdicts in tests.values()
         ]
     )
+    if all(map(_is_short, entries)):
+        return f"{verdict} in short runs"
     recorded = any("recipe" not in entry for entry in entries)
     missing = not recorded and set(recipes.values()) - set(tests)
     return PARTLY_HELD if missing and verdict == HELD else verdict
@@ -204,7 +219,7 @@ def _row(
     links = [
         f"[{Path(e['report'].partition('#')[0]).parent.name}](../{e['report']})" for e in entries
     ]
-    if verdict in (NOT_RUN, PARTLY_HELD):
+    if verdict in (NOT_RUN, PARTLY_HELD) or verdict.endswith("in short runs"):
         done = {entry.get("recipe") for entry in entries}
         links += [f"[{name}](../recipes/{name})" for name in recipes if name not in done]
     untested = f" *Not tested: {claim['untested']}.*" if "untested" in claim else ""

@@ -98,6 +98,19 @@ def test_a_study_on_two_models_is_decided_by_the_strong_ones(
     assert f"| {verdict} |" in row(script().page(copy), 15)
 
 
+def test_short_runs_count_until_longer_ones_have_been_made(copy: Path) -> None:
+    shutil.copy(ROOT / "recipes" / "residual-bert-small.yaml", copy / "recipes")
+    report(copy, "residual-cpu", 24, "held")
+    page = script().page(copy)
+    assert "1 held in short runs, 30 not run yet" in page
+    assert "residual-cpu: held" in row(page, 24)
+    assert "../recipes/residual-table1-small.yaml" in row(page, 24), "what is left to run"
+    report(copy, "residual-table1-small", 24, "did not hold")
+    page = script().page(copy)
+    assert "| did not hold |" in row(page, 24)
+    assert "residual-cpu" not in row(page, 24)
+
+
 def test_the_page_says_what_is_not_tested(copy: Path) -> None:
     assert "*Not tested: TextbookQA and BioASQ" in row(script().page(copy), 5)
     assert "Not tested" not in row(script().page(copy), 25)

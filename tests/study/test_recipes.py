@@ -25,8 +25,9 @@ RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 SMOKE, SMALL, PAPER = (
     [path for path in RECIPES if path.stem.endswith("-smoke")],
     [path for path in RECIPES if path.stem.endswith("-small")],
-    [path for path in RECIPES if not path.stem.endswith(("-smoke", "-small"))],
+    [path for path in RECIPES if not path.stem.endswith(("-smoke", "-small", "-cpu"))],
 )
+CPU = [path for path in RECIPES if path.stem.endswith("-cpu")]
 LISTED: dict[int, Any] = yaml.safe_load((ROOT / "docs" / "claims.yaml").read_text())["claims"]
 NO_CLAIM = {"lester-figure2", "decoder-methods"}
 """The first shows how prompts are served; no paper has decoder-only models."""
@@ -80,6 +81,18 @@ def test_trials_and_small_recipes_test_the_same_claims() -> None:
     small, paper = numbers(SMALL), numbers(PAPER)
     assert small == paper
     assert all(claims <= small[name] for name, claims in numbers(SMOKE).items())
+
+
+@pytest.mark.parametrize("path", CPU, ids=lambda path: path.stem)
+def test_recipes_for_two_cores_judge_claims_as_the_small_ones_do(path: Path) -> None:
+    rules: dict[int, set[str]] = {}
+    for small in SMALL:
+        for claim in planned(small.stem)[1]["claims"]:
+            limits = (rule.partition(": ")[2] for rule in claim["rules"])
+            rules.setdefault(claim["claim"], set()).update(limits)
+    for claim in planned(path.stem)[1]["claims"]:
+        limits = {rule.partition(": ")[2] for rule in claim["rules"]}
+        assert limits <= rules[claim["claim"]]
 
 
 def test_small_recipes_choose_learning_rates_where_they_compare_methods() -> None:
