@@ -145,6 +145,8 @@ def test_bad_questions_are_clear_errors() -> None:
         engine.ensemble(["mood", "subject"], ["x"], by="mean")
     with pytest.raises(UserError, match="reads the columns kind, text"):
         engine.answer([("subject", "x")])
+    with pytest.raises(UserError, match="text 2"):
+        engine.answer([("subject", {"kind": "a", "text": "x"}), ("subject", {"kind": "a"})])
     for question in (None, 3, ["x"]):
         with pytest.raises(
             UserError, match=r"Question 2 is .*; a question is a text, or a mapping of columns"

@@ -121,12 +121,15 @@ class Engine:
                     f"Question {number} is {pair!r}; give pairs of a prompt's name and a question."
                 )
             check_question(pair[1], number)
-        inputs = [(name, self._input(name, question)) for name, question in questions]
+        inputs = [
+            (name, self._input(name, question, number))
+            for number, (name, question) in enumerate(questions, 1)
+        ]
         numbers = {name: number for number, name in enumerate(self.tuned)}
         return self.bank.tokenise([(numbers[name], text) for name, text in inputs])
 
-    def _input(self, name: str, question: Question) -> str:
-        inputs = self._tuned(name).inputs([question])
+    def _input(self, name: str, question: Question, number: int) -> str:
+        inputs = self._tuned(name).inputs([question], number)
         if len(inputs) != 1:
             raise UserError(
                 f"The prompt {name} turns one row into {len(inputs)} inputs; give it rows with one "

@@ -97,15 +97,15 @@ class Tuned:
             chat=answering.chat,
         )
 
-    def inputs(self, rows: Sequence[Question]) -> list[str]:
+    def inputs(self, rows: Sequence[Question], first: int = 1) -> list[str]:
         """Texts, or rows with the task's columns (a list, a DataFrame, a dataset), as the model
-        reads them."""
+        reads them. Errors count rows from `first`."""
         form, inputs = self.form, list[str]()
         table = table_rows(rows)
         rows = rows if table is None else table
         if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
             rows = [rows]
-        for number, row in enumerate(rows, 1):
+        for number, row in enumerate(rows, first):
             check_question(row, number)
             if isinstance(row, str):
                 if len(form.columns) != 1:
