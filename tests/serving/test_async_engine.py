@@ -1,6 +1,7 @@
 """Many clients at once: each gets the answer that its prompt would give alone."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -626,3 +627,24 @@ def test_requests_keep_their_answers_while_prompts_come_and_go(tmp_path: Path) -
             assert engine.stats().on_device <= 4, "old versions are dropped"
 
     asyncio.run(main())
+
+
+def test_a_prompt_on_a_slow_disk_does_not_hold_a_request_past_its_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backbone = random_model("t5")
+    read = threading.Event()
+
+    async def ask(engine: AsyncEngine) -> str:
+        load, loaded = engine.store.load, engine.store.loaded
+        monkeypatch.setattr(
+            engine.store, "loaded", lambda name: loaded(name) if read.is_set() else None
+        )
+        monkeypatch.setattr(engine.store, "load", lambda name: (read.wait(5), load(name))[1])
+        for ask_once in (engine.classify, engine.answer):
+            with pytest.raises(DeadlineExceeded, match="timed out"):
+                await ask_once("mood", TEXTS[0], timeout=0.05)
+        read.set()
+        return (await engine.classify("mood", TEXTS[0])).label
+
+    assert run(backbone, {"mood": tuned(backbone, 1, MOODS, length=3)}, ask) in MOODS

@@ -8,11 +8,11 @@ import contextlib
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -41,6 +41,7 @@ from .requests import (
 )
 from .worker import Worker
 
+T = TypeVar("T")
 LOADERS = 4
 """Threads that read prompts from disk."""
 NEGLIGIBLE = 1e-6
@@ -207,8 +208,9 @@ class AsyncEngine:
         timeout: float | None = None,
     ) -> str:
         """What `predict` answers: a label, or generated text."""
-        predictor = (await self._load(name)).predictor
-        asked: Any = {"tenant": tenant, "priority": priority, "timeout": timeout}
+        deadline = self._deadline(timeout)
+        predictor = (await _in_time(self._load(name), deadline)).predictor
+        asked: Any = {"tenant": tenant, "priority": priority, "timeout": seconds_left(deadline)}
         if predictor.scoring == "labels":
             return (await self.classify(name, row, **asked)).label
         pieces = self.generate(name, row, Sampling(stream=False), **asked)
@@ -283,7 +285,7 @@ class AsyncEngine:
     ) -> Job:
         """A job for a prompt, whose reply is still to be set."""
         deadline = self._deadline(timeout)
-        prompt = await self._load(name)
+        prompt = await _in_time(self._load(name), deadline)
         conversation = row if isinstance(row, Conversation) else None
         if conversation is not None:
             if not prompt.predictor.backbone.chat_template:
@@ -334,11 +336,7 @@ class AsyncEngine:
 
     async def _next(self, job: Job, messages: asyncio.Queue[Message]) -> Message:
         """The next message for a job; nobody waits past its deadline, whatever the worker does."""
-        try:
-            async with asyncio.timeout(seconds_left(job.deadline)):
-                message = await messages.get()
-        except TimeoutError:
-            raise DeadlineExceeded("The request timed out.") from None
+        message = await _in_time(messages.get(), job.deadline)
         if isinstance(message, Exception):
             raise message
         return message
@@ -427,6 +425,15 @@ class AsyncEngine:
             prefix_misses=0 if prefixes is None else prefixes.misses,
             prompts=dict(self._counts),
         )
+
+
+async def _in_time(work: Awaitable[T], deadline: float | None) -> T:
+    """What is awaited; raises `DeadlineExceeded` if that takes too long."""
+    try:
+        async with asyncio.timeout(seconds_left(deadline)):
+            return await work
+    except TimeoutError:
+        raise DeadlineExceeded("The request timed out.") from None
 
 
 def _hand_out(messages: list[tuple[Job, Message]]) -> None:
