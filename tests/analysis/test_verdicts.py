@@ -179,6 +179,25 @@ def test_a_vote_of_seeds_is_compared_with_their_mean_and_the_best() -> None:
     assert [part["difference"] for part in judged["expectations"]] == [20.0, 20.0]
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_vote_on_questions_with_several_rows_is_of_the_row_that_decides(known: bool) -> None:
+    """ReCoRD has a row per answer, and a score per question, of its first row."""
+
+    def predictions(variant: str, task: str, seed: int) -> dict[str, Any]:
+        right = 0.0 if seed == 0 else 100.0
+        answers = ["no" if seed == 0 else "yes", f"other {seed}"] * 3
+        scored = {"scored_rows": [0, 2, 4]} if known else {}
+        return {"validation": {"predictions": answers, "row_scores": [right] * 3, **scored}}
+
+    runs = runs_of(["p"], lambda *_: 65.0, seeds=3, predictions=predictions)
+    voted = {"variant": "p", "take": "vote"}
+    judged = verdict(runs, {"better": voted, "than": {"variant": "p", "take": "mean-seed"}})
+    if known:
+        assert judged["expectations"][0]["difference"] == pytest.approx(100 / 3)
+    else:
+        assert judged["verdict"] == NOT_RUN
+
+
 def test_curves_seconds_and_parameters_can_be_compared() -> None:
     def history(variant: str, task: str, seed: int) -> list[dict[str, Any]]:
         early = 70.0 if variant == "fast" else 40.0

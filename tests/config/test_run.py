@@ -58,12 +58,15 @@ def test_paper_presets_hold_the_papers_numbers() -> None:
         lester.tuning.dropout,
         lester.tuning.z_loss,
     ) == (32, 30_000, 0.1, 1e-4)
+    assert (lester.task.task_word, lester.task.metric) == (False, "mean")
+    assert lester.tuning.text_length == 512
     residual = run_config({"preset": "residual", "paper": True})
     assert (
         residual.prompt.shape.options["bottleneck"],
         residual.tuning.lr,
         residual.tuning.batch_size,
     ) == (800, 0.3, 8)
+    assert (residual.tuning.dropout, residual.task.task_word) == (0.1, False)
     smop = run_config({"preset": "smop", "paper": "true"})
     assert (smop.prompt.count, smop.prompt.length, smop.tuning.lr, smop.tuning.warmup) == (
         4,

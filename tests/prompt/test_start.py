@@ -55,6 +55,8 @@ def test_vocabulary_draws_common_usable_tokens_without_replacement(t5: Backbone)
     assert not set(drawn) & set(t5.tokenizer.all_special_ids)
     few = rows_of(SampledVocabulary(population=10).build(Material(t5), 1, 10, rng()).vectors[0], t5)
     assert sorted(few) == sorted(t5.common_pieces(10).tolist())
+    small = SampledVocabulary(population=40).build(Material(t5), 4, 30, rng()).vectors
+    assert [len(set(rows_of(prompt, t5))) for prompt in small] == [30] * 4, "no word twice in one"
     assert SampledVocabulary(population=3).build(Material(t5), 1, 8, rng()).vectors.shape == (
         1,
         8,

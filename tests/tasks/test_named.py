@@ -74,6 +74,10 @@ def test_shots_caps_and_metric(data: Path) -> None:
     assert Counter(e.target for e in few.train) == {"not_equivalent": 3, "equivalent": 3}
     assert len(few.validation) == 4
     assert few.metrics == ("accuracy", "f1")
+    mean = load_task(TaskConfig(task="glue/mrpc", data_dir=str(data), metric="mean"))
+    assert mean.metrics == ("f1+accuracy", "f1", "accuracy")
+    scores = mean.score([e.target for e in mean.validation[:-1]] + ["neither"])
+    assert scores["f1+accuracy"] == pytest.approx((scores["f1"] + scores["accuracy"]) / 2, abs=1e-3)
     capped = [
         load_task(TaskConfig(task="glue/mrpc", data_dir=str(data), cap=5, split_seed=seed)).train
         for seed in (0, 0, 1)

@@ -186,7 +186,8 @@ def pairs(
             "translate English to German: a b",
             "c",
         ),
-        ("summarisation/xsum", {"document": "long", "summary": "s"}, "summarize: long", "s"),
+        ("summarisation/xsum", {"document": "long", "summary": "s"}, "xsum summarize: long", "s"),
+        ("gem/e2e_nlg", {"meaning_representation": "m", "target": "s"}, "e2e_nlg m", "s"),
     ],
 )
 def test_a_row_becomes_a_pair(name: str, row: dict[str, Any], text: str, target: str) -> None:
@@ -556,4 +557,7 @@ def test_bleu_and_rouge() -> None:
     assert METRICS["rouge1"](examples, ["the cat", ""], ()) == pytest.approx(
         100 * (2 * 1 * (2 / 6) / (1 + 2 / 6)) / 2
     )
+    sentences = [Example("", "one two . three four . five")]
+    swapped = ["three four . one two . five"]
+    assert METRICS["rougeL"](sentences, swapped, ()) < METRICS["rougeLsum"](sentences, swapped, ())
     assert METRICS["bleu"](examples, ["nothing alike", "here"], ()) < 5

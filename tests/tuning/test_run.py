@@ -391,6 +391,21 @@ def test_labels_are_matched_as_the_tokenizer_spells_them(t5: Backbone) -> None:
         )
 
 
+def test_a_text_length_leaves_the_text_its_tokens_whatever_the_prompt(toy_csv: Path) -> None:
+    t5, bert = random_model("t5"), random_model("bert")
+
+    def budget(backbone: Backbone, length: int, **tuning: Any) -> int:
+        plain = config(toy_csv, **tuning).plain()
+        asked = run_config({**plain, "prompt": {"length": length}})
+        return Run(asked, load_task(asked.task), backbone).predictor().budget
+
+    assert budget(t5, 4) == 508
+    assert budget(t5, 4, text_length=600) == budget(t5, 700, text_length=600) == 600
+    assert budget(t5, 4, text_length=600, max_length=64) == 60
+    assert bert.max_positions is not None
+    assert budget(bert, 4, text_length=10_000) == bert.max_positions - 4
+
+
 def test_only_truncated_texts_are_counted(t5: Backbone, toy_csv: Path) -> None:
     task = load_task(config(toy_csv).task)
     longest = max(len(ids) for ids in t5.tokenise([e.input for e in task.train], 400))

@@ -213,15 +213,19 @@ def _over_seeds(take: str, members: Sequence[RunRecord], runs: Runs) -> float | 
         return max(scores) if take == "best-seed" and scores else None
     if take in ("best-seed", "mean-seed"):
         return (max if take == "best-seed" else fmean)([fmean(part) for part in rows])
-    return fmean(vote(members, runs.split(members[0])))
+    votes = vote(members, runs.split(members[0]))
+    return None if votes is None else fmean(votes)
 
 
-def vote(members: Sequence[RunRecord], split: str) -> list[float]:
-    """The row scores of the majority's answers; ties go to the first run's answer."""
-    answers = [run.predictions[split]["predictions"] for run in members]
-    rows = [run.predictions[split]["row_scores"] for run in members]
-    if len(answers[0]) != len(rows[0]):  # the scores are of groups of rows
-        return rows[0]
+def vote(members: Sequence[RunRecord], split: str) -> list[float] | None:
+    """The row scores of the majority's answers; ties go to the first run's answer. None where a
+    score is of several rows, whose votes can go to different runs."""
+    saved = [run.predictions[split] for run in members]
+    rows = [part["row_scores"] for part in saved]
+    scored = saved[0].get("scored_rows") or range(len(saved[0]["predictions"]))
+    if len(scored) != len(rows[0]):
+        return None
+    answers = [[part["predictions"][row] for row in scored] for part in saved]
     scores = []
     for given, row in zip(zip(*answers, strict=True), zip(*rows, strict=True), strict=True):
         winner = Counter(given).most_common(1)[0][0]

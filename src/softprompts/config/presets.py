@@ -41,9 +41,14 @@ _CONSTANT = {
 }
 """One constant learning rate for everything, as in Prompt Tuning and Residual Prompt Tuning."""
 
+_AS_IN_THE_CODE = {"task_word": False, "metric": "mean"}
+"""Texts of Prompt Tuning's and Residual Prompt Tuning's code have no task word, and the mean of a
+task's metrics selects the best checkpoint."""
+
 _CLS = {"kind": "linear", "pool": "first"}
 _RESIDUAL: dict[str, Any] = {"length": 10, "shape": {"kind": "residual", "bottleneck": 400}}
 _RESIDUAL_PAPER: dict[str, Any] = {
+    "task": _AS_IN_THE_CODE,
     "prompt": {
         "length": 10,
         "start": {"kind": "vocabulary", "population": 0},
@@ -55,6 +60,7 @@ _RESIDUAL_PAPER: dict[str, Any] = {
         **_CONSTANT,
         "epochs": 20,
         "batch_size": 8,
+        "dropout": 0.1,
     },
 }
 
@@ -70,9 +76,11 @@ PRESETS: dict[str, Preset] = {
         "and 100 tokens as in the paper; Adafactor as in the code (beta2 continues from step "
         "1,100,000, weight decay is not multiplied by the learning rate). Uniform starts are "
         "[-0.5, 0.5] as in the paper; for the code's [0, 0.5) set prompt.start to uniform and "
-        "prompt.start.low to 0.",
+        "prompt.start.low to 0. Texts have up to 512 tokens beside the prompt, and no task word. "
+        "Dropout is drawn per element (T5X drops a feature at all positions of a row).",
         ours={},
         paper={
+            "task": _AS_IN_THE_CODE,
             "prompt": {"length": 100, "start": {"kind": "labels"}, "unit": 1.0},
             "tuning": {
                 "optimizer": "adafactor",
@@ -82,6 +90,7 @@ PRESETS: dict[str, Preset] = {
                 "batch_size": 32,
                 "dropout": 0.1,
                 "z_loss": 1e-4,
+                "text_length": 512,
                 "evaluate_every": 1000,
                 "checkpoint_every": 1000,
             },
@@ -92,8 +101,9 @@ PRESETS: dict[str, Preset] = {
         "skip connection. Paper mode: a shared MLP with LayerNorm as in the paper and its command "
         "line (the code's class defaults differ); bottleneck 800, 10 tokens from the whole "
         "vocabulary (here without replacement), AdamW with learning rate 0.3, batch 8, 20 epochs "
-        "as in the code. The folded prompt is saved, as the paper says (the code saves the raw "
-        "one).",
+        "as in the code, with T5's own dropout of 0.1. The folded prompt is saved, as the paper "
+        "says (the code saves the raw one). The code evaluates once per epoch; here "
+        "evaluate_every says how often.",
         ours={"prompt": _RESIDUAL},
         paper=_RESIDUAL_PAPER,
     ),
@@ -104,6 +114,7 @@ PRESETS: dict[str, Preset] = {
         "too.",
         ours={"prompt": {**_RESIDUAL, "head": _CLS}},
         paper={
+            "task": _AS_IN_THE_CODE,
             "prompt": {**_RESIDUAL_PAPER["prompt"], "head": _CLS},
             "tuning": {**_RESIDUAL_PAPER["tuning"], "head_lr": 0.001},
         },

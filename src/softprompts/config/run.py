@@ -65,7 +65,7 @@ class RunConfig(Settings):
         super().__post_init__()
         check_device(self.device)
         length, most = self.prompt.length, self.tuning.max_length or MAX_LENGTH
-        if length >= most:
+        if length >= most and (self.tuning.max_length or not self.tuning.text_length):
             raise UserError(
                 f"{setting('prompt.length')} is {length:,}, but the model sees at most {most:,} "
                 f"tokens, prompt and text together; lower {setting('prompt.length')}, or raise "

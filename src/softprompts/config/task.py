@@ -116,7 +116,8 @@ class TaskConfig(Settings):
     learned."""
 
     metric: str | None = None
-    """The metric that selects the best checkpoint; default: the task's first, or accuracy."""
+    """The metric that selects the best checkpoint; default: the task's first, or accuracy. a+b is
+    the mean of two metrics, mean that of all the task's metrics."""
 
     split_seed: int = 0
     """Seed of the automatic split, the shots, the caps and the shuffled labels."""

@@ -76,6 +76,9 @@ class TuningConfig(Settings):
     """Maximum number of tokens, prompt included; longer texts are truncated. Default: 512, or the
     model's limit if that is smaller."""
 
+    text_length: int | None = option(None, minimum=1)
+    """Maximum number of tokens of a text, without the prompt; max_length, if set, overrides it."""
+
     chat: bool | None = None
     """Put each text into the chat template of a decoder-only model, as the user's turn, and take
     the assistant's as the answer; default: if the model is tuned to follow instructions

@@ -95,18 +95,20 @@ class SampledVocabulary(Start):
 
     Lester 2021 §3.2. Which tokens are common and usable depends on the tokenizer:
     `backbone/vocabulary.py` states the rule. All K prompts are drawn at once, so none share a
-    token; only a prompt longer than the population repeats one.
+    token if the population is large enough; only a prompt longer than the population repeats one.
     """
 
     population: int = option(5000, minimum=0)
 
     def build(self, material: Material, count: int, length: int, rng: torch.Generator) -> Begin:
         common = material.words.common_pieces(self.population)
-        needed = count * length
-        if needed <= len(common):
-            drawn = torch.randperm(len(common), generator=rng)[:needed]
+        needed, size = count * length, len(common)
+        if needed <= size:
+            drawn = torch.randperm(size, generator=rng)[:needed]
+        elif length <= size:
+            drawn = torch.cat([torch.randperm(size, generator=rng)[:length] for _ in range(count)])
         else:
-            drawn = torch.randint(len(common), (needed,), generator=rng)
+            drawn = torch.randint(size, (needed,), generator=rng)
         return Begin(material.words.input_embeddings(common[drawn.view(count, length)]))
 
 

@@ -32,19 +32,20 @@ def translation(name: str, hub: str, source: str, target: str) -> Definition:
     )
 
 
-def summary(name: str, hub: str, document: str, target: str) -> Definition:
-    """`summarize: ...`, as in T5, from the columns `document` and `target`."""
+def text_generation(
+    name: str, hub: str, source: str, target: str, verb: str = "summarize: "
+) -> Definition:
+    """`xsum summarize: ...`, as in SPoT's code, from the columns `source` and `target`."""
 
     def preprocess(row: Row, split: str) -> Iterator[Example]:
-        yield Example(text_of(row, document), text_of(row, target))
+        yield Example(f"{verb}{text_of(row, source)}", text_of(row, target))
 
     return Definition(
         name,
         hub,
         preprocess,
-        ("rougeL", "rouge1", "rouge2"),
-        word="summarize:",
-        columns=(document,),
+        ("rougeLsum", "rouge1", "rouge2"),
+        columns=(source,),
         answer_length=128,
     )
 
@@ -53,13 +54,19 @@ DEFINITIONS = [
     translation("wmt14_en_fr", "wmt/wmt14:fr-en", "en", "fr"),
     translation("wmt14_en_de", "wmt/wmt14:de-en", "en", "de"),
     translation("wmt16_en_ro", "wmt/wmt16:ro-en", "en", "ro"),
-    summary("summarisation/cnn_dailymail", "abisee/cnn_dailymail:3.0.0", "article", "highlights"),
-    summary("summarisation/xsum", "EdinburghNLP/xsum", "document", "summary"),
-    summary("summarisation/samsum", "knkarthick/samsum", "dialogue", "summary"),
-    summary("summarisation/multi_news", "alexfabbri/multi_news", "document", "summary"),
-    summary("gem/wiki_lingua", "GEM/wiki_lingua:en", "source", "target"),
-    summary("gem/common_gen", "GEM/common_gen", "concepts", "target"),
-    summary("gem/dart", "GEM/dart", "tripleset", "target"),
-    summary("gem/e2e_nlg", "GEM/e2e_nlg", "meaning_representation", "target"),
-    summary("gem/schema_guided_dialog", "GEM/schema_guided_dialog", "prompt", "target"),
+    text_generation("summarisation/aeslc", "Yale-LILY/aeslc", "email_body", "subject_line"),
+    text_generation("summarisation/billsum", "FiscalNote/billsum", "text", "summary"),
+    text_generation("summarisation/gigaword", "Harvard/gigaword", "document", "summary"),
+    text_generation(
+        "summarisation/cnn_dailymail", "abisee/cnn_dailymail:3.0.0", "article", "highlights"
+    ),
+    text_generation("summarisation/multi_news", "alexfabbri/multi_news", "document", "summary"),
+    text_generation("summarisation/samsum", "knkarthick/samsum", "dialogue", "summary"),
+    text_generation("summarisation/newsroom", "lil-lab/newsroom", "text", "summary"),
+    text_generation("summarisation/xsum", "EdinburghNLP/xsum", "document", "summary"),
+    text_generation("gem/wiki_lingua", "GEM/wiki_lingua:en", "source", "target"),
+    text_generation("gem/common_gen", "GEM/common_gen", "concepts", "target", ""),
+    text_generation("gem/dart", "GEM/dart", "tripleset", "target", ""),
+    text_generation("gem/e2e_nlg", "GEM/e2e_nlg", "meaning_representation", "target", ""),
+    text_generation("gem/schema_guided_dialog", "GEM/schema_guided_dialog", "prompt", "target", ""),
 ]

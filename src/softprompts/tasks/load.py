@@ -18,7 +18,7 @@ from .registry import definition
 from .sampling import few_shot, indices_by_class, sample, split_held_out
 from .sources import NoSplitError, Reservoir, Row, check_dataset, is_file, read_rows, read_split
 from .starter import STARTERS
-from .task import Task, load_mixture, mixture_names
+from .task import MEAN, Task, load_mixture, mixture_names
 from .task_definition import Definition, Example, is_labelled
 from .text_format import TextFormat, check_template
 
@@ -39,8 +39,7 @@ def load_task(config: TaskConfig, member: Load | None = None, named: Load | None
 
     `member` loads the tasks of a mixture (default: this function), and `named` a named task.
     """
-    if config.metric is not None:
-        metric(config.metric)
+    _check_metric(config)
     if config.free_text and (config.task is not None or config.labels is not None):
         raise UserError(
             f"{setting('task.free_text')} is for the free text of your own data; leave it out "
@@ -70,8 +69,7 @@ def preview_task(config: TaskConfig) -> Task:
 def check_task(config: TaskConfig) -> None:
     """Refuse what can be refused at once: unknown names, missing files, and bad rows of small
     files."""
-    if config.metric is not None:
-        metric(config.metric)
+    _check_metric(config)
     if config.task is not None:
         unnamed = ("", *STARTERS, PREFIX_LM)
         names = [name for name in mixture_names(config.task) if name not in unnamed]
@@ -370,12 +368,17 @@ def _training_examples(config: TaskConfig, task: Task) -> list[Example]:
     return train
 
 
+def _check_metric(config: TaskConfig) -> None:
+    if config.metric not in (None, MEAN):
+        metric(str(config.metric))
+
+
 def _metrics(config: TaskConfig, task: Task) -> tuple[str, ...]:
     """The task's metrics, with the chosen one first."""
-    chosen = config.metric
+    chosen = "+".join(task.metrics) if config.metric == MEAN else config.metric
     if chosen is None:
         return task.metrics
-    if chosen == "f1" and len(task.labels) not in (0, 2):
+    if config.metric != MEAN and "f1" in chosen.split("+") and len(task.labels) not in (0, 2):
         raise UserError(
             f"{setting('task.metric', 'f1')} is for two classes, but {task.name} has "
             f"{len(task.labels)}; use {setting('task.metric', 'macro_f1')}."

@@ -9,6 +9,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 
 from ..config import load_plugins
 from ..errors import UserError, choices, require
@@ -43,16 +44,23 @@ def register_metric(name: str) -> Callable[[Metric], Metric]:
 
 def has_metric(name: str) -> bool:
     """Whether there is a metric of this name, in the package or in a plugin."""
-    if name not in METRICS:
+    parts = set(name.split("+"))
+    if not parts <= METRICS.keys():
         load_plugins()
-    return name in METRICS
+    return parts <= METRICS.keys()
 
 
 def metric(name: str) -> Metric:
-    """The metric of this name, from the package or a plugin."""
+    """The metric of this name, from the package or a plugin; `a+b` is the mean of a and b."""
+    parts = name.split("+")
     if not has_metric(name):
-        raise UserError(f"There is no metric {name!r}; {choices(name, METRICS)}")
-    return METRICS[name]
+        missing = next(part for part in parts if part not in METRICS)
+        raise UserError(f"There is no metric {missing!r}; {choices(missing, METRICS)}")
+    if len(parts) == 1:
+        return METRICS[name]
+    return lambda examples, predictions, labels: fmean(
+        METRICS[part](examples, predictions, labels) for part in parts
+    )
 
 
 def score(
@@ -190,14 +198,20 @@ def _rouge(kind: str) -> Metric:
     ) -> float:
         rouge_scorer = require("rouge_score.rouge_scorer", f"ROUGE needs rouge-score: {INSTALL}.")
         scorer = rouge_scorer.RougeScorer([kind], use_stemmer=False)
-        pairs = zip(examples, predictions, strict=True)
-        scores = [scorer.score(e.target, p)[kind].fmeasure for e, p in pairs]
+        targets = (_sentences(example.target) for example in examples)
+        pairs = zip(targets, map(_sentences, predictions), strict=True)
+        scores = [scorer.score(target, prediction)[kind].fmeasure for target, prediction in pairs]
         return float(100.0 * sum(scores) / len(scores))
 
     return rouge
 
 
-for _kind in ("rouge1", "rouge2", "rougeL"):
+def _sentences(text: str) -> str:
+    """One sentence per line, as T5 prepares texts for ROUGE-Lsum; the other kinds do not mind."""
+    return text.replace(" . ", " .\n")
+
+
+for _kind in ("rouge1", "rouge2", "rougeL", "rougeLsum"):
     register_metric(_kind)(_rouge(_kind))
 
 

@@ -90,12 +90,22 @@ BENCHMARKS: Mapping[str, tuple[str, ...]] = {
         "translation/wmt14_en_de",
         "translation/wmt16_en_ro",
     ),
-    "summarisation": tuple(
-        f"summarisation/{name}" for name in ("cnn_dailymail", "xsum", "samsum", "multi_news")
+    "summarisation": (
+        "summarisation/aeslc",
+        "summarisation/billsum",
+        "summarisation/gigaword",
+        "summarisation/cnn_dailymail",
+        "summarisation/multi_news",
+        "summarisation/samsum",
+        "summarisation/newsroom",
     ),
-    "gem": tuple(
-        f"gem/{name}"
-        for name in ("wiki_lingua", "common_gen", "dart", "e2e_nlg", "schema_guided_dialog")
+    "gem": (
+        "summarisation/xsum",
+        "gem/wiki_lingua",
+        "gem/common_gen",
+        "gem/dart",
+        "gem/e2e_nlg",
+        "gem/schema_guided_dialog",
     ),
     "classification": tuple(
         f"textcls/{name}" for name in ("agnews", "trec", "imdb", "mr", "sst5", "yelp5", "cr")

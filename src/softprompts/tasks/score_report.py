@@ -11,13 +11,14 @@ from typing import Any, Self
 
 from .baselines import bag_of_words
 from .metrics import rounded, score
-from .statistics import calibration_error, interval, paired_test, row_scores
+from .statistics import calibration_error, interval, paired_test, row_scores, scored_rows
 from .task import MEAN, Task
 from .task_definition import Example
 
 MAJORITY, BAG_OF_WORDS = "majority", "bag_of_words"
 BASELINE_NAMES = {MAJORITY: "majority class", BAG_OF_WORDS: "bag of words"}
 
+_BY_ROW = ("row_scores", "scored_rows")
 Probabilities = Sequence[Mapping[str, float]]
 
 
@@ -42,10 +43,12 @@ class ScoreReport:
     """The expected calibration error of the label probabilities."""
     row_scores: list[float] = field(default_factory=list)
     """What paired tests compare; not part of `plain`."""
+    scored_rows: list[int] | None = None
+    """The row that decides each of the `row_scores`, if one row does; not part of `plain`."""
 
     def plain(self) -> dict[str, Any]:
         """The report as cards hold it."""
-        return {name: value for name, value in vars(self).items() if name != "row_scores"}
+        return {name: value for name, value in vars(self).items() if name not in _BY_ROW}
 
     @classmethod
     def of(cls, plain: Mapping[str, Any], row_scores: Sequence[float] = ()) -> Self:
@@ -93,6 +96,7 @@ def score_report(
         confusion=confusion,
         ece=None if probabilities is None else round(calibration_error(examples, probabilities), 4),
         row_scores=scores,
+        scored_rows=scored_rows(metrics[0], examples, labels),
     )
 
 

@@ -23,7 +23,7 @@ BINS = 15
 MOST_EXACT = 12
 """Differences up to which a permutation test enumerates all signs; of more, it samples them."""
 MEANS = {"accuracy": None, "em": "group", "exact_match": "question"} | dict.fromkeys(
-    ("rouge1", "rouge2", "rougeL")
+    ("rouge1", "rouge2", "rougeL", "rougeLsum")
 )
 """Metrics that are the mean of a value per row, or per group of rows with the same metadata."""
 
@@ -34,6 +34,21 @@ def unit_scores(
     name: str, examples: Sequence[Example], predictions: Sequence[str], labels: Sequence[str]
 ) -> list[float] | None:
     """The metric of each row or group of rows; None for metrics that are not a mean of them."""
+    units, function = _units(name, examples, labels), metric(name)
+    if units is None:
+        return None
+    return [
+        function([examples[i] for i in rows], [predictions[i] for i in rows], labels)
+        for rows in units
+    ]
+
+
+def _units(name: str, examples: Sequence[Example], labels: Sequence[str]) -> list[list[int]] | None:
+    """The rows, or groups of rows, of which a metric is the mean; None if it is not one."""
+    first, _, others = name.partition("+")
+    if others:
+        units = _units(first, examples, labels)
+        return units if units == _units(others, examples, labels) else None
     if name not in MEANS and (name != "f1" or labels):
         return None
     key = MEANS.get(name, "group")
@@ -41,11 +56,16 @@ def unit_scores(
     for number, example in enumerate(examples):
         group = None if key is None else example.metadata.get(key)
         groups.setdefault(f"row {number}" if group is None else repr(group), []).append(number)
-    function = metric(name)
-    return [
-        function([examples[i] for i in rows], [predictions[i] for i in rows], labels)
-        for rows in groups.values()
-    ]
+    return list(groups.values())
+
+
+def scored_rows(name: str, examples: Sequence[Example], labels: Sequence[str]) -> list[int] | None:
+    """The row whose prediction decides each of the `row_scores`; None if several rows do."""
+    units = _units(name, examples, labels)
+    if units is None:
+        return list(range(len(examples)))
+    several = name == "exact_match" and any(len(rows) > 1 for rows in units)
+    return None if several else [rows[0] for rows in units]
 
 
 def row_scores(

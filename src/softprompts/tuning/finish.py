@@ -100,7 +100,11 @@ def _reports(
     if folder is not None and run.team.is_main:
         folder.write_predictions(
             {
-                split: {"predictions": answers, "row_scores": reports[split].row_scores}
+                split: {
+                    "predictions": answers,
+                    "row_scores": reports[split].row_scores,
+                    "scored_rows": reports[split].scored_rows,
+                }
                 for split, answers in predictions.items()
             }
         )

@@ -9,7 +9,7 @@ from typing import Any
 from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone, chats_by_default
 from ..config import Choice, RunConfig, TaskConfig, TuningConfig, absolute_data
-from ..config.run import check_head
+from ..config.run import MAX_LENGTH, check_head
 from ..errors import UserError, setting
 from ..prompt import Material, Prompt, Source, build_prompt, empty_prompt
 from ..tasks import Task
@@ -48,10 +48,12 @@ def resolve(config: RunConfig, task: Task, backbone: Backbone) -> RunConfig:
     default: Any = (
         "labels" if config.task.task is None and task.labels else backbone.default_scoring
     )
+    longest = tuning.text_length + prompt.length if tuning.text_length else MAX_LENGTH
     tuning = dataclasses.replace(
         tuning,
         scoring=default if tuning.scoring == "auto" else tuning.scoring,
-        max_length=tuning.max_length or backbone.default_max_length,
+        max_length=tuning.max_length or min(longest, backbone.max_positions or longest),
+        text_length=None,  # which max_length now says
         chat=chats_by_default(backbone) if tuning.chat is None else tuning.chat,
     )
     data = TaskConfig.of(absolute_data(config.task.plain()))
