@@ -2,7 +2,6 @@
 
 import dataclasses
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,7 +125,7 @@ def test_a_report_has_classes_confusion_and_baselines() -> None:
     assert report.confusion["bad"] == {"Monday": 1, "bad": 2, "good": 1}
     assert report.baselines["majority"] == {"metrics": {"accuracy": 50.0}, "p": 1.0}
     read = ScoreReport.of(report.plain() | {"newer": 1}, report.row_scores)
-    assert replace(read, scored_rows=report.scored_rows) == report
+    assert dataclasses.replace(read, scored_rows=report.scored_rows) == report
     assert [is_wrong("accuracy", r, p, LABELS) for r, p in zip(rows, predictions, strict=True)] == [
         *(False, False, False, True, False, False, True, True)
     ]
