@@ -5,7 +5,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
 from ..files import write_csv, write_json, write_text
 from ..library.search import SIMILARITIES
 from ..tasks.plain_names import plain_names
@@ -35,10 +34,7 @@ def write_report(
     which belong to one backbone. Unfinished cells stay empty. The study ran on `machines`.
     `subject` is part of the figures' titles, such as the names of study and model and the date.
     """
-    heatmaps.check()
     scores = Scores(records)
-    if not scores.targets:
-        raise UserError("There are no records of this study yet; run it first.")
     similarities = [Similarities(embeddings, name) for name in SIMILARITIES] if embeddings else []
     correlations = {
         similarity.name: [correlation(scores, similarity, target) for target in scores.targets]
