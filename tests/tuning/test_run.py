@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from softprompts.artifacts.run_folder import RunFolder
 from softprompts.backbone import Backbone, load_backbone
 from softprompts.cli import main
 from softprompts.config import PRESETS, RunConfig, TaskConfig, run_config
@@ -183,7 +184,7 @@ def test_a_run_that_becomes_nan_is_stopped_and_does_not_affect_the_others(
         Run(config(toy_csv, seed=1), task, t5),
         Run(config(toy_csv, lr=1e30, schedule="constant", warmup=0), task, t5),
     )
-    Cohort([good, bad], [None, tmp_path]).train()
+    Cohort([good, bad], [None, RunFolder(tmp_path)]).train()
     assert good.stopped is None
     assert good.step == 12
     assert bad.failed
