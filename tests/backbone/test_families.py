@@ -364,8 +364,8 @@ def test_a_prompt_keeps_its_place(kind: str, place: Place, toy_csv: Path, tmp_pa
         by_place = [
             view.losses(
                 vectors,
-                view.embed_rows([run.inputs[row] for row in rows], where),
-                [run.targets[row] for row in rows],
+                view.embed_rows(run.inputs.read(rows), where),
+                run.targets.read(rows),
             )
             for where in (place, "prefix")
         ]

@@ -150,15 +150,15 @@ def test_accumulation_equals_one_large_batch(t5: Backbone, toy_csv: Path) -> Non
     full = many.batches[0]
     for step in range(3):  # the same 24 rows in four parts
         rows = many.batches[step]
-        tokens = sum(len(many.targets[row]) for row in rows)
+        tokens = sum(map(len, many.targets.read(rows)))
         for part in range(4):
             own = rows[part * 6 : part * 6 + 6]
             backward(
                 [
                     MicroBatch(
                         many,
-                        [many.inputs[row] for row in own],
-                        [many.targets[row] for row in own],
+                        many.inputs.read(own),
+                        many.targets.read(own),
                         tokens,
                     )
                 ],
