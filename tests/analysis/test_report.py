@@ -236,18 +236,7 @@ def test_a_study_can_have_baselines_only(tmp_path: Path) -> None:
     assert "| target-0 | 70." in summary["markdown"] or "| target-0 | 69." in summary["markdown"]
 
 
-def test_bad_input_is_a_clear_error_and_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    records, embeddings, tuned = study()
-    with pytest.raises(UserError, match="There are two records"):
-        write_report([*records, records[0]], embeddings, tuned, tmp_path / "out")
-    with pytest.raises(UserError, match="no records of this study yet"):
-        write_report([], embeddings, tuned, tmp_path / "out")
-    other = {"task": "other", "seed": 0, "vectors": torch.zeros(3, 5)}
-    with pytest.raises(UserError, match="one backbone at a time"):
-        write_report(records, [*embeddings, other], tuned, tmp_path / "out")
+def test_missing_plot_libraries_are_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.cluster.hierarchy", None)
     with pytest.raises(UserError, match=r"pip install 'softprompts\[plots\]'"):
-        write_report(records, embeddings, tuned, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+        heatmaps.check()

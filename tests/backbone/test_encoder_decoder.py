@@ -191,7 +191,7 @@ def test_the_included_model_knows_some_language(tiny: Backbone) -> None:
         )
     )
     good, bad = tiny.scores(
-        torch.zeros(2, 0, 256), text, tiny.tokenise_targets(["positive", "negative"])
+        torch.zeros(2, 0, 256), text, [tiny.tokenise_targets(["positive", "negative"])] * 2
     )
     assert good[0] > good[1]
     assert bad[1] > bad[0]

@@ -135,7 +135,7 @@ def test_padding_and_batching_change_nothing(backbone: Backbone) -> None:
         batch = backbone.embed_rows(rows, place)
         losses, scores = (
             backbone.losses(prompts(3), batch, targets).nll,
-            backbone.scores(prompts(3), batch, targets[:2]),
+            backbone.scores(prompts(3), batch, [targets[:2]] * 3),
         )
         padded = backbone.embed_rows([*rows, longer], place)
         again = backbone.losses(prompts(4), padded, [*targets, targets[0]]).nll[:3]
@@ -149,7 +149,7 @@ def test_padding_and_batching_change_nothing(backbone: Backbone) -> None:
                 atol=1e-4,
             )
             torch.testing.assert_close(
-                backbone.scores(prompts(1), alone, targets[:2])[0],
+                backbone.scores(prompts(1), alone, [targets[:2]])[0],
                 scores[row],
                 rtol=1e-4,
                 atol=1e-4,
@@ -180,7 +180,7 @@ def test_rows_of_very_different_lengths(backbone: Backbone) -> None:
         assert prompt.grad is not None
         assert bool(torch.isfinite(prompt.grad).all())
         scores = backbone.scores(
-            prompt.detach().expand(4, -1, -1), backbone.embed_rows(rows), targets[:2]
+            prompt.detach().expand(4, -1, -1), backbone.embed_rows(rows), [targets[:2]] * 4
         )
         alone = torch.zeros_like(prompt)
         for row in range(4):
@@ -191,7 +191,7 @@ def test_rows_of_very_different_lengths(backbone: Backbone) -> None:
             alone = alone + single.grad
             torch.testing.assert_close(loss[0], losses[row], rtol=1e-3, atol=1e-3)
             torch.testing.assert_close(
-                backbone.scores(single.detach(), text, targets[:2])[0],
+                backbone.scores(single.detach(), text, [targets[:2]])[0],
                 scores[row],
                 rtol=1e-3,
                 atol=1e-3,
@@ -208,7 +208,7 @@ def test_scores_are_the_losses_of_the_candidates(backbone: Backbone) -> None:
         [-backbone.losses(prompts(3), text, [candidate] * 3).nll for candidate in candidates], dim=1
     )
     torch.testing.assert_close(
-        backbone.scores(prompts(3), text, candidates), expected, rtol=1e-4, atol=1e-4
+        backbone.scores(prompts(3), text, [candidates] * 3), expected, rtol=1e-4, atol=1e-4
     )
 
 
@@ -364,8 +364,8 @@ def test_a_prompt_keeps_its_place(kind: str, place: Place, toy_csv: Path, tmp_pa
         by_place = [
             view.losses(
                 vectors,
-                view.embed_rows([run.inputs[row] for row in rows], where),
-                [run.targets[row] for row in rows],
+                view.embed_rows(run.inputs.read(rows), where),
+                run.targets.read(rows),
             )
             for where in (place, "prefix")
         ]

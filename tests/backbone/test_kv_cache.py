@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from softprompts.backbone import Backbone, Causal, PromptCache, generative
 
-from ..models import CAUSALS, ENCODER_DECODERS, KINDS, TOY, random_causal, random_model
+from ..models import CAUSALS, ENCODER_DECODERS, TOY, random_causal, random_model
 
 TEXTS = [text for text, _ in TOY[:5]]
 LENGTHS = [3, 7, 1]
@@ -97,7 +97,7 @@ def test_a_cached_prompt_is_not_processed_again() -> None:
     text = backbone.embed_rows(backbone.tokenise(TEXTS, 40))
     cache = cached(backbone)
     with calls(backbone, lambda name: name.endswith("layers.0")) as seen:
-        backbone.scores(cache, text, backbone.tokenise_targets(["positive", "negative"]))
+        backbone.scores(cache, text, [backbone.tokenise_targets(["positive", "negative"])] * 5)
     assert seen[0][1] == text.mask.shape[1]
     assert len(seen) == 2, "the texts, and all candidates together"
 
@@ -156,23 +156,10 @@ def test_the_encoders_keys_are_computed_once(kind: str) -> None:
         backbone.scores(
             prompts()[PROMPT_OF],
             text,
-            backbone.tokenise_targets([label for own in LABELS[:3] for label in own]),
+            [backbone.tokenise_targets([label for own in LABELS[:3] for label in own])] * 5,
         )
     names = [name for name, _ in seen]
     assert len(names) == len(set(names)) == 3, "the encoder and two layers' keys, each once"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_list_of_candidates_serves_all_rows(kind: str) -> None:
-    backbone = random_model(kind)
-    if backbone.default_head(["positive"]) == "linear":
-        pytest.skip("it has no words")
-    text = backbone.embed_rows(backbone.tokenise(TEXTS, 40))
-    labels = backbone.tokenise_targets(["positive", "negative"])
-    assert torch.equal(
-        backbone.scores(prompts()[PROMPT_OF], text, labels),
-        backbone.scores(prompts()[PROMPT_OF], text, [labels] * 5),
-    )
 
 
 @pytest.mark.parametrize("kind", [*ENCODER_DECODERS, *CAUSALS])

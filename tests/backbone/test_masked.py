@@ -155,7 +155,8 @@ def test_first_pools_the_texts_first_token_wherever_the_prompt_is() -> None:
             backbone.model(inputs_embeds=embeds).last_hidden_state[:, column]
         ).log_softmax(-1)
         torch.testing.assert_close(
-            headed.scores(prompt, headed.embed_rows(rows, place), [[0], [1]]), expected
+            headed.scores(prompt, headed.embed_rows(rows, place), [[[0], [1]]] * len(rows)),
+            expected,
         )  # type: ignore[arg-type]
 
 

@@ -71,7 +71,7 @@ def results(backbone: Backbone) -> list[Tensor]:
         for recompute in (False, True):
             with backbone.training_mode(dropout, seeds, recompute):
                 results += backbone.gradients(vectors, text, targets, weight, 0 * weight)
-    results.append(backbone.scores(vectors, text, targets))
+    results.append(backbone.scores(vectors, text, [targets] * 2))
     if backbone.generates:
         results.append(backbone.generate(vectors, text, 4))
     return [result.cpu() for result in results]

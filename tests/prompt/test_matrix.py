@@ -206,7 +206,7 @@ def test_rows_and_targets_do_not_touch_each_other(t5: Backbone, route: Any) -> N
     def run(texts: list[str], labels: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         text = t5.embed_rows(t5.tokenise(texts, 40))
         with torch.no_grad():
-            scores = t5.scores(prompt(text.embeds, text.mask), text, labels)
+            scores = t5.scores(prompt(text.embeds, text.mask), text, [labels] * len(texts))
             return scores, prompt.router_probabilities(text.embeds, text.mask).argmax(-1)
 
     scores, routes = run(TEXTS, targets[:2])

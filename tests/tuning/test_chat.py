@@ -64,7 +64,7 @@ def test_labels_are_scored_as_the_assistants_turn(toy_csv: Path) -> None:
     text = view.embed_rows(view.token_ids(TEXTS))
     vectors = tuned.prompt.table.expand(len(TEXTS), -1, -1)
     labels = tuned.form.labels
-    shares = view.scores(vectors, text, view.tokenise_targets(labels)).softmax(1)
+    shares = view.scores(vectors, text, [view.tokenise_targets(labels)] * len(TEXTS)).softmax(1)
     for row, expected in zip(tuned.probabilities(TEXTS), shares.tolist(), strict=True):
         assert [row[label] for label in labels] == pytest.approx(expected, rel=1e-4)
     plain = tuned_with(toy_csv, chat=False)
@@ -168,7 +168,8 @@ def test_a_prompt_after_bos_is_cached_before_the_template(toy_csv: Path) -> None
     assert all(bank._cached([(0, row) for row in view.token_ids(TEXTS)]))
     text = view.embed_rows(view.token_ids(TEXTS), "after-bos")
     vectors = tuned.prompt.table.expand(len(TEXTS), -1, -1)
-    shares = view.scores(vectors, text, view.tokenise_targets(tuned.form.labels)).softmax(1)
+    candidates = [view.tokenise_targets(tuned.form.labels)] * len(TEXTS)
+    shares = view.scores(vectors, text, candidates).softmax(1)
     for row, expected in zip(tuned.probabilities(TEXTS), shares.tolist(), strict=True):
         assert list(row.values()) == pytest.approx(expected, rel=1e-3)
 

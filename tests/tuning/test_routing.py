@@ -23,7 +23,7 @@ MIXTURES: list[dict[str, Any]] = [
 def by_hand(run: Run) -> dict[str, Any]:
     """The router's entry for the run's prompt as it is, from the probabilities of all rows."""
     backbone = run.backbone
-    rows = [run.held_out[row] for row in range(len(run.held_out))]
+    rows = list(run.held_out)
     text = backbone.embed_rows(rows)
     probabilities = run.prompt.router_probabilities(text.embeds, backbone.content_mask(text))
     entropy = -(probabilities * probabilities.log()).sum(1) / math.log(probabilities.shape[1])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from softprompts.artifacts.run_folder import RunFolder
 from softprompts.backbone import Backbone, load_backbone
 from softprompts.cli import main
 from softprompts.config import PRESETS, RunConfig, TaskConfig, run_config
@@ -149,15 +150,15 @@ def test_accumulation_equals_one_large_batch(t5: Backbone, toy_csv: Path) -> Non
     full = many.batches[0]
     for step in range(3):  # the same 24 rows in four parts
         rows = many.batches[step]
-        tokens = sum(len(many.targets[row]) for row in rows)
+        tokens = sum(map(len, many.targets.read(rows)))
         for part in range(4):
             own = rows[part * 6 : part * 6 + 6]
             backward(
                 [
                     MicroBatch(
                         many,
-                        [many.inputs[row] for row in own],
-                        [many.targets[row] for row in own],
+                        many.inputs.read(own),
+                        many.targets.read(own),
                         tokens,
                     )
                 ],
@@ -183,7 +184,7 @@ def test_a_run_that_becomes_nan_is_stopped_and_does_not_affect_the_others(
         Run(config(toy_csv, seed=1), task, t5),
         Run(config(toy_csv, lr=1e30, schedule="constant", warmup=0), task, t5),
     )
-    Cohort([good, bad], [None, tmp_path]).train()
+    Cohort([good, bad], [None, RunFolder(tmp_path)]).train()
     assert good.stopped is None
     assert good.step == 12
     assert bad.failed

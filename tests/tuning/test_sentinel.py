@@ -46,7 +46,7 @@ def test_labels_are_scored_behind_it(tiny: Backbone) -> None:
     first = tiny.tokenizer.convert_tokens_to_ids("<extra_id_0>")
     text = tiny.embed_rows(tiny.tokenise(TEXTS, 40))
     asked = [[first, *ids] for ids in tiny.tokenise_targets(LABELS)]
-    shares = tiny.scores(vectors.expand(2, -1, -1), text, asked).softmax(1)
+    shares = tiny.scores(vectors.expand(2, -1, -1), text, [asked] * 2).softmax(1)
     assert [list(row.values()) for row in probabilities] == [
         pytest.approx(row, rel=1e-4) for row in shares.tolist()
     ]

@@ -5,15 +5,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
-from ..files import write_json, write_text
+from ..files import write_csv, write_json, write_text
 from ..library.search import SIMILARITIES
 from ..tasks.plain_names import plain_names
 from . import heatmaps
 from .report_page import Summary, TableRow, page, verdicts
 from .retrieval import KS, MethodResult, retrieval_table
 from .spread import Spread, TaskScore, paired_columns
-from .tables import as_csv, rows_of
+from .tables import rows_of
 from .transfer import Correlation, Scores, Similarities, StudyRecord, correlation
 
 METHOD_NAMES = {"average": "weighted average of top-k", "mixture": "multi-task mixture of top-k"}
@@ -35,10 +34,7 @@ def write_report(
     which belong to one backbone. Unfinished cells stay empty. The study ran on `machines`.
     `subject` is part of the figures' titles, such as the names of study and model and the date.
     """
-    heatmaps.check()
     scores = Scores(records)
-    if not scores.targets:
-        raise UserError("There are no records of this study yet; run it first.")
     similarities = [Similarities(embeddings, name) for name in SIMILARITIES] if embeddings else []
     correlations = {
         similarity.name: [correlation(scores, similarity, target) for target in scores.targets]
@@ -211,7 +207,7 @@ def _write_files(
             for point in result.points
         ]
     for name, rows in tables.items():
-        write_text(folder / f"{name}.csv", as_csv(rows, list(rows[0]) if rows else []))
+        write_csv(folder / f"{name}.csv", rows, list(rows[0]) if rows else [])
         write_json(folder / f"{name}.json", list(rows))
     files = [name for key, figure in figures.items() for name in heatmaps.save(figure, folder, key)]
     return [*files, *(f"{name}.{form}" for name in tables for form in ("csv", "json"))]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from ..artifacts.study_folder import CellFolder, CellResult, StudyFolder
-from ..files import safe_name, write_json, write_text
+from ..files import safe_name, write_csv, write_json, write_text
 from ..study.cells import check_fingerprints, score_fields, task_embedding
 from ..study.config import StudyConfig
 from ..study.plan import Cell
@@ -20,7 +20,7 @@ from .report import write_report
 from .retrieval import KS
 from .runs import RunRecord, Runs, machines, of_cell
 from .sizes import by_size, score_by_size, score_by_target, short_name
-from .tables import ON_TARGETS, ScoreRow, as_csv, markdown, rows_of, score_table
+from .tables import ON_TARGETS, ScoreRow, markdown, rows_of, score_table
 from .transfer import StudyRecord
 from .variants import Difference, differences_markdown, variant_differences
 
@@ -64,7 +64,7 @@ def write_study_report(study: Study, output: Path) -> StudyReport:
     differences = variant_differences(runs)
     if differences:
         write_json(output / "variants.json", differences)
-        write_text(output / "variants.csv", as_csv(differences, list(differences[0])))
+        write_csv(output / "variants.csv", differences, list(differences[0]))
         tables.append(differences_markdown(differences))
     parameters = {str(one.backbone): one.parameters for one in results if one.parameters}
     write_text(
@@ -140,7 +140,7 @@ def _write_records(results: Sequence[CellResult], runs: Runs, output: Path) -> N
         record["metrics"] = ";".join(f"{name}={value}" for name, value in metrics)
         for name in ("interval", "test_interval"):
             record[name] = " to ".join(map(str, record[name] or ()))
-    write_text(output / "records.csv", as_csv(records, columns))
+    write_csv(output / "records.csv", records, columns)
 
 
 def _subject(study: Study, records: Sequence[RunRecord]) -> str:
@@ -190,7 +190,7 @@ def _write_figures(
         split = rows_of([split for row in table for split in row["splits"].values()])
         save(score_by_size(rows, names, f"{subject}, {split}"), output, "sizes")
         write_json(output / "sizes.json", rows)
-        write_text(output / "sizes.csv", as_csv(rows, list(rows[0])))
+        write_csv(output / "sizes.csv", rows, list(rows[0]))
         shown.append("![score by model size](sizes.png)\n")
     return shown
 

@@ -1,9 +1,7 @@
 """A study's table of scores: a row for each backbone, variant and source, a column per target."""
 
-import csv
-import io
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from .markup import markdown_table
 from .runs import RunRecord, Runs, Split
@@ -105,11 +103,3 @@ def scored_on(splits: Mapping[str, str]) -> str:
         f"Scores on the test rows of {', '.join(tested)}, and on the validation rows of "
         f"{', '.join(rest)}"
     )
-
-
-def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..errors import UserError
 from ..library.search import SIMILARITIES, rank
 from .spread import (
     PairedTest,
@@ -67,15 +66,9 @@ class Scores:
     """
 
     def __init__(self, records: Iterable[StudyRecord]) -> None:
-        by_key: dict[tuple[str | None, str | None, int], StudyRecord] = {}
-        for record in records:
-            source, target, seed = key = (record["source"], record["target"], record["seed"])
-            if key in by_key:
-                raise UserError(
-                    f"There are two records for source {source}, target {target}, seed {seed}; "
-                    "keep one of them."
-                )
-            by_key[key] = record
+        by_key: dict[tuple[str | None, str | None, int], StudyRecord] = {
+            (record["source"], record["target"], record["seed"]): record for record in records
+        }
         self.sources = list(dict.fromkeys(source for source, _, _ in by_key if source is not None))
         self.seeds = sorted({seed for _, _, seed in by_key})
         self._finished = {
@@ -169,19 +162,10 @@ class Similarities:
     """One similarity between all prompts' task embeddings. All K prompts of a mixture count."""
 
     def __init__(self, embeddings: Iterable[StudyRecord], name: str) -> None:
-        if name not in SIMILARITIES:
-            raise UserError(
-                f"There is no similarity {name}; choose one of {', '.join(SIMILARITIES)}."
-            )
         vectors: dict[PromptKey, Tensor] = {}
         for embedding in embeddings:
             tokens = embedding["vectors"].detach().double().flatten(0, -2)
             vectors.setdefault((embedding["task"], embedding["seed"]), tokens)
-        if len({tokens.shape[1] for tokens in vectors.values()}) > 1:
-            raise UserError(
-                "Task embeddings of different widths cannot be compared; report on one backbone "
-                "at a time."
-            )
         self.name = name
         self.tasks = list(dict.fromkeys(task for task, _ in vectors))
         self.prompts = sorted(vectors, key=lambda key: (self.tasks.index(key[0]), key[1]))

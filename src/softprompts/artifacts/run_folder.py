@@ -41,6 +41,7 @@ from ..files import (
     remove_stale,
     staged_folder,
     write_atomically,
+    write_csv,
     write_json,
     write_text,
 )
@@ -311,9 +312,11 @@ class RunFolder:
             shutil.rmtree(self.path / name, ignore_errors=True)
 
 
-def write_cohort_table(folder: Path, text: str) -> None:
+def write_cohort_table(
+    folder: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]
+) -> None:
     remove_stale(folder, [COHORT_TABLE])
-    write_text(folder / COHORT_TABLE, text)
+    write_csv(folder / COHORT_TABLE, rows, columns)
 
 
 def _is_ours(config: Path) -> bool:

@@ -347,7 +347,7 @@ class Backbone(TokenizedModel):
 
     @abstractmethod
     def scores(self, prompt: Tensor | PromptCache, text: Text, candidates: Candidates) -> Tensor:
-        """Summed log-probability of every candidate target, end of sequence included: [B, C];
+        """Summed log-probability of each row's candidate targets, end of sequence included: [B, C];
         -inf where a row has fewer."""
 
     @abstractmethod

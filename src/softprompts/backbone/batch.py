@@ -5,7 +5,7 @@ Shape letters as in `backbone.py`; V vocabulary.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,14 +87,8 @@ class Text(NamedTuple):
         )
 
 
-Candidates = Sequence[Sequence[int]] | Sequence[Sequence[Sequence[int]]]
-"""The ids of each candidate: one list for all rows, or one list per row."""
-
-
-def candidates_per_row(candidates: Candidates, rows: int) -> Sequence[Sequence[Sequence[int]]]:
-    """A list of candidates for each row."""
-    shared = isinstance(candidates[0][0], int)
-    return cast("Sequence[Sequence[Sequence[int]]]", [candidates] * rows if shared else candidates)
+Candidates = Sequence[Sequence[Sequence[int]]]
+"""The ids of each row's candidates."""
 
 
 class Losses(NamedTuple):

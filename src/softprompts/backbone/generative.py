@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .backbone import Backbone
-from .batch import Candidates, Losses, Text, candidates_per_row, to_device
+from .batch import Candidates, Losses, Text, to_device
 from .kv_cache import DecodingState, PromptCache
 
 CACHE_BYTES = 2**32
@@ -36,13 +36,12 @@ class Generative(Backbone):
     @torch.no_grad()
     def scores_after(self, state: DecodingState, candidates: Candidates) -> Tensor:
         """As many candidates as fit continue together; `state` stays as it is."""
-        by_row = candidates_per_row(candidates, len(state.logits))
         first = state.logits.float().log_softmax(-1)
-        scores = first.new_full((len(by_row), max(map(len, by_row))), -torch.inf)
-        cells = [(r, c, ids) for r, row in enumerate(by_row) for c, ids in enumerate(row)]
+        scores = first.new_full((len(candidates), max(map(len, candidates))), -torch.inf)
+        cells = [(r, c, ids) for r, row in enumerate(candidates) for c, ids in enumerate(row)]
         cells.sort(key=lambda cell: len(cell[2]))  # so that batches have few pads
         most_bytes = CACHE_BYTES if self.device.type == "cuda" else CACHE_BYTES // 32
-        most = max(len(by_row), most_bytes // state.bytes_per_row())
+        most = max(len(candidates), most_bytes // state.bytes_per_row())
         for begin in range(0, len(cells), most):
             rows, columns, ids = zip(*cells[begin : begin + most], strict=True)
             tokens, mask = (to_device(part, self.device) for part in self.collate(ids))

@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from ..errors import UserError, setting
 from .backbone import Backbone, Classifier
-from .batch import Candidates, Losses, Place, Text, candidates_per_row, to_device
+from .batch import Candidates, Losses, Place, Text, to_device
 from .causal import Causal
 from .families import register_family
 from .kv_cache import PromptCache
@@ -147,7 +147,7 @@ class Masked(Backbone):
     @torch.no_grad()
     def scores(self, prompt: Tensor | PromptCache, text: Text, candidates: Candidates) -> Tensor:
         assert isinstance(prompt, Tensor)
-        words = [[ids[0] for ids in row] for row in candidates_per_row(candidates, len(prompt))]
+        words = [[ids[0] for ids in row] for row in candidates]
         ids, mask = (to_device(part, self.device) for part in self.collate(words))
         log_probs = self.logits(prompt, text)[:, 0].float().log_softmax(-1)
         return log_probs.gather(1, ids * mask).masked_fill(mask == 0, -torch.inf)

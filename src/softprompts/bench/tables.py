@@ -4,6 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..analysis.markup import markdown_table
+from ..analysis.spread import grouped
+
 PEFT_NAMES = {"eager": "PEFT, eager", "regions": "PEFT, layers compiled"}
 """The modes of PEFT in inference."""
 
@@ -13,16 +16,12 @@ Cells = Sequence[str]
 
 def table(results: Sequence[Result]) -> str:
     """One table per benchmark and environment, below a line that names them."""
-    groups: dict[tuple[str, str], list[Result]] = {}
-    for result in results:
-        groups.setdefault((result["benchmark"], _environment(result)), []).append(result)
+    groups = grouped(((result["benchmark"], _environment(result)), result) for result in results)
     parts = []
     for (name, environment), group in groups.items():
         columns, rows = TABLES[name]
-        lines = [columns, ["---"] * len(columns)]
-        lines += [row for result in group for row in rows(result)]
-        body = ["| " + " | ".join(line) + " |" for line in lines]
-        parts.append("\n".join([f"{name}: {environment}", "", *body]))
+        body = markdown_table(columns, [row for result in group for row in rows(result)])
+        parts.append(f"{name}: {environment}\n\n{body}")
     return "\n\n".join(parts)
 
 

@@ -26,14 +26,6 @@ def joined(*lines: str | None) -> str:
     return spelled("\n".join(line for line in lines if line is not None))
 
 
-def format_scores(result: Mapping[str, Any]) -> str:
-    """Every metric next to the score of always predicting the majority class."""
-    return ", ".join(
-        f"{name} {value:.1f} (majority class {result['majority'][name]:.1f})"
-        for name, value in result["metrics"].items()
-    )
-
-
 def invalid_answers(invalid: int, rows: int, trained: bool = True) -> str | None:
     """Why a score is low and what to do, if over a fifth of the answers matched no label.
 
@@ -76,9 +68,7 @@ def is_main_process() -> bool:
 
 
 def describe_report(report: Mapping[str, Any], split: str | None = None) -> list[str]:
-    """A line of scores, one of baselines, and a table of classes; empty for older cards."""
-    if not report:
-        return []
+    """A line of scores, and one of baselines."""
     metrics, intervals = report["metrics"], report["intervals"]
     scores = [
         f"{name} {value:.1f}{format_interval(intervals.get(name))}"

@@ -2,28 +2,27 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..study.plan import Cell
 from ..study.state import Pace, StudyLines, StudyState, StudyWatcher, pace, relative_work
 from ..tuning import Run
 from .output import duration
+from .progress import Bars
 
 STEPS_PER_UPDATE = 20
 """Steps of runs between two updates of the bars."""
 
 
-class StudyBars(StudyWatcher):
+class StudyBars(Bars, StudyWatcher):
     """Finished cells, cells per minute and time left; runs and steps of the cohort.
 
     Without a terminal, a line whenever cells have finished.
     """
 
     def __init__(self, cells: Sequence[Cell], quiet: bool = False) -> None:
-        console = Console(stderr=True)
+        super().__init__(quiet, StudyLines(cells))
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -32,10 +31,7 @@ class StudyBars(StudyWatcher):
             TimeElapsedColumn(),
         )
         self.cells = cells
-        self.log = StudyWatcher() if quiet or console.is_terminal else StudyLines(cells)
-        self.progress = Progress(
-            *columns, console=console, disable=quiet or not console.is_terminal
-        )
+        self.progress = Progress(*columns, console=self.console, disable=not self.shown)
         self.all = self.progress.add_task("cells", total=len(cells), info="")
         self.cohort = self.progress.add_task("cohort", total=None, visible=False, info="")
         self.runs: Sequence[Run] = ()
@@ -48,15 +44,9 @@ class StudyBars(StudyWatcher):
         self.steps_at_start = 0
         """Run-steps of the cohort before it started here."""
 
-    def __enter__(self) -> "StudyBars":
-        self.progress.start()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.progress.stop()
-
     def on_update(self, state: StudyState) -> None:
-        self.log.on_update(state)
+        if isinstance(self.log, StudyLines):
+            self.log.on_update(state)
         missing = [cell for cell in self.cells if cell.name not in state.done]
         self.pace, self.updated_at = pace(missing, state), time.monotonic()
         self.remaining = [cell for cell in missing if cell.name not in state.blocked]

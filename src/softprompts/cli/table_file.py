@@ -1,15 +1,13 @@
 """Tables that commands write: CSV, TSV, JSON lines or Parquet, by the file's suffix."""
 
-import csv
 import importlib.util
-import io
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import check_writable, write_atomically, write_text
+from ..files import check_writable, write_atomically, write_csv, write_text
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 
@@ -46,10 +44,8 @@ def write_table_file(path: Path, rows: Sequence[Mapping[str, Any]], columns: Seq
     elif suffix == ".parquet":
         write_atomically(path, lambda temporary: _write_parquet(temporary, rows))
     else:
-        text = io.StringIO()
-        writer = csv.writer(text, delimiter="\t" if suffix == ".tsv" else ",", lineterminator="\n")
-        writer.writerows([columns, *([_cell(row[name]) for name in columns] for row in rows)])
-        write_text(path, text.getvalue())
+        cells = ({name: _cell(value) for name, value in row.items()} for row in rows)
+        write_csv(path, cells, columns, "\t" if suffix == ".tsv" else ",")
 
 
 def _cell(value: Any) -> Any:

@@ -18,7 +18,6 @@ from .output import (
     describe_report,
     format_interval,
     format_p,
-    format_scores,
     invalid_answers,
     joined,
 )
@@ -26,7 +25,6 @@ from .output import (
 
 def describe(tuned: Tuned) -> str:
     card, rows, cost = tuned.card, tuned.card.task.rows, tuned.cost
-    scores = "" if card.scores else f"{format_scores(card.plain())}, "
     truncated = (
         f"{card.cut_texts} of {rows['train']} training texts were truncated to "
         f"{card.max_length} tokens, prompt included"
@@ -36,7 +34,7 @@ def describe(tuned: Tuned) -> str:
     saved = "prompt, its card and its learning curve" if card.steps else "prompt and its card"
     finished = "the run was already finished; --overwrite tunes it again" if card.steps else None
     return joined(
-        f"{card.task.name} on {card.backbone.name}: {scores}{best}",
+        f"{card.task.name} on {card.backbone.name}: {best}",
         *(line for split, report in card.scores.items() for line in describe_report(report, split)),
         *describe_classes(card.judged),
         invalid_answers(

@@ -1,15 +1,17 @@
 """Files and folders that are complete or absent: moved into place when they are written."""
 
 import contextlib
+import csv
 import functools
 import glob
 import hashlib
+import io
 import json
 import os
 import shutil
 import socket
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +170,19 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_csv(
+    path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str], delimiter: str = ","
+) -> None:
+    """Write the `columns` of rows below their names; a cell that a row lacks is empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(
+        text, columns, extrasaction="ignore", delimiter=delimiter, lineterminator="\n"
+    )
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
 
 
 class NoPermissionError(UserError):

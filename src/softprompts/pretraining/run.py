@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..artifacts.file_names import CHECKPOINT
+from ..backbone import Losses
 from ..config import difference
 from ..errors import UserError, setting
 from ..files.tensors import read_tensors, write_tensors
@@ -73,11 +74,8 @@ class Pretraining:
                 decoder_input_ids=F.pad(targets[:, :-1], (1, 0), value=start),
                 use_cache=False,
             ).logits
-        logits, mask = logits.float(), targets != 0
-        normaliser = logits.logsumexp(-1)
-        nll = normaliser - logits.gather(-1, targets[..., None]).squeeze(-1)
-        with_z_loss = nll + self.config.z_loss * normaliser.square()
-        return (nll * mask).sum(1), (with_z_loss * mask).sum(1)
+        nll, z, _ = Losses.from_logits(logits, targets, targets != 0)
+        return nll, nll + self.config.z_loss * z
 
     def advance(self) -> Tensor:
         """Take one step; the norm of its gradient."""

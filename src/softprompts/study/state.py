@@ -93,7 +93,8 @@ def next_cohort(
 
 
 class StudyWatcher(Watcher):
-    """Follows a study's progress; this one does nothing."""
+    """Follows a study's cells, and the start and the steps of this process's cohorts; this one does
+    nothing."""
 
     def on_update(self, state: StudyState) -> None:
         """Before and after every cohort."""

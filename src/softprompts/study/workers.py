@@ -39,21 +39,15 @@ class LeaseLostError(Exception):
 
 
 class _LeaseGuard(Watcher):
-    """Passes the progress of a cohort on, and ends it when a lease was lost."""
+    """Passes the steps of a cohort on, and ends it when a lease was lost."""
 
-    def __init__(self, leases: Leases, watcher: Watcher) -> None:
+    def __init__(self, leases: Leases, watcher: StudyWatcher) -> None:
         self.leases, self.watcher = leases, watcher
 
     def on_step(self, run: Run) -> None:
         if self.leases.lost.is_set():
             raise LeaseLostError
         self.watcher.on_step(run)
-
-    def on_rows_answered(self, run: Run, rows: int) -> None:
-        self.watcher.on_rows_answered(run, rows)
-
-    def on_evaluation(self, run: Run) -> None:
-        self.watcher.on_evaluation(run)
 
 
 _loaded: dict[str, Backbone] = {}

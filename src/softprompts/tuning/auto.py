@@ -323,18 +323,16 @@ class Tournament:
 
     def _train(self, end: int) -> Cohort:
         """Train all runs up to a step, and save them there."""
-        folders = {
-            name: None if self.folder is None else self.folder.candidate(name) for name in self.runs
-        }
-        for run in self.runs.values():
+        folders = [self.folder and self.folder.candidate(name) for name in self.runs]
+        runs = list(self.runs.values())
+        for run in runs:
             run.pause_at = end
-        paths = [None if folder is None else folder.path for folder in folders.values()]
-        cohort = Cohort(list(self.runs.values()), paths, self.watcher, self.phases)
+        cohort = Cohort(runs, folders, self.watcher, self.phases)
         cohort.train()
-        check_losses(list(self.runs.values()))
-        for name, folder in folders.items():
+        check_losses(runs)
+        for run, folder in cohort.members:
             if folder is not None and self.team.is_main:
-                save(self.runs[name], folder)
+                save(run, folder)
         return cohort
 
     def _summary(self, number: int, rung: RungRecord) -> str:

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -44,7 +43,7 @@ class Cohort:
     def __init__(
         self,
         runs: Sequence[Run],
-        folders: Sequence[Path | None],
+        folders: Sequence[RunFolder | None],
         watcher: Watcher | None = None,
         phases: Phases | None = None,
         calibrates: bool = False,
@@ -56,10 +55,7 @@ class Cohort:
             raise UserError(
                 "The runs of a cohort share one frozen model; tune whole models one at a time."
             )
-        self.members: list[Member] = [
-            (run, None if folder is None else RunFolder(folder))
-            for run, folder in zip(runs, folders, strict=True)
-        ]
+        self.members: list[Member] = list(zip(runs, folders, strict=True))
         self.watcher, self.phases = watcher or Watcher(), phases or Phases()
         self.calibrates = calibrates
         on_cpu = bool(runs) and runs[0].backbone.device.type == "cpu"

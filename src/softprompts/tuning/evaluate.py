@@ -1,6 +1,6 @@
 """Predictions with a prompt: by greedy generation, or the label of highest log-probability."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 
 import torch
@@ -52,7 +52,7 @@ class Predictor:
         """Answers; a generated one may match no label."""
         return self.answers(self.backbone.tokenise(texts, self.budget), on_rows) if texts else []
 
-    def answers(self, rows: Sequence[Sequence[int]], on_rows: OnRows = ignore_rows) -> list[str]:
+    def answers(self, rows: Iterable[Sequence[int]], on_rows: OnRows = ignore_rows) -> list[str]:
         """The same for texts that are tokenised already."""
         return self._bank.answers([(0, row) for row in rows], on_rows, self.batch_size)
 
@@ -77,7 +77,7 @@ class Predictor:
 
 
 def answer_all(
-    jobs: Sequence[tuple[Predictor, Sequence[Sequence[int]]]],
+    jobs: Sequence[tuple[Predictor, Iterable[Sequence[int]]]],
     on_rows: OnRows = ignore_rows,
     batch_size: int = 64,
     probabilities: Mapping[int, list[dict[str, float]]] | None = None,

@@ -297,7 +297,7 @@ class Run:
         if team.sharded:  # all must call the model in step, so all read the same rows
             answers = predictor.answers(self.held_out, on_rows)
             return team.on_main(lambda: answers)  # rounding must not let the processes diverge
-        rows = team.share(self.held_out)
+        rows = self.held_out.read(team.share(range(len(self.held_out))))
         return team.gather(predictor.answers(rows, lambda count: on_rows(count * team.size)))
 
     def record(

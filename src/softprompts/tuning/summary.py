@@ -1,7 +1,5 @@
 """The results of a cohort: a record per run, means over seeds, a table in a CSV file."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -104,36 +102,28 @@ def _spread(scored: Sequence[Mapping[str, float]]) -> Record:
 def write_table(
     members: Sequence[Member], results: Sequence[Tuned | RunFailedError], folder: Path
 ) -> None:
-    """Write the table of a cohort's runs beside their folders."""
-    write_cohort_table(folder, as_csv(records(members, results, folder)))
+    """Write the table of a cohort's runs beside their folders.
 
-
-def as_csv(runs: Sequence[Record]) -> str:
-    """A row per run: settings, the metrics of all tasks, rows, interval, baselines, test score.
-
-    Below them, where seeds vary, the mean and the standard deviation of each setting over them.
+    A row per run: settings, the metrics of all tasks, rows, interval, baselines, test score. Below
+    them, where seeds vary, the mean and the standard deviation of each setting over them.
     """
+    runs, rows = records(members, results, folder), list[Record]()
     metrics = list(dict.fromkeys(name for run in runs for name in run.get("metrics", ())))
     settings = list(runs[0]["settings"])
-    text = io.StringIO()
-    columns = [*settings, *metrics, *COLUMNS, "best_step", "stopped", "folder"]
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
     for run in runs:
         row = {name: spell(value) for name, value in run["settings"].items()}
         row |= {name: run[name] for name in ("best_step", "stopped") if name in run}
-        writer.writerow(
-            row | run.get("metrics", {}) | _columns(run) | {"folder": Path(run["folder"]).name}
-        )
+        row |= run.get("metrics", {}) | _columns(run) | {"folder": Path(run["folder"]).name}
+        rows.append(row)
     for group in over_seeds(runs) if SEED in settings else ():
         for statistic in ("mean", "std"):
             row = {name: spell(value) for name, value in group["settings"].items()}
             tests = list(group["test"][statistic].values())
             if group["runs"] > 1:
-                writer.writerow(
-                    row | {SEED: statistic, "test": next(iter(tests), None)} | group[statistic]
-                )
-    return text.getvalue()
+                test = {SEED: statistic, "test": next(iter(tests), None)}
+                rows.append(row | test | group[statistic])
+    columns = [*settings, *metrics, *COLUMNS, "best_step", "stopped", "folder"]
+    write_cohort_table(folder, rows, columns)
 
 
 def _columns(run: Record) -> Record:

@@ -10,11 +10,10 @@ import itertools
 import threading
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -101,7 +100,7 @@ def cached_ids(backbone: Backbone, texts: Sequence[str]) -> TokenIds:
     return _memory[key]
 
 
-class Rows(Sequence[list[int]]):
+class Rows(Sized, Iterable[list[int]]):
     """Rows of ids, tokenised when they are first read; many at a time is fastest."""
 
     @abstractmethod
@@ -110,16 +109,6 @@ class Rows(Sequence[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self.read(range(len(self))))
-
-    @overload
-    def __getitem__(self, index: int) -> list[int]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[list[int]]: ...
-
-    def __getitem__(self, index: int | slice) -> list[int] | list[list[int]]:
-        rows = range(len(self))[index]
-        return self.read([rows])[0] if isinstance(rows, int) else self.read(rows)
 
 
 class TextRows(Rows):

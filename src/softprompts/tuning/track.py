@@ -34,7 +34,7 @@ class Tracking(Watcher):
         self,
         names: Sequence[str],
         runs: Sequence[Run],
-        folders: Sequence[Path | None],
+        folders: Sequence[RunFolder | None],
         watcher: Watcher | None = None,
     ) -> None:
         self.names, self.watcher = list(names), watcher or Watcher()
@@ -52,18 +52,14 @@ class Tracking(Watcher):
                     continue
                 default = Path("runs") if self._single else Path("runs") / f"run-{number}"
                 self.trackers[id(run)] = []
-                self._start(run, folder or default)
+                self._start(run, folder or RunFolder(default))
         return self
 
-    def _start(self, run: Run, folder: Path) -> None:
-        name, settings = folder.resolve().name, _flat(run.config.plain())
-        logs = RunFolder(folder).trackers
+    def _start(self, run: Run, folder: RunFolder) -> None:
+        name, settings = folder.path.resolve().name, _flat(run.config.plain())
         options: dict[str, dict[str, Any]] = {
-            "tensorboard": {
-                "logging_dir": str(logs),
-                "purge_step": run.step + 1,
-            },
-            "wandb": {"name": name, "dir": str(folder)},
+            "tensorboard": {"logging_dir": str(folder.trackers), "purge_step": run.step + 1},
+            "wandb": {"name": name, "dir": str(folder.path)},
             "mlflow": {"run_name": name},
             "trackio": {"name": name},
         }

@@ -215,8 +215,7 @@ def tune_cohort(
     """
     team = make_team(members[0].config.device)
     watcher, phases = watcher or Watcher(), phases or Phases()
-    paths = [None if folder is None else folder / member.name for member in members]
-    folders = [None if path is None else RunFolder(path) for path in paths]
+    folders = [None if folder is None else RunFolder(folder / member.name) for member in members]
     configs = [member.config for member in members]
     with team.exclusive(folder if exclusive else None):
         check_trackers(trackers)
@@ -224,8 +223,8 @@ def tune_cohort(
         on_start(runs)
         watcher.on_start(runs)
         with preparing(runs, curves and team.is_main and any(folders)):
-            with Tracking(trackers if team.is_main else (), runs, paths, watcher) as tracking:
-                Cohort(runs, paths, tracking, phases, calibrates=curves).train()
+            with Tracking(trackers if team.is_main else (), runs, folders, watcher) as tracking:
+                Cohort(runs, folders, tracking, phases, calibrates=curves).train()
             if test_rows := sum(len(run.task.test) for run in runs):
                 watcher.on_message(f"answering {test_rows:,} test rows")
             with phases("finish"):

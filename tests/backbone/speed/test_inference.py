@@ -92,7 +92,7 @@ def test_large_passes_are_not_recorded(kind: str, monkeypatch: pytest.MonkeyPatc
     prompt, text = batch(backbone, SIZES)
     recorded = passes(backbone)
     monkeypatch.setattr(inference, "MAX_LOGITS", backbone.vocab_size * 16)
-    assert recorded.scores(prompt, text, [[7, 8, 9], [7]]) is None
+    assert recorded.scores(prompt, text, [[[7, 8, 9], [7]]] * len(SIZES)) is None
     assert recorded.fits(8, 97)
     monkeypatch.setattr(inference, "MAX_WORK", 8 * 128 * backbone.hidden**2)
     assert recorded.fits(8, 128)

@@ -18,7 +18,7 @@ from torch.nn import functional
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..batch import Candidates, Text, candidates_per_row, to_device
+from ..batch import Candidates, Text, to_device
 from ..kv_cache import DecodingState, PromptCache, stretches_positions
 from ..modules import only_columns
 from .graphs import Step
@@ -50,13 +50,12 @@ class InferencePasses(ABC):
         self, prompt: Tensor | PromptCache, text: Text, candidates: Candidates
     ) -> Tensor | None:
         """The log-probability of each row's candidates [B, C]; None if they are too many."""
-        by_row = candidates_per_row(candidates, len(text.mask))
-        ids = self._ids(by_row)
+        ids = self._ids(candidates)
         if ids[0].numel() * self.backbone.vocab_size > MAX_LOGITS:
             return None
         inputs = self._inputs(prompt, text)
         (scores,) = self.record(self._score, [*ids, *inputs], self._score)
-        return scores[:, : max(map(len, by_row))]
+        return scores[:, : max(map(len, candidates))]
 
     def prefill(self, prompt: Tensor | PromptCache, text: Text) -> DecodingState:
         """Process prompt and text, up to where the answer begins."""
@@ -69,7 +68,7 @@ class InferencePasses(ABC):
         work = rows * columns * self.backbone.hidden**2
         return work <= MAX_WORK and rows * columns**2 <= MAX_SCORES
 
-    def _ids(self, by_row: Sequence[Sequence[Sequence[int]]]) -> Tensor:
+    def _ids(self, by_row: Candidates) -> Tensor:
         """The tokens of all candidates, and whether they are used: [2, B, C, L], padded."""
         count, size = max(map(len, by_row)), max(len(ids) for row in by_row for ids in row)
         shape = 2, len(by_row), _power_of_two(count), _power_of_two(max(2, size))
