@@ -74,6 +74,7 @@ WRONG = [
         "There is no prompt nobody in the library .; ",
     ),
     (["study", "report", "nowhere"], "nowhere is not the folder of a study; name one that"),
+    (["pretrain", "--output", "x", "--weights", "bf16"], "There is no option --weights"),
     (["pretrain", "--output", "x", "--text", "no.txt"], "The file no.txt does not exist."),
     (["cost", "--model", "t5-bas"], "Did you mean the shape t5-base? Known shapes are t5-small,"),
     (["tune", "--preset", "lora"], "There is no preset 'lora'"),
