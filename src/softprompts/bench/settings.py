@@ -88,7 +88,7 @@ class TrainingSettings(StepSettings):
     on a GPU also regions (compiled layers)."""
 
     seconds: float = 0.0
-    """Start no compiled mode of PEFT after this many seconds; 0: no limit."""
+    """Skip PEFT's remaining compiled modes after this many seconds; 0: no limit."""
 
     peak_tflops: float = 989.0
     """The GPU's peak dense bf16 TFLOP/s, to compute utilisation (H100 and H200: 989)."""
