@@ -164,7 +164,7 @@ def _read_config(path: Path | None, settings: Mapping[str, Any]) -> dict[str, An
     for name in ("preset", "paper"):
         if name in settings and name in file and settings[name] != file[name]:
             raise UserError(
-                f"{path} sets {name} to {file[name]} and the rest to match; "
+                f"{path} sets {name} to {file[name]}, and its other settings match it; "
                 f"leave out --{name}, or use another file."
             )
     try:

@@ -157,8 +157,8 @@ def check_duration(settings: Mapping[str, Any]) -> None:
     given = dict(tuning) if isinstance(tuning, Mapping) else {}
     if given.get("steps") is not None and given.get("epochs") not in (None, "none"):
         raise UserError(
-            f"Both {setting('tuning.steps')} and {setting('tuning.epochs')} say how long to train; "
-            "leave one out."
+            f"Both {setting('tuning.steps')} and {setting('tuning.epochs')} set the length of "
+            "training; leave one out."
         )
 
 
