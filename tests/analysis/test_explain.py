@@ -154,7 +154,7 @@ def test_the_router_over_training(
     assert entry == {"step": 2, **line["router"]}
     assert f"{entry['confidence']:4.0%} {entry['entropy']:4.0%}" in shown.splitlines()[-2]
     assert "Between steps" not in shown
-    assert "over training is not known" not in shown
+    assert "over training is unknown" not in shown
     text = (tmp_path / "explanation.html").read_text()
     assert "<h2>The router over training</h2>" in text
     assert "prompt 2 ends at" in text
@@ -169,7 +169,7 @@ def test_a_mixture_without_a_record_of_its_router(mixture: Tuned) -> None:
     """Such as one of an earlier version, whose evaluations lack it."""
     found = explain(mixture, ROWS, history=[{"step": 2, "loss": 1.0, "accuracy": 50.0}])
     assert found.router_steps == []
-    assert any("over training is not known" in sentence for sentence in findings(found))
+    assert any("over training is unknown" in sentence for sentence in findings(found))
     assert "The router over training" not in page(found, "a mixture")
     assert not any("router by training step" in line for line in describe(found))
 

@@ -164,7 +164,7 @@ def edited(adapter: Path, **changes: Any) -> None:
         ({"peft_type": "LORA"}, "of type LORA, which is not a soft prompt"),
         ({"peft_type": "PREFIX_TUNING"}, "of type PREFIX_TUNING"),
         ({"task_type": "SEQ_CLS"}, "adapter for SEQ_CLS, whose trained head"),
-        ({"task_type": "CAUSAL_LM"}, "is for another model than random-t5"),
+        ({"task_type": "CAUSAL_LM"}, "is for a different model, not random-t5"),
         ({"num_virtual_tokens": 4}, "does not hold the 4 prompt vectors"),
         ({"num_virtual_tokens": None}, "does not hold the None prompt vectors"),
         ({"base_model_name_or_path": ["x"]}, "base model that .* names is invalid"),
@@ -206,7 +206,7 @@ def test_corrupted_adapters_are_clear_errors(adapter: Path, t5: Backbone, tmp_pa
     with pytest.raises(UserError, match="trains more than its prompt"):
         import_peft(adapter, backbone=t5)
     save_file({"prompt_embeddings": torch.zeros(5, 8)}, weights)
-    with pytest.raises(UserError, match="for another model"):
+    with pytest.raises(UserError, match="for a different model"):
         import_peft(adapter, backbone=t5)
     weights.rename(adapter / "adapter_model.bin")
     with pytest.raises(UserError, match="pickled, which is unsafe"):

@@ -126,7 +126,7 @@ def test_a_peer_that_learns_something_else_is_noticed(
     output = tmp_path / "none.json"
     flags = ["--model", folders["t5"], "--runs", "1", "--output", str(output)]
     assert cli(["bench", *TRAINING, *flags]) == 1
-    assert "do not train alike: at step 0 of run 0" in capsys.readouterr().err
+    assert "do not train the same way: at step 0 of run 0" in capsys.readouterr().err
     assert not output.exists()
 
 
@@ -143,7 +143,7 @@ def test_a_cohort_that_mixes_its_rows_up_is_noticed(
 
     monkeypatch.setattr(learners.OurRuns, "__init__", swap_targets)
     assert cli(["bench", *TRAINING, "--model", folders["t5"], "--runs", "2"]) == 1
-    assert "cohort and peft eager do not train alike" in capsys.readouterr().err
+    assert "cohort and peft eager do not train the same way" in capsys.readouterr().err
 
 
 def broken(*args: Any, **options: Any) -> None:

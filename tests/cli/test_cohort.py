@@ -490,7 +490,7 @@ def test_a_run_that_fails_does_not_affect_others(
     result = json.loads(capsys.readouterr().out)
     assert [run["failed"] for run in result["runs"]] == [True, True, False, False]
     for run in result["runs"][:2]:
-        assert "The run left no prompt: the loss was not finite" in run["stopped"]
+        assert "The run produced no prompt: the loss was not finite" in run["stopped"]
         assert "metrics" not in run
         assert not (Path(run["folder"]) / "prompt.json").exists()
     assert all(
@@ -505,7 +505,7 @@ def test_a_run_that_fails_does_not_affect_others(
     assert "lower --lr" in rows[0]["stopped"]
     assert main(command) == 1
     shown = capsys.readouterr().out
-    assert "lr=1e30_seed=0 failed: The run left no prompt" in shown
+    assert "lr=1e30_seed=0 failed: The run produced no prompt" in shown
     assert shown.count("failed:") == 2
 
 

@@ -74,6 +74,7 @@ WRONG = [
         "There is no prompt nobody in the library .; ",
     ),
     (["study", "report", "nowhere"], "nowhere is not the folder of a study; name one that"),
+    (["pretrain", "--output", "x", "--weights", "bf16"], "There is no option --weights"),
     (["pretrain", "--output", "x", "--text", "no.txt"], "The file no.txt does not exist."),
     (["cost", "--model", "t5-bas"], "Did you mean the shape t5-base? Known shapes are t5-small,"),
     (["tune", "--preset", "lora"], "There is no preset 'lora'"),
@@ -111,7 +112,10 @@ WRONG = [
     (["tune", "--task", "boolq+rtee"], "There is no task 'rtee'; did you mean rte?"),
     (["tune", "--task", "helpdesk/intent", "--metric", "acuracy"], "did you mean accuracy?"),
     (["tune", "--steps", "1,000"], "--steps is '1,000', and commas separate the values of a list"),
-    (["tune", "--steps", "9", "--epochs", "2"], "Both --steps and --epochs say how long to train"),
+    (
+        ["tune", "--steps", "9", "--epochs", "2"],
+        "Both --steps and --epochs set the length of training",
+    ),
     (["tune", "--prompt.length", "600"], "the model sees at most 512 tokens, prompt and text"),
     (["tune", "--prompt.length", "100000"], "the model sees 512 tokens by default"),
     (["tune", "--train", "https://a.org/b.csv", "--text", "a", "--label", "b"], "a web address"),
@@ -208,7 +212,10 @@ def test_a_wrong_study_file_is_refused_without_torch(tmp_path: Path, start: Star
         ("step: 5", "There is no setting step; did you mean steps?"),
         ("steps: soon", "steps is 'soon'; give a whole number."),
         ("preset: residal", "There is no preset 'residal'; did you mean residual?"),
-        ("{steps: 5, epochs: 2}", "Both steps and epochs say how long to train; leave one out."),
+        (
+            "{steps: 5, epochs: 2}",
+            "Both steps and epochs set the length of training; leave one out.",
+        ),
         ("task: helpdesk/intnet", "There is no task 'helpdesk/intnet'; did you mean"),
     ],
 )

@@ -156,7 +156,7 @@ def test_steps_override_the_epochs_of_an_earlier_layer() -> None:
     assert (tuning.steps, tuning.epochs) == (3, None)
     (member,) = expand_lists(saved, {"tuning": {"steps": 3}})
     assert member.config.tuning.epochs is None
-    with pytest.raises(UserError, match="Both steps and epochs say how long to train"):
+    with pytest.raises(UserError, match="Both steps and epochs set the length of training"):
         sections({"steps": 3, "epochs": 2})
     assert sections({"steps": 3, "epochs": None}) == {"tuning": {"steps": 3, "epochs": None}}
 

@@ -249,7 +249,7 @@ def test_a_prompt_of_another_width_is_skipped(tmp_path: Path, first: str) -> Non
     make_prompt(library.folder / "alien", torch.ones(1, 1, 9))
     make_prompt(library.folder / "other", torch.ones(1, 1, 4))
     assert ranking(library) == [("good", 0.5), ("other", 0.5)]
-    assert "alien have another width than" in warnings[-1]
+    assert "alien differ in width from" in warnings[-1]
     shutil.rmtree(library.folder / "good")
     shutil.rmtree(library.folder / "other")
     assert len(library.search(torch.ones(1, 1, 9), FINGERPRINT)) == 1, (

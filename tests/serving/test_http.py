@@ -372,7 +372,7 @@ def test_a_stream_times_out_while_the_model_is_at_work(
         ({"stop": 5}, "stop must be a text, or a list of texts."),
         ({"stream_options": {"include_usage": True}}, "stream_options needs stream to be true."),
         ({"stop": [""]}, "stop must be up to 16 texts of 1 to 1,000 characters."),
-        ({"model": "mood", "n": 2}, "This prompt chooses a label, which is the same every time"),
+        ({"model": "mood", "n": 2}, "This prompt chooses a label, so every answer is the same"),
         ({"model": "pair"}, "The prompt pair reads the columns kind, text, not one text"),
         ({"prompt": None}, "prompt must be a text"),
     ],

@@ -43,13 +43,19 @@ def test_epochs_depend_on_the_data() -> None:
 def test_every_claim_of_a_recipe_has_its_rule_in_words() -> None:
     study = read_study(ROOT / "recipes" / "lester-figure1-small.yaml")
     four, nine = outline(plan(study), read_claims(study.claims))["claims"]
-    assert four["rules"][0].endswith("holds above 0 and p < 0.05, fails below 1 points")
-    assert "better than google/flan-t5-small prompt-design by 5: holds above 5" in nine["rules"][0]
+    assert four["rules"][0].endswith(
+        "holds if the interval is above 0 and p < 0.05, fails if it is below 1 points"
+    )
+    margin = "google/flan-t5-small prompt-design by 5: holds if the interval is above 5"
+    assert f"better than {margin}" in nine["rules"][0]
     study = read_study(ROOT / "recipes" / "spot-smoke.yaml")
     rules = [rule for c in outline([], read_claims(study.claims))["claims"] for rule in c["rules"]]
     assert "pairs: {helps: 10}" in rules
     assert "retrieval: {k: 2, oracle: 80}" in rules
-    assert "average 3 no worse than nearest: holds above -1, fails below -1 points" in rules
+    assert (
+        "average 3 no worse than nearest: holds if the interval is above -1, "
+        "fails if it is below -1 points"
+    ) in rules
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:

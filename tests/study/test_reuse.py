@@ -99,7 +99,7 @@ def test_runs_on_other_weights_or_from_the_same_folder_are_refused(
         if "seed1" in name:
             path = cell_path(changed.path, name) / RESULT
             path.write_text(json.dumps({**result, "fingerprint": "other"}))
-    with pytest.raises(UserError, match="was run on another"):
+    with pytest.raises(UserError, match="were run on different versions of"):
         reuse_cells(cells, folder, changed)
     assert run(study, first, "--reuse", str(first)) == 2
     assert "own folder; name others with --reuse" in capsys.readouterr().err

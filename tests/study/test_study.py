@@ -668,7 +668,7 @@ def test_a_failed_source_is_not_chosen_for_an_average(finished_study: Path, tmp_
 def test_another_file_of_the_same_name_is_not_replaced(write: Write, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "study.yaml").write_text("my notes: 1\n")
-    with pytest.raises(UserError, match="holds other files than a study"):
+    with pytest.raises(UserError, match="holds files that do not belong to a study"):
         main(["run", str(write()), "--output", str(tmp_path / "notes")])
     assert (tmp_path / "notes" / "study.yaml").read_text() == "my notes: 1\n"
 
@@ -676,7 +676,7 @@ def test_another_file_of_the_same_name_is_not_replaced(write: Write, tmp_path: P
 def test_a_folder_with_other_files_is_not_used(write: Write, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
-    with pytest.raises(UserError, match="holds other files than a study"):
+    with pytest.raises(UserError, match="holds files that do not belong to a study"):
         main(["run", str(write()), "--output", str(tmp_path / "mine")])
     with pytest.raises(UserError, match="is not the folder of a study"):
         main(["status", str(tmp_path / "mine")])

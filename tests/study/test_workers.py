@@ -173,7 +173,8 @@ def test_a_study_resumes_with_the_same_model_only(
     for name, result in other.items():
         (cell_path(folder, name) / RESULT).write_text(json.dumps(result))
     with pytest.raises(
-        UserError, match=r"was run on another .* than it is now.*choose another output"
+        UserError,
+        match=r"was run on a different version of .* than the current one.*choose another output",
     ):
         main(command)
     assert results(folder) == other

@@ -69,7 +69,7 @@ def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(
     Library(copied).add(runs / "task=helpdesk-area", "elsewhere")
     Library(copied).add(runs / "task=helpdesk-register", "renewed")
     reasons = [
-        "elsewhere.* was tuned on another backbone",
+        "elsewhere.* was tuned on a different backbone",
         "renewed.* was tuned on another version",
         "sentiment.* is a mixture of 4",
     ]
@@ -84,7 +84,7 @@ def test_prompts_that_cannot_start_the_target_are_left_out_with_a_reason(
     assert record["chosen"] == ["intent"]
     reasons = {prompt["name"]: prompt["why"] for prompt in record["left_out"]}
     assert reasons["sentiment"] == "it is a mixture of 4 prompts and cannot start one of 2"
-    assert "another backbone" in reasons["elsewhere"]
+    assert "different backbone" in reasons["elsewhere"]
     assert reasons["renewed"].startswith(
         f"it was tuned on another version of {backbone.name}; map it with `softprompts prompts"
     )

@@ -443,7 +443,7 @@ def test_the_command_on_the_included_model(
     assert record["chosen"] == ["register"]
     assert main(command) == 0
     text = capsys.readouterr().out
-    assert "left out: intent: it was tuned on another backbone than t5-tiny" in text
+    assert "left out: intent: it was tuned on a different backbone, not t5-tiny" in text
     assert "compared with the baseline:" in text, (
         "the probe had all the steps of a run, so it is the baseline"
     )
@@ -538,7 +538,7 @@ def test_without_a_successful_run_there_is_no_prompt(
     ]
     output = ["--library", str(library), "--output", str(tmp_path / "out")]
     assert cli(["transfer", *flags, *output]) == 1
-    assert "No run from a source left a prompt; from-area: " in capsys.readouterr().err
+    assert "No run from a source produced a prompt; from-area: " in capsys.readouterr().err
     assert not (tmp_path / "out/prompt.json").exists()
 
 

@@ -57,7 +57,7 @@ def test_python_prints_stages_and_evaluations(
     softprompts.tune(train=str(toy_csv), output=tmp_path / "run", verbose=False, **QUICK)
     assert capsys.readouterr().err == ""
     softprompts.tune(train=str(toy_csv), output=tmp_path / "run", **QUICK)
-    assert "run was finished at step 4" in capsys.readouterr().err
+    assert "run already finished, at step 4" in capsys.readouterr().err
 
 
 def test_the_runs_of_a_cohort_are_named_by_what_differs(

@@ -191,7 +191,7 @@ def test_a_run_that_becomes_nan_is_stopped_and_does_not_affect_the_others(
     assert bad.stopped is not None
     assert "lower lr (now 1e+30)" in bad.stopped
     assert not (tmp_path / "checkpoint.safetensors").exists(), "ruined numbers are not saved"
-    with pytest.raises(RunFailedError, match="The run left no prompt: the loss was not finite"):
+    with pytest.raises(RunFailedError, match="The run produced no prompt: the loss was not finite"):
         bad.restore_best()
 
 

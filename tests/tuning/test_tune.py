@@ -92,9 +92,9 @@ def test_texts_that_the_tokenizer_cannot_read_are_warned_of_once(
     )
     watcher = Messages()
     results = tune_cohort(members, None, watcher=watcher)
-    warnings = [message for message in watcher.messages if "unknown" in message]
+    warnings = [message for message in watcher.messages if "does not know" in message]
     assert warnings == unknown * [
-        "warning: 36% of the tokens of the training texts are unknown to t5-tiny, which cannot "
+        "warning: t5-tiny does not know 36% of the tokens in the training texts, so it cannot "
         "tell such texts apart; use a multilingual model (model='google/mt5-small')"
     ]
     for tuned in results:

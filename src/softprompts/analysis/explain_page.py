@@ -81,8 +81,8 @@ def findings(explanation: Explanation) -> list[str]:
     ]
     if explanation.neighbour_cosine is not None:
         sentences.append(
-            "The nearest words of one token have a mean cosine of "
-            f"{explanation.neighbour_cosine:.2f} among each other; those of a random vector, "
+            "The nearest words of one token have a mean pairwise cosine of "
+            f"{explanation.neighbour_cosine:.2f}; those of a random vector, "
             f"{explanation.random_neighbour_cosine:.2f}."
         )
     if explanation.labels:
@@ -109,13 +109,13 @@ def findings(explanation: Explanation) -> list[str]:
         worth = sorted(explanation.tokens, key=lambda token: -(token.loss_without or 0))
         best = ", ".join(name(token, explanation) for token in worth[:3])
         sentences.append(
-            f"The loss on {explanation.rows} rows is {explanation.loss:.4f}; it rises most without "
-            f"token {best}."
+            f"The loss on {explanation.rows} rows is {explanation.loss:.4f}; removing token "
+            f"{' or '.join(best.rsplit(', ', 1))} raises it most."
         )
     if explanation.confidence is not None and explanation.entropy is not None:
         sentences.append(
             f"The router gives the prompt it chooses {explanation.confidence:.0%} on average; its "
-            f"entropy is {explanation.entropy:.0%} of the largest possible."
+            f"entropy is {explanation.entropy:.0%} of the maximum."
         )
     if len(explanation.router_steps) > 1:
         first, last = explanation.router_steps[0], explanation.router_steps[-1]
@@ -126,8 +126,8 @@ def findings(explanation: Explanation) -> list[str]:
         )
     elif not explanation.router_steps and any(token.prompt for token in explanation.tokens):
         sentences.append(
-            "How sure the router was over training is not known: the prompt came without its "
-            "evaluations, or from a version that did not record the router."
+            "The router's confidence over training is unknown: the prompt has no recorded "
+            "evaluations, or is from a version that did not record the router."
         )
     return sentences
 

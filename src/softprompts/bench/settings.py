@@ -36,7 +36,7 @@ class CommonSettings(Settings):
 
 @dataclass(frozen=True)
 class StepSettings(CommonSettings):
-    """The settings of benchmarks that measure training steps, and all those of smop."""
+    """The settings of benchmarks that measure training steps."""
 
     workload: Literal["synthetic", "sst2"] = "synthetic"
     """synthetic: random texts of log-normal length, about 115 tokens, at most 256."""
@@ -56,6 +56,15 @@ class StepSettings(CommonSettings):
 
     compile_ours: bool = True
     """Compile our side too, where possible: on a GPU."""
+
+
+@dataclass(frozen=True)
+class SmopSettings(StepSettings):
+    """The settings of the benchmark smop."""
+
+    model: str = "t5-tiny"
+    """t5-tiny (included); t5-base or t5-large (architectures with random weights); or a folder of a
+    T5."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,7 @@ class TrainingSettings(StepSettings):
     on a GPU also regions (compiled layers)."""
 
     seconds: float = 0.0
-    """Start no compiled mode of PEFT after this many seconds; 0: no limit."""
+    """Skip PEFT's remaining compiled modes after this many seconds; 0: no limit."""
 
     peak_tflops: float = 989.0
     """The GPU's peak dense bf16 TFLOP/s, to compute utilisation (H100 and H200: 989)."""
@@ -108,6 +117,10 @@ class RoundSettings(CommonSettings):
 @dataclass(frozen=True)
 class InferenceSettings(RoundSettings):
     """The settings of the benchmark inference."""
+
+    model: str = "t5-tiny"
+    """t5-tiny (included); t5-base or t5-large (architectures with random weights); or a folder of
+    an encoder-decoder model."""
 
     tasks: int = option(64, minimum=1)
     """Tasks, each with its own prompt and one row."""

@@ -14,7 +14,7 @@ from .flops import FORMULA, step_flops
 from .learners import our_run, set_compile
 from .measure import Say, environment, ratio
 from .models import load_model
-from .settings import StepSettings as Settings
+from .settings import SmopSettings as Settings
 from .training import Subject, measure_all
 from .workload import draw_batches
 

@@ -172,9 +172,9 @@ def _compare_losses(measured: dict[str, Measurement], alone: int, dtype: str) ->
         if largest[name] > TOLERANCE[precision]:
             run, step = np.unravel_index(int(differences.argmax()), differences.shape)
             raise DisagreementError(
-                f"{name} and {first} do not train alike: at step {step} of run {run} their losses "
-                f"are {losses[run, step]:.6g} and {expected[run, step]:.6g}, which differ by "
-                f"{largest[name]:.1e} where {precision} allows {TOLERANCE[precision]:.0e}; the "
+                f"{name} and {first} do not train the same way: at step {step} of run {run} their "
+                f"losses are {losses[run, step]:.6g} and {expected[run, step]:.6g}, which differ "
+                f"by {largest[name]:.1e} where {precision} allows {TOLERANCE[precision]:.0e}; the "
                 "times are discarded."
             )
     return largest

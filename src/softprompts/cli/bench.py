@@ -10,7 +10,7 @@ from ..bench.settings import (
     CommonSettings,
     DecodingSettings,
     InferenceSettings,
-    StepSettings,
+    SmopSettings,
     TrainingSettings,
 )
 from ..bench.tables import table
@@ -39,7 +39,7 @@ BENCHMARKS = {
         "softprompts bench decoding --model llama-135m --batches 1,16",
     ),
     "smop": (
-        StepSettings,
+        SmopSettings,
         "Measure what SMoP's short prompts save over one long prompt, both in this package.",
         "softprompts bench smop --model t5-large --output smop.json",
     ),

@@ -32,7 +32,8 @@ BEST = "The best prompt is selected on these same rows, so its score is optimist
     "ensemble",
     """softprompts ensemble runs/seeds/seed=0 runs/seeds/seed=1 runs/seeds/seed=2
   softprompts ensemble runs/seeds/seed=* --file test.csv --output answers.csv
-  softprompts ensemble runs/seeds/seed=* --task rte --split validation --data-dir DATA --json""",
+  softprompts ensemble runs/seeds/seed=* --task superglue/rte --split validation \\
+      --data-dir DATA --json""",
     argument(
         "prompts",
         metavar="PROMPT",

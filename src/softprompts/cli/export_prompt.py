@@ -94,8 +94,8 @@ def main(options: argparse.Namespace) -> int:
         write_vllm(output, prompt, card)
         result["folder"] = str(output)
         lines = [
-            f"python {output / CLIENT} TEXT --url URL asks a vLLM server of {backbone.name}, "
-            "started with --enable-prompt-embeds"
+            f"query a vLLM server for {backbone.name} (started with --enable-prompt-embeds): "
+            f"python {output / CLIENT} TEXT --url URL"
         ]
         if card.scoring == "labels":
             lines.append("vLLM generates its answers, which may match no label")

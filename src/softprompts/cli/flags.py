@@ -42,10 +42,11 @@ def add_settings(
     about: str | None = None,
     skip: Collection[str] = (),
     names: Mapping[str, str] | None = None,
+    aliases: Mapping[str, str] = ALIASES,
 ) -> None:
     """A flag for each field. A flag that is not given sets nothing, so that files and presets below
     it show through. `defaults` are shown instead of the class's own; `names` are flags that are not
-    named after their field."""
+    named after their field; `aliases` are second names of flags."""
     group = parser.add_argument_group(title, about)
     for name, schema in schema_of(kind)["properties"].items():
         if name in skip:
@@ -59,7 +60,7 @@ def add_settings(
         if schema.get("type") == "boolean":
             group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
         else:
-            flags = [flag, ALIASES[flag]] if flag in ALIASES else [flag]
+            flags = [flag, aliases[flag]] if flag in aliases else [flag]
             argument: Any = group.add_argument(*flags, metavar="VALUE", **common)
             argument.words = values_of(name, schema)
 
@@ -163,7 +164,7 @@ def _read_config(path: Path | None, settings: Mapping[str, Any]) -> dict[str, An
     for name in ("preset", "paper"):
         if name in settings and name in file and settings[name] != file[name]:
             raise UserError(
-                f"{path} sets {name} to {file[name]} and the rest to match; "
+                f"{path} sets {name} to {file[name]}, and its other settings match it; "
                 f"leave out --{name}, or use another file."
             )
     try:

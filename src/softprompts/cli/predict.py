@@ -63,8 +63,8 @@ class Question:
     argument(
         "--file",
         metavar="FILE",
-        help="rows with the task's columns: a CSV, TSV, JSONL or Parquet file, a dataset, or - "
-        "for CSV or JSON lines from standard input",
+        help="rows with the task's columns: a CSV, TSV, JSON, JSONL or Parquet file, a dataset, "
+        "or - for CSV or JSON lines from standard input",
     ),
     argument(
         "--output",

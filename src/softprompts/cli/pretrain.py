@@ -26,7 +26,13 @@ from .output import print_result
         help="the model folder; resumes an unfinished run found there",
     ),
     argument("--overwrite", action="store_true", help="start over even if the folder holds a run"),
-    partial(add_settings, kind=PretrainConfig, title="settings", names={"from_model": "--from"}),
+    partial(
+        add_settings,
+        kind=PretrainConfig,
+        title="settings",
+        names={"from_model": "--from"},
+        aliases={},  # --dtype is not the precision of the weights here
+    ),
 )
 def main(options: argparse.Namespace) -> int:
     """Pretrain a T5 from raw text on one GPU (or slowly on a CPU), or continue training one."""

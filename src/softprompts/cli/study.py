@@ -301,7 +301,7 @@ def explain(options: argparse.Namespace) -> int:
         metavar="FOLDER",
         type=output_folder,
         required=True,
-        help="the new runs' folder",
+        help="the folder for the new runs",
     ),
     argument(
         "--data-dir",

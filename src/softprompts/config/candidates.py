@@ -180,7 +180,7 @@ def check_minutes(minutes: float | None, auto: bool, *layers: Layer) -> float | 
     given = [name for name in ("steps", "epochs") if tuning.get(name) is not None]
     if given:
         raise UserError(
-            f"Both {setting('minutes')} and {setting(f'tuning.{given[0]}')} say how long to train; "
-            "leave one out."
+            f"Both {setting('minutes')} and {setting(f'tuning.{given[0]}')} set the length of "
+            "training; leave one out."
         )
     return float(coerce("minutes", minutes, {"type": "number", "exclusiveMinimum": 0}))

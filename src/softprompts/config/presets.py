@@ -67,8 +67,8 @@ _RESIDUAL_PAPER: dict[str, Any] = {
 PRESETS: dict[str, Preset] = {
     "mixture": Preset(
         "Ours, and the default: sixteen prompts, blended for each input by a router (SMoP's, with "
-        "all prompts and no noise). It has the best mean of all presets over four backbones and "
-        "thirteen tasks (results/defaults.md). It is not from a paper, so it has no paper mode.",
+        "all prompts and no noise). It has the best mean of all presets over four backbones and up "
+        "to thirteen tasks (results/defaults.md). It is not from a paper, so it has no paper mode.",
         ours={"prompt": {"count": 16, "route": {"kind": "soft"}}},
     ),
     "prompt-tuning": Preset(

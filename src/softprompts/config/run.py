@@ -39,11 +39,11 @@ class RunConfig(Settings):
 
     dtype: str = option("auto", enum=["auto", "fp32", "bf16", "int8", "int4"])
     """Precision of the frozen model; auto: bf16 on a GPU, fp32 on a CPU. int8 and int4 store the
-    matrices of its layers in fewer bits, and compute as auto does."""
+    matrices of its layers in fewer bits, and compute in the precision that auto chooses."""
 
     device: str = "auto"
     """cpu, cuda, mps (Apple's GPU), or auto: a GPU if there is one. balanced, balanced_low_0 or
-    sequential: layers on all GPUs, as by transformers' device_map."""
+    sequential: spread the layers over all GPUs, as transformers' device_map does."""
 
     trust_remote_code: bool = False
     """Run code that comes with a Hub model."""
@@ -52,7 +52,7 @@ class RunConfig(Settings):
     """The method; it sets the defaults of all other settings."""
 
     paper: bool = False
-    """Use the preset with its paper's own, absolute hyper-parameters."""
+    """Use the hyper-parameters of the preset's paper (learning rates are then absolute)."""
 
     seed: int = option(0, minimum=0, exclusiveMaximum=2**31)
     """Seed of the prompt's start, the data order and all noise."""
@@ -157,8 +157,8 @@ def check_duration(settings: Mapping[str, Any]) -> None:
     given = dict(tuning) if isinstance(tuning, Mapping) else {}
     if given.get("steps") is not None and given.get("epochs") not in (None, "none"):
         raise UserError(
-            f"Both {setting('tuning.steps')} and {setting('tuning.epochs')} say how long to train; "
-            "leave one out."
+            f"Both {setting('tuning.steps')} and {setting('tuning.epochs')} set the length of "
+            "training; leave one out."
         )
 
 

@@ -10,7 +10,7 @@ class ServeSettings(Settings):
     """Where the server listens, who may use it, and its limits."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 serves other machines, too."""
+    """Address to listen on; 0.0.0.0 also accepts other machines."""
 
     port: int = option(8000, minimum=0, maximum=65535)
     """Port to listen on; 0 picks a free one."""
@@ -77,7 +77,7 @@ class ServeSettings(Settings):
     """MiB for the keys and values of answers being generated."""
 
     metric_prompts: int = option(100, minimum=0, maximum=10_000)
-    """Prompts with their own labels in /metrics; the rest are counted as other."""
+    """Number of prompts with their own label in /metrics; all others share the label other."""
 
     log_texts: bool = False
     """Also log the texts of requests and answers."""

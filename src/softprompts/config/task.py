@@ -58,11 +58,11 @@ class TaskConfig(Settings):
     validation set as the test set."""
 
     mixture_limit: int = option(2**19, minimum=1)
-    """The most examples of one task that count in a mixture (SPoT's K)."""
+    """Maximum number of examples that count per task in a mixture (SPoT's K)."""
 
     train: str | None = None
     """Training data: a CSV, TSV, JSON, JSONL or Parquet file, or a Hugging Face dataset (folder or
-    id). Several files with the same columns make a run each."""
+    id). With several files (same columns), each gets its own run."""
 
     validation: str | None = None
     """Validation data; default: the dataset's own validation split, or a stratified tenth of the
@@ -86,7 +86,7 @@ class TaskConfig(Settings):
     task's own label words can be replaced, too."""
 
     free_text: bool = False
-    """The label column holds free text to generate, such as summaries, and not classes."""
+    """The label column holds free text to generate, such as summaries, rather than classes."""
 
     instruction: str | None = None
     """A hand-written prompt before every text, such as "Is the review positive or negative?"."""
@@ -98,22 +98,21 @@ class TaskConfig(Settings):
     """Train on this many examples of each class."""
 
     cap: int | None = option(None, minimum=1)
-    """Train on at most this many examples, drawn with split_seed."""
+    """Train on at most this many examples, sampled with split_seed."""
 
     cap_validation: int | None = option(None, minimum=1)
-    """Evaluate on at most this many validation examples, drawn with split_seed."""
+    """Evaluate on at most this many validation examples, sampled with split_seed."""
 
     hold_out: float | None = option(None, exclusiveMinimum=0, exclusiveMaximum=1)
-    """Hold this share of the training rows out and validate on them, instead of on the validation
-    rows: for choosing settings."""
+    """Hold out this share of the training rows and validate on it instead of the validation rows;
+    use it to choose settings."""
 
     sentinel: bool = False
     """Put T5's <extra_id_0> before every answer, for a model pretrained by span corruption alone
     (Lester 2021 §2.2); it is neither scored nor shown."""
 
     shuffle_labels: bool = False
-    """Shuffle the training labels with split_seed: a control, in which nothing should be
-    learned."""
+    """Shuffle the training labels with split_seed: a control run that should learn nothing."""
 
     metric: str | None = None
     """The metric that selects the best checkpoint; default: the task's first, or accuracy. a+b is

@@ -21,7 +21,8 @@ class TuningConfig(Settings):
     """AdamW, or Adafactor exactly as T5X runs it for prompt tuning."""
 
     lr: float = option(0.3, exclusiveMinimum=0)
-    """Learning rate, in units of the backbone's embedding scale unless prompt.unit is set."""
+    """Learning rate, relative to the scale of the backbone's embeddings, unless prompt.unit is
+    set."""
 
     shape_lr: float | None = option(0.003, exclusiveMinimum=0)
     """Learning rate of the shape's network; none: the same as lr."""
@@ -55,7 +56,7 @@ class TuningConfig(Settings):
     """Passes over the training data, instead of steps."""
 
     batch_size: int = option(16, minimum=1)
-    """Rows in one forward pass."""
+    """Rows per batch of a run."""
 
     accumulate: int = option(1, minimum=1)
     """Forward passes in one optimiser step."""
@@ -80,8 +81,8 @@ class TuningConfig(Settings):
     """Maximum number of tokens of a text, without the prompt; max_length, if set, overrides it."""
 
     chat: bool | None = None
-    """Put each text into the chat template of a decoder-only model, as the user's turn, and take
-    the assistant's as the answer; default: if the model is tuned to follow instructions
+    """Put each text into the chat template of a decoder-only model, as the user's turn, and use
+    the assistant's turn as the answer; default: on for instruction-tuned models
     (docs/backbones.md)."""
 
     evaluate_every: int = option(100, minimum=1)
@@ -97,9 +98,9 @@ class TuningConfig(Settings):
     """The step whose prompt is the task embedding (SPoT: 10,000); in a shorter run, the last."""
 
     scoring: Literal["auto", "generate", "labels"] = "auto"
-    """Answer by greedy generation, or by label scoring (the label of highest log-probability);
-    auto: label scoring for your own labelled data; for named tasks, generation if the model can
-    generate."""
+    """Answer by greedy generation, or by label scoring (the label with the highest
+    log-probability); auto: label scoring for your own labelled data; for named tasks, generation if
+    the model can generate."""
 
     baselines: bool = True
     """Also train a bag-of-words classifier on the same rows, for comparison (cached)."""

@@ -228,7 +228,7 @@ class Library:
         if len(strange) > 1:
             self.warn(
                 f"{len(strange)} folders in {self.folder} hold no {CARD}, "
-                f"so they are not prompts, or unfinished: {listing(strange)}."
+                f"so they are either not prompts or unfinished: {listing(strange)}."
             )
         for name, error in errors.items():
             if len(strange) < 2 or name not in strange:

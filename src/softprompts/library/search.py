@@ -140,8 +140,8 @@ class Index:
         for name in rows.keys() - set(names):
             # Without a stamp it is checked again: the other prompts may change.
             error = (
-                f"The vectors of {name} have another width than those of the other prompts of its "
-                "backbone; the prompt is corrupted; copy it again, or remove it."
+                f"The vectors of {name} differ in width from those of the other prompts of its "
+                "backbone, so the prompt is corrupted; copy it again, or remove it."
             )
             skipped[name] = ("", error)
         return Index(

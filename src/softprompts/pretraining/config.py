@@ -52,7 +52,7 @@ class PretrainConfig(Settings):
     """Use the tokenizer of this model (folder or name) instead of training one on the data."""
 
     vocabulary: int = option(16000, minimum=1, maximum=MAX_DIMENSION)
-    """Pieces of a newly trained tokenizer, not counting sentinels."""
+    """Vocabulary size of a newly trained tokenizer, not counting sentinels."""
 
     sentinels: int = option(100, minimum=1, maximum=MAX_DIMENSION)
     """Sentinels <extra_id_N> of a newly trained tokenizer."""
@@ -125,7 +125,7 @@ class PretrainConfig(Settings):
 
     schedule: Literal["constant", "linear", "cosine", "wsd", "rsqrt"] = "wsd"
     """Learning rate after the warm-up: constant; linear or cosine decay to zero; wsd: constant,
-    then linear decay; rsqrt: inverse square root of the step, as T5."""
+    then linear decay; rsqrt: inverse square root of the step, as in T5."""
 
     warmup: float = option(300, minimum=0)
     """Warm-up steps; below 1, a fraction of all steps."""

@@ -42,7 +42,8 @@ def pretrain(
     for source in (config.from_model, config.tokenizer):
         if source is not None and Path(source).resolve() == folder.resolve():
             raise UserError(
-                f"{folder} is what the run starts from; choose another {setting('output')}."
+                f"{folder} is the model or tokenizer that the run starts from; "
+                f"choose another {setting('output')}."
             )
     with exclusive(folder):
         _check_folder(folder, overwrite)

@@ -48,7 +48,7 @@ class Asker:
         counts the answers to all questions."""
         if labels and sampling.n > 1:
             raise BadRequest(
-                "This prompt chooses a label, which is the same every time; leave out n, or set "
+                "This prompt chooses a label, so every answer is the same; leave out n, or set "
                 "scoring to generate."
             )
         ask = self._label if labels else self._generated

@@ -95,7 +95,7 @@ def deployed(fleet: serve.Application, host: str, port: int) -> Iterator[int]:
         try:
             serve.run(fleet, name=NAME)
         except RuntimeError:
-            raise UserError(f"The fleet cannot start: {_why()}") from None
+            raise UserError(f"The replicas cannot start: {_why()}") from None
         replicas = serve.get_deployment_handle(Replica.__name__, NAME)
         yield replicas.prompts.remote().result()
         serve.delete(NAME)  # while the proxies still pass answers on

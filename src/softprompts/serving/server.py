@@ -228,9 +228,7 @@ class Api:
     def _check_unrestricted(self, request: Request) -> None:
         """Refuse a request about all prompts with a key that may use only some."""
         if exchange_of(request).key.prompts is not None:
-            raise HttpError(
-                403, "This key may use only some prompts, and this request is about all of them."
-            )
+            raise HttpError(403, "This request covers all prompts, but this key may use only some.")
 
     def _asker(self, request: Request, body: Ask) -> Asker:
         if body.priority < self.settings.min_priority:

@@ -99,7 +99,7 @@ class Worker:
             if self._stopped:
                 raise Stopped(STOPPED)
             if self._closing:
-                raise Closed("The engine is shutting down and takes no more requests.")
+                raise Closed("The engine is shutting down and accepts no more requests.")
             waiting = self.waiting
             if waiting >= self.limits.queue:
                 self.refused += 1

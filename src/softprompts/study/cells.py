@@ -28,17 +28,21 @@ def check_fingerprints(
 
     With a `fingerprint`, those of the model that has it now.
     """
-    reference = "it is now"
+    reference = None
     for cell in cells:
         frozen = cell.config.model == model and not cell.trains_model
         result = folder.cell(cell.name).result() if frozen else None
         if result is None or result.fingerprint is None:
             continue
         if result.fingerprint != (fingerprint or result.fingerprint):
+            different = (
+                f"{cell.name} was run on a different version of {model} than the current one"
+                if reference is None
+                else f"{cell.name} and {reference} were run on different versions of {model}"
+            )
             raise UserError(
-                f"{cell.name} was run on another {model} than {reference}, so their scores and "
-                f"prompts cannot be compared; choose another {setting('output')}, "
-                "or remove the cells of one of the two models."
+                f"{different}, so scores and prompts cannot be compared; "
+                f"choose another {setting('output')}, or remove the cells of one version."
             )
         if fingerprint is None:
             fingerprint, reference = result.fingerprint, cell.name

@@ -97,7 +97,7 @@ def _check_checkpoints(
             origin = cell.read_checkpoint_note().get("origin", {})
         except UserError as error:
             raise UserError(
-                f"{error.message} Or start the cell again: remove {cell.path}."
+                f"{error.message} To start the cell over, remove {cell.path}."
             ) from None
         if origin.get("data") != digest:
             raise UserError(

@@ -92,8 +92,8 @@ class Expectation:
         test = " and p < 0.05" if self.is_tested else ""
         unit = "%" if self.relative else "points"
         return (
-            f"{self.name} holds above {self.above:g}{test}, fails below {self.least:g} {unit}"
-            f"{where}"
+            f"{self.name} holds if the interval is above {self.above:g}{test}, "
+            f"fails if it is below {self.least:g} {unit}{where}"
         )
 
 

@@ -48,7 +48,7 @@ class Retrieval(Settings):
     section: ClassVar[str] = "retrieval"
 
     best: list[int] = field(default_factory=list)
-    """Best of the top k: k runs, which the study has anyway."""
+    """Best of the top k; needs no extra runs."""
     average: list[int] = field(default_factory=list)
     """One run from the mean of the top k, weighted by similarity."""
     mixture: list[int] = field(default_factory=list)
@@ -87,9 +87,9 @@ class Grid(Settings):
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of all runs, as `tune` takes them."""
     source: dict[str, Any] = field(default_factory=dict)
-    """Settings of source runs, over those of all."""
+    """Settings of source runs, which override `settings`."""
     target: dict[str, Any] = field(default_factory=dict)
-    """Settings of baselines and of all runs from another prompt, over those of all."""
+    """Settings of baselines and of all runs from another prompt, which override `settings`."""
     choose: dict[str, Any] = field(default_factory=dict)
     """Lists of values of settings, such as `lr: [0.1, 0.3]`. The best are chosen for each source
     and target, by runs with the first seed on rows held out of the training rows."""
@@ -110,11 +110,11 @@ class StudyConfig(Grid):
     data_dir: str | None = None
     """A folder with named tasks' rows; default: SOFTPROMPTS_DATA, or the Hugging Face Hub."""
     cohort: int = option(16, minimum=1)
-    """How many runs share one forward pass, at most."""
+    """Maximum number of runs that share one forward pass."""
     claims: list[Any] = field(default_factory=list)
     """What a paper says, and how the verdict on it is reached (`study/claims.py`)."""
     variants: dict[str, Any] = field(default_factory=dict)
-    """The study with other settings, by name; each says only what differs. Only these are run: to
+    """The study with other settings, by name; each lists only what differs. Only these are run: to
     run the study's settings too, add a variant that changes nothing (`base: {}`)."""
 
     @property

@@ -100,8 +100,8 @@ def _check_weights(
     known, fingerprint = fingerprints.setdefault(cell.backbone, (cell.name, result.fingerprint))
     if result.fingerprint != fingerprint:
         raise UserError(
-            f"{other.path} was run on another {cell.backbone} than {known}, "
-            f"so their scores cannot be compared; leave it out of {setting('reuse')}."
+            f"{other.path} and {known} were run on different versions of {cell.backbone}, "
+            f"so their scores cannot be compared; leave {other.path} out of {setting('reuse')}."
         )
 
 

@@ -179,6 +179,6 @@ def _check_folder(folder: StudyFolder) -> None:
             read_study(folder.study_file)
     except UserError:
         raise UserError(
-            f"{path} holds other files than a study ({STUDY_FILE}); "
+            f"{path} holds files that do not belong to a study (it has no valid {STUDY_FILE}); "
             f"choose another {setting('output')}."
         ) from None

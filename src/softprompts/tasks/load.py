@@ -42,7 +42,7 @@ def load_task(config: TaskConfig, member: Load | None = None, named: Load | None
     _check_metric(config)
     if config.free_text and (config.task is not None or config.labels is not None):
         raise UserError(
-            f"{setting('task.free_text')} is for the free text of your own data; leave it out "
+            f"{setting('task.free_text')} is only for free text in your own data; leave it out "
             f"with {setting('task.task' if config.task is not None else 'task.labels')}."
         )
     if config.task is not None and "+" in config.task:

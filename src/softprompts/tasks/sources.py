@@ -221,7 +221,7 @@ def _read_json(path: Path, encoding: str) -> Iterator[Row]:
         except (ValueError, RecursionError) as error:
             if isinstance(error, UnicodeError):
                 raise
-            raise UserError(f"{path} is not valid JSON ({error}); correct it there.") from None
+            raise UserError(f"{path} is not valid JSON ({error}); correct the file.") from None
     for number, values in enumerate(array, 1):
         if not isinstance(values, dict):
             raise UserError(

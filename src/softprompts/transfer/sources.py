@@ -163,7 +163,7 @@ def _backbone_mismatch(entry: Entry, backbone: Backbone) -> str | None:
             f"it was tuned on another version of {backbone.name}; "
             "map it with `softprompts prompts recycle`, or tune it again"
         )
-    return f"it was tuned on another backbone than {backbone.name}"
+    return f"it was tuned on a different backbone, not {backbone.name}"
 
 
 def _corruption(entry: Entry) -> str | None:

@@ -327,7 +327,7 @@ def _keep_best(
     scores = {r["name"]: r["score"] for r in started if r["score"] is not None}
     if not scores:
         raise RunFailedError(
-            f"No run from a source left a prompt; {started[0]['name']}: {started[0]['stopped']}"
+            f"No run from a source produced a prompt; {started[0]['name']}: {started[0]['stopped']}"
         )
     kept = max(scores, key=scores.__getitem__)  # the first of equals is the most similar
     gain = None

@@ -47,7 +47,7 @@ def unknown_tokens(model: str, share: float) -> str | None:
     if share < UNKNOWN_TOKENS:
         return None
     return (
-        f"{share:.0%} of the tokens of the training texts are unknown to {model}, which cannot "
+        f"{model} does not know {share:.0%} of the tokens in the training texts, so it cannot "
         f"tell such texts apart; use a multilingual model ({setting('model', MULTILINGUAL)})"
     )
 

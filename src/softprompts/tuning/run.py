@@ -149,7 +149,7 @@ class Run:
             raise ValueError("its tensors are not those of the run")
         for name, value in current.items():
             if value.shape != state[name].shape:
-                raise ValueError(f"{name} has another shape")
+                raise ValueError(f"{name} has a different shape")
             value.copy_(state[name])
 
     # -- training ----------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ class Run:
         A run that ended before `embed_at` is embedded by its last step, a failed one by its best.
         """
         if self.best is None:
-            raise RunFailedError(f"The run left no prompt: {self.stopped}.")
+            raise RunFailedError(f"The run produced no prompt: {self.stopped}.")
         if self.embedding is None and not self.failed:
             self.embedding = self._embed(self.step)
         self.load_state(self.best)

@@ -284,7 +284,9 @@ def _load(
             if not run.finished:
                 watcher.on_message(f"resuming {folder.path} at step {run.step:,} of {run.steps:,}")
             elif len(runs) == 1:
-                watcher.on_message(f"{folder.path} was finished at step {run.step:,}")
+                watcher.on_message(
+                    f"the run in {folder.path} already finished, at step {run.step:,}"
+                )
             if warning := longer_schedule(run, folder.read_checkpoint_note()):
                 watcher.on_message(warning)
     if warning := unknown_tokens(frozen.name, max(run.unknown_tokens for run in runs)):

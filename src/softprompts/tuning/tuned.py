@@ -287,7 +287,7 @@ def import_peft(
     fits = read.task_type in (None, backbone.peft_task_type)
     if not fits or read.vectors.shape[1] != backbone.hidden:
         raise UserError(
-            f"The adapter {adapter} is for another model than {backbone.name}; "
+            f"The adapter {adapter} is for a different model, not {backbone.name}; "
             f"set {setting('model')} to its base model."
         )
     if len(labels) == 1 or len(set(labels)) < len(labels):

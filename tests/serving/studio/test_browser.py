@@ -130,9 +130,9 @@ def test_prompts_are_found_and_tried_by_keyboard_alone(
         page.get_by_role("table", name="The words nearest").wait_for()
         page.get_by_role("button", name="Answer its validation rows again").focus()
         page.keyboard.press("Space")
-        page.get_by_text("validation rows are answered wrongly").wait_for()
+        page.get_by_text("validation rows are wrong").wait_for()
         focused = page.locator(":focus")
-        playwright.expect(focused).to_contain_text("rows are answered wrongly")  # not lost
+        playwright.expect(focused).to_contain_text("rows are wrong")  # not lost
 
 
 def test_sources_are_found_without_loading_the_page_again(
@@ -169,7 +169,7 @@ def test_what_is_too_large_is_refused_in_a_sentence(
         rows = {"name": "rows.csv", "mimeType": "text/csv", "buffer": b"text,label\n" * 1000}
         page.get_by_label("A file of rows").set_input_files(rows)
         playwright.expect(page.get_by_label("Rows", exact=True)).not_to_have_value("")
-        page.get_by_role("button", name="Look at the rows").click()
+        page.get_by_role("button", name="Preview rows").click()
         page.get_by_role("alert").filter(has_text="The rows are larger than 0.01 MiB").wait_for()
         page.goto("/studio/playground?prompt=reviews")  # where the server refuses it
         page.get_by_label("Text", exact=True).fill("text " * 3000)
@@ -186,10 +186,10 @@ def test_a_prompt_is_tuned_on_an_uploaded_file_and_served_at_once(
         page.get_by_label("A file of rows").set_input_files(file)
         rows = page.get_by_label("Rows", exact=True)
         playwright.expect(rows).to_have_value(file.read_text(encoding="utf-8"))
-        page.get_by_role("button", name="Look at the rows").click()
+        page.get_by_role("button", name="Preview rows").click()
         assert page.get_by_label("Column of the text").input_value() == "review"
         assert page.get_by_label("Column of the label").input_value() == "mood"
-        facts = page.get_by_role("table", name="What it will take")
+        facts = page.get_by_role("table", name="Estimate")
         assert "22 to train, 2 to validate" in facts.inner_text()
         assert "about" in facts.get_by_role("row", name="Time").inner_text()
         page.get_by_label("Name of the prompt").fill("reviews")

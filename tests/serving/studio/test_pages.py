@@ -110,7 +110,7 @@ def test_nearest_words_and_errors_are_those_of_the_prompt(server: Running, libra
     mixture = get(f"{server.url}/studio/prompts/mixture/words")[1]
     assert "Between steps 2 and 4 its confidence went from 40% to 70%" in mixture
     page = get(f"{server.url}/studio/prompts/reviews/errors")[1]
-    found = re.search(r"(\d) of (\d) validation rows are answered wrongly", page)
+    found = re.search(r"(\d) of (\d) validation rows are wrong", page)
     assert found is not None
     card = json.loads((library / "reviews" / "prompt.json").read_text())
     right = round(card["metrics"]["accuracy"] / 100 * int(found[2]))
@@ -287,7 +287,7 @@ def test_pasted_rows_may_have_any_format(rows: str, ending: str, server: Running
     for steps in ("many", "9" * 5000):
         status, page, _ = get(server.url + again, {"name": "x", "steps": steps})
         assert status == 400
-        assert "they must be a number" in page
+        assert "it must be a number" in page
     (remove,) = re.findall(r'action="(/studio/tune/[^"]+/remove)"', page)
     assert get(server.url + remove, {})[0] == 200
 

@@ -125,7 +125,7 @@ def _endpoint(
         try:
             visit = await Visit.of(request)
             if about_all and not visit.unrestricted:
-                message = "This key is for some prompts only, and this page is about all."
+                message = "This page covers all prompts, but this key may use only some."
                 raise HttpError(403, message)
             shown = await show(studio, visit)
         except (UserError, HttpError) as error:
@@ -135,7 +135,7 @@ def _endpoint(
             if isinstance(error, UnknownPrompt):
                 library = link(ROOT, "see the library")
                 body = notice(f"There is no prompt {name[:100]!r}; ", library, ".", error=True)
-            shown = Page("That did not work", body, status=http.status_code)
+            shown = Page("Something went wrong", body, status=http.status_code)
         if isinstance(shown, Response):
             return shown
         fragment = FRAGMENT in request.headers

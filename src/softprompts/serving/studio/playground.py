@@ -132,7 +132,7 @@ def _ensemble(group: Sequence[Result]) -> Html:
         return _answer_card("Ensemble", answer, mean, [paragraph(how)], "card ensemble")
     answers = [result.answer for result in group]
     answer = majority(answers)
-    how = f"The vote of {names}: {answers.count(answer)} of {len(answers)} say so."
+    how = f"Majority vote of {names}: {answers.count(answer)} of {len(answers)} agree."
     return _answer_card("Ensemble", answer, None, [paragraph(how)], "card ensemble")
 
 

@@ -266,7 +266,9 @@ def _routing(explanation: Explanation, with_texts: bool) -> Html | None:
     return section(
         "Routing",
         table(caption, columns, rows, class_="texts"),
-        paragraph(f"{idle} of {len(explanation.routing)} prompts take none.") if idle else None,
+        paragraph(f"{idle} of {len(explanation.routing)} prompts receive no rows.")
+        if idle
+        else None,
         level=3,
     )
 
@@ -339,7 +341,7 @@ async def errors(studio: Studio, visit: Visit) -> Page:
         [str(number), _long(example.input), example.target, answer, f"{probability:.0%}"]
         for number, (example, answer, probability) in enumerate(wrong[:SHOWN_ERRORS], 1)
     ]
-    count = f"{len(wrong):,} of {len(examples):,} validation rows are answered wrongly."
+    count = f"{len(wrong):,} of {len(examples):,} validation rows are wrong."
     columns = ["Row", "Text", "Target", "Answer", "Probability"]
     listing = table(
         "Examples it gets wrong", columns, rows, numbers=[4], class_="texts", titled=True

@@ -74,7 +74,7 @@ def _upload_form(most: int) -> Html:
         field("A file of rows", file, "file", f"{kinds}, with a header, up to {size}"),
         field("Rows", rows, "rows", "The file's rows appear here; or paste some."),
         element("input", type="hidden", name="file", id="file-name"),
-        element("button", "Look at the rows", type="submit"),
+        element("button", "Preview rows", type="submit"),
         element("div", id="problem"),
         method="post",
         action=PATH,
@@ -174,7 +174,7 @@ def _status(run: TuningRun) -> str:
     if run.state == "done":
         return run.note if best is None else f"{run.note} Its {run.metric} is {best:.1f}."
     if run.state == "failed":
-        return "The run left no prompt."
+        return "The run produced no prompt."
     if not run.steps:
         return f"{capitalized(run.messages[-1])} …" if run.messages else "Starting …"
     left = run.seconds_left

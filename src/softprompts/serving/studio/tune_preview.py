@@ -89,7 +89,7 @@ def _settings(studio: Studio, visit: Visit, run: TuningRun, columns: Columns) ->
         "task": task.plain(),
     }
     if not is_number(steps):
-        raise UserError(f"The steps are {steps[:100]!r}; they must be a number.")
+        raise UserError(f"Steps is {steps[:100]!r}; it must be a number.")
     settings |= {"steps": int(steps), "evaluate_every": max(1, int(steps) // EVALUATIONS)}
     if source and source != NEW:
         path = studio.engine.prompt(source).card.path
@@ -137,8 +137,8 @@ async def _cost(studio: Studio, visit: Visit, config: RunConfig, task: Task) -> 
     ]
     warning = doubtful_classes(task)
     return section(
-        "What it will take",
-        table("What it will take", ["What", "Value"], facts, class_="facts", titled=True),
+        "Estimate",
+        table("Estimate", ["What", "Value"], facts, class_="facts", titled=True),
         notice(warning) if warning else None,
     )
 
