@@ -59,7 +59,7 @@ class TuningConfig(Settings):
     """Rows per batch of a run."""
 
     accumulate: int = option(1, minimum=1)
-    """Forward passes in one optimiser step."""
+    """Batches in one optimiser step."""
 
     dropout: float = option(0.0, minimum=0, exclusiveMaximum=1)
     """Dropout inside the frozen model during training."""
