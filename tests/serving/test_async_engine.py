@@ -278,7 +278,7 @@ def test_refusals_say_why() -> None:
         await fails(engine.classify("free", "x"), NotAClassifier, "has no labels")
         await fails(engine.classify("mood", 3), BadRequest, "Question 1 is 3")  # type: ignore[arg-type]
         await fails(engine.classify("mood", {"body": "x"}), BadRequest, "no column 'text'")
-        await fails(engine.classify("mood", "x" * 2000), TooLong, "2000 characters")
+        await fails(engine.classify("mood", "x" * 2000), TooLong, "2,000 characters")
         await fails(generate(max_tokens=65), TooLong, "64 tokens, not 65")
         await fails(generate(temperature=-1), BadRequest, "temperature is -1")
         await fails(generate(top_p=2), BadRequest, "from 0 to 1")
@@ -484,7 +484,8 @@ def test_short_rows_share_a_pass_though_long_ones_need_their_own() -> None:
     engine = AsyncEngine(backbone, prompts={"free": tuned(backbone, 7, [], length=3)})
     bank = ServedBank(engine.worker.tier, [engine.store.load("free")], 0)
     queries = [(0, [5] * length) for length in (10,) * 20 + (97,) + (10,) * 20]
-    passes = [rows for _, rows in bank.split(queries, Limits(batch_tokens=400))]
+    sizes = [3 + len(row) for _, row in queries]
+    passes = [rows for _, rows in bank.split(queries, sizes, Limits(batch_tokens=400))]
     assert [len(rows) for rows in passes] == [4, 400 // 13, 7]
     assert passes[0][0] == 20
     assert sorted(row for rows in passes for row in rows) == list(range(41))
@@ -563,6 +564,45 @@ def test_a_search_ranks_prompts_by_how_well_they_predict_examples(kind: str) -> 
             await engine.search([{"body": "x"}])
 
     run(backbone, prompts, ask)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": "ok", "label": "x " * 6000}, "target of row 2 has 12,001 tokens; at most 512"),
+        ({"text": "ok", "label": "x " * 60000}, "target of row 2 has 119,999 characters; at most"),
+        ({"text": "x " * 60000, "label": "ok"}, "text of row 2 has 119,999 characters; at most"),
+    ],
+)
+def test_a_search_has_the_limits_of_other_requests(row: dict[str, str], message: str) -> None:
+    backbone = random_model("t5")
+
+    async def ask(engine: AsyncEngine) -> None:
+        for search in (engine.search, engine.embed):
+            with pytest.raises(TooLong, match=message):
+                await search([{"text": "ok", "label": "ok"}, row])
+        assert engine.stats().rows == 0
+
+    run(backbone, {"free": tuned(backbone, 1, [], length=3)}, ask)
+
+
+def test_long_targets_do_not_share_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = random_model("t5")
+    scored: list[int] = []
+    score = ServedBank.score
+
+    def recorded(self: ServedBank, kind: Any, rows: Any, candidates: Any) -> Any:
+        scored.append(len(rows))
+        return score(self, kind, rows, candidates)
+
+    monkeypatch.setattr(ServedBank, "score", recorded)
+    rows = [{"text": "good", "label": "food " * 50}] * 4
+
+    async def ask(engine: AsyncEngine) -> None:
+        await engine.search(rows)
+        assert scored == [1] * 4
+
+    run(backbone, {"free": tuned(backbone, 1, [], length=3)}, ask, batch_tokens=100)
 
 
 def test_chat_prompts_and_plain_ones_share_an_engine() -> None:

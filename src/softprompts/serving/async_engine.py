@@ -305,11 +305,7 @@ class AsyncEngine:
                 "question each."
             )
         text = inputs[0] if conversation is None else conversation.ending(inputs[0])
-        if len(text) > self.limits.max_characters:
-            raise TooLong(
-                f"The question has {len(text)} characters; "
-                f"at most {self.limits.max_characters} are allowed."
-            )
+        self.limits.check_length(text, "text 1")
         flow = f"prompt {name}" if tenant is None else f"tenant {tenant}"
         return Job(prompt, text, flow, priority, deadline, ignore)
 
@@ -388,8 +384,7 @@ class AsyncEngine:
         deadline = self._deadline(timeout)
         if names is None:
             names = await asyncio.to_thread(self.names)
-        at_a_time = max(1, self.limits.queue // 2 // max(1, len(rows)))
-        return await all_fits(rows, names, self._load, self.result, deadline, at_a_time)
+        return await all_fits(rows, names, self._load, self.result, deadline, self.limits)
 
     # -- counts ------------------------------------------------------------------------------------
 

@@ -28,11 +28,11 @@ class Limits:
     slots: int = 128
     """Answers that are generated at a time."""
     max_tokens: int = 512
-    """Tokens of a generated answer."""
+    """Tokens of a generated answer, or of a target in a search."""
     max_choices: int = 16
     """Answers to one question (`n`)."""
     max_characters: int = 100_000
-    """Characters of a question."""
+    """Characters of a question, or of a target in a search."""
     truncate: bool = True
     """Truncate long texts as `predict` does; otherwise they are refused with `TooLong`."""
     timeout: float | None = 60.0
@@ -45,6 +45,12 @@ class Limits:
     """Keys and values of prompts that a decoder-only model has read."""
     cache_bytes: int = 8192 * MIB
     """Keys and values of the answers that are being generated."""
+
+    def check_length(self, text: str, what: str) -> None:
+        if len(text) > self.max_characters:
+            raise TooLong(
+                f"{what} has {len(text):,} characters; at most {self.max_characters:,} are allowed."
+            )
 
 
 @dataclass(frozen=True)

@@ -270,7 +270,8 @@ class Api:
         if form is not None and len(questions) > 1:  # the engine sees one, and cannot say which
             for number, question in enumerate(questions, 1):
                 values = {columns[0]: question} if isinstance(question, str) else question
-                form.inputs(Row(values, f"text {number}"))
+                for text in form.inputs(Row(values, f"text {number}")):
+                    self.engine.limits.check_length(text, f"text {number}")
         return questions
 
 
