@@ -199,6 +199,11 @@ def test_log_probabilities_have_both_shapes(client: OpenAI, all_prompts: dict[st
         tops, tokens = logs_of_sample.top_logprobs or [], logs_of_sample.tokens or []
         assert all(token in top for token, top in zip(tokens, tops, strict=True))
         assert max(map(len, tops)) == 2, "the likeliest token, and the one that was drawn"
+    for choice in sample.choices:
+        assert choice.logprobs is not None
+        offsets, tokens = choice.logprobs.text_offset or [], choice.logprobs.tokens or []
+        for offset, token in list(zip(offsets, tokens, strict=True))[1:]:
+            assert choice.text[offset:].startswith(token.rstrip())
     messages: Any = [{"role": "user", "content": TEXTS[0]}]
     chat = client.chat.completions.create(
         model="free", messages=messages, max_tokens=4, logprobs=True, top_logprobs=2

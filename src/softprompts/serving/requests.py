@@ -1,6 +1,6 @@
 """What is asked of an `AsyncEngine`, what it answers, and how it refuses. No torch here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -63,8 +63,8 @@ class Sampling:
     top_p: float = 1.0
     seed: int | None = None
     """The same seed gives the same answer, whatever else is in the batch."""
-    stop: tuple[str, ...] = ()
-    """Texts that end an answer; they are not part of it."""
+    stop: str | Sequence[str] = ()
+    """Texts, or one text, that end an answer; they are not part of it."""
     n: int = 1
     """Answers to the question."""
     logprobs: int | None = None
@@ -207,7 +207,7 @@ class DeadlineExceeded(RequestError):  # noqa: N818
 
 
 class Closed(RequestError):  # noqa: N818
-    """The engine accepts no more requests."""
+    """The engine accepts no requests: it is shutting down, or was never started."""
 
 
 class Stopped(RequestError):  # noqa: N818

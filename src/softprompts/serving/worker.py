@@ -100,6 +100,8 @@ class Worker:
                 raise Stopped(STOPPED)
             if self._closing:
                 raise Closed("The engine is shutting down and takes no more requests.")
+            if self.thread.ident is None:
+                raise Closed("The engine is not started; use it inside `async with`.")
             waiting = self.waiting
             if waiting >= self.limits.queue:
                 self.refused += 1
