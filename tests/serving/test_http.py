@@ -342,13 +342,14 @@ def test_a_stream_times_out_while_the_model_is_at_work(
     before, began = server.engine.stats(), time.monotonic()
     body = {"model": "free", "prompt": "x", "temperature": 2, "seed": 1, "max_tokens": 64}
     url = f"{server.base_url}/completions"
-    status, text, _ = ask(url, {**body, "stream": True, "timeout": 0.5})
+    status, text, got = ask(url, {**body, "stream": True, "timeout": 0.5})
     after, seconds = server.engine.stats(), time.monotonic() - began
     finished.set()
     assert status == 200
     assert seconds < 10
     *_, error, end = text.split("\n\n")
     assert ('"code": "timeout"' in error, end) == (True, "")
+    assert server.wait_for_line(request_id=got["x-request-id"])["status"] == 504
     assert (after.expired, after.cancelled) == (before.expired + 1, before.cancelled)
 
 
@@ -359,8 +360,8 @@ def test_a_stream_times_out_while_the_model_is_at_work(
         ({"temprature": 1}, "There is no parameter 'temprature'; did you mean temperature?"),
         ({"best_of": 4}, "The parameter best_of is not supported; leave it out."),
         ({"prompt": [[1, 2]]}, "prompt must be a text, an object with columns, or a list"),
-        ({"prompt": []}, "A request has from 1 to 256 inputs, and this one has 0; send some."),
-        ({"prompt": ["x"] * 257}, "from 1 to 256 inputs, and this one has 257; split it."),
+        ({"prompt": []}, "A request needs inputs, and this one has none; send some."),
+        ({"prompt": ["x"] * 257}, "has at most 256 inputs, and this one has 257; split it."),
         ({"prompt": ""}, "the column 'text' is empty"),
         ({"prompt": ["a", "b", ""]}, "text 3: the column 'text' is empty"),
         ({"prompt": [{"text": "x"}, {"txt": "y"}]}, "text 2 has no column 'text'"),

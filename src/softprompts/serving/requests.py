@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 MOST_LOGPROBS = 20
+UNKNOWN_PROMPT, TOO_MANY = "model_not_found", "too_many_inputs"
+"""The codes of the HTTP errors that our client handles."""
 
 
 @dataclass(frozen=True)
