@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from softprompts.backbone import Backbone
+from softprompts.errors import UserError
 from softprompts.library.library import Library
 from softprompts.serving.async_engine import AsyncEngine
 from softprompts.serving.device_tier import ServedBank
@@ -204,8 +205,8 @@ def test_streamed_pieces_add_up_stop_in_time_and_report_log_probabilities() -> N
         for token in tokens:
             assert token.top[0] == (token.token, token.logprob), "greedy: the most probable"
             assert token.top[1][1] <= token.logprob <= 0
-        for stream in (True, False):
-            stopped = await pieces(engine, stop=(stop, "never"), stream=stream)
+        for stops, stream in (((stop, "never"), True), ((stop, "never"), False), (stop, True)):
+            stopped = await pieces(engine, stop=stops, stream=stream)
             assert "".join(p.text for p in stopped) == whole[: whole.index(stop)].rstrip()
             assert stopped[-1].finish_reason == "stop"
 
@@ -240,10 +241,12 @@ def test_a_seed_gives_the_same_sample_whatever_is_in_the_batch(kind: str) -> Non
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, [0.6, 0.3, 0.1]),
-        ({"top_p": 0.8}, [2 / 3, 1 / 3, 0]),
-        ({"temperature": 0.5}, [36 / 46, 9 / 46, 1 / 46]),
-        ({"temperature": 0.0}, [1, 0, 0]),
+        ({}, [0.3, 0.6, 0.1]),
+        ({"top_p": 0.8}, [1 / 3, 2 / 3, 0]),
+        ({"temperature": 0.5}, [9 / 46, 36 / 46, 1 / 46]),
+        ({"temperature": 0.0}, [0, 1, 0]),
+        ({"temperature": 1e-320}, [0, 1, 0]),
+        ({"top_p": 0.0}, [0, 1, 0]),
     ],
 )
 def test_samples_follow_the_probabilities(
@@ -254,7 +257,7 @@ def test_samples_follow_the_probabilities(
     job = Job(store.load("free"), "", "", 0, None, print)
     sampling: Any = {"temperature": 1.0, **settings}
     answers = [Answer(job, Sampling(seed=seed, **sampling), 0) for seed in range(3000)]
-    logits = torch.tensor([0.6, 0.3, 0.1]).log().expand(len(answers), -1)
+    logits = torch.tensor([0.3, 0.6, 0.1]).log().expand(len(answers), -1)
     tokens = [token for token, _ in next_tokens(logits, answers)]
     shares = [tokens.count(token) / len(tokens) for token in range(3)]
     assert shares == pytest.approx(expected, abs=0.03)
@@ -278,12 +281,15 @@ def test_refusals_say_why() -> None:
         await fails(engine.classify("free", "x"), NotAClassifier, "has no labels")
         await fails(engine.classify("mood", 3), BadRequest, "Question 1 is 3")  # type: ignore[arg-type]
         await fails(engine.classify("mood", {"body": "x"}), BadRequest, "no column 'text'")
-        await fails(engine.classify("mood", "x" * 2000), TooLong, "2000 characters")
+        await fails(engine.classify("mood", "x" * 2000), TooLong, "2,000 characters")
         await fails(generate(max_tokens=65), TooLong, "64 tokens, not 65")
         await fails(generate(temperature=-1), BadRequest, "temperature is -1")
         await fails(generate(top_p=2), BadRequest, "from 0 to 1")
         await fails(generate(n=99), BadRequest, "n is 99")
         await fails(generate(stop=("",)), BadRequest, "stop")
+        await fails(generate(stop=(1,)), BadRequest, r"stop is \(1,\); it must be texts")
+        await fails(generate(n=1.5), BadRequest, "n is 1.5; it must be a whole number")
+        await fails(generate(temperature="1"), BadRequest, "temperature is '1'; it must be a num")
         assert engine.stats().requests == 0
 
     run(backbone, prompts, ask, max_characters=1000, max_tokens=64)
@@ -484,7 +490,8 @@ def test_short_rows_share_a_pass_though_long_ones_need_their_own() -> None:
     engine = AsyncEngine(backbone, prompts={"free": tuned(backbone, 7, [], length=3)})
     bank = ServedBank(engine.worker.tier, [engine.store.load("free")], 0)
     queries = [(0, [5] * length) for length in (10,) * 20 + (97,) + (10,) * 20]
-    passes = [rows for _, rows in bank.split(queries, Limits(batch_tokens=400))]
+    sizes = [3 + len(row) for _, row in queries]
+    passes = [rows for _, rows in bank.split(queries, sizes, Limits(batch_tokens=400))]
     assert [len(rows) for rows in passes] == [4, 400 // 13, 7]
     assert passes[0][0] == 20
     assert sorted(row for rows in passes for row in rows) == list(range(41))
@@ -509,6 +516,21 @@ def test_closing_finishes_what_was_taken_or_gives_it_up() -> None:
     assert asyncio.run(main(finish=True)) == prompts["free"].predict(TEXTS)
     given_up = asyncio.run(main(finish=False))
     assert any(isinstance(answer, Closed) for answer in given_up)
+
+
+def test_an_engine_is_started_once_before_it_is_asked() -> None:
+    backbone = random_model("t5")
+
+    async def main() -> None:
+        engine = AsyncEngine(backbone, prompts={"mood": tuned(backbone, 1, MOODS)})
+        with pytest.raises(Closed, match="The engine is not started"):
+            await engine.classify("mood", "x")
+        async with engine:
+            await engine.classify("mood", "x")
+        with pytest.raises(UserError, match="can be started only once; create another one"):
+            await engine.start()
+
+    asyncio.run(main())
 
 
 def test_one_busy_tenant_does_not_starve_another() -> None:
@@ -563,6 +585,45 @@ def test_a_search_ranks_prompts_by_how_well_they_predict_examples(kind: str) -> 
             await engine.search([{"body": "x"}])
 
     run(backbone, prompts, ask)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": "ok", "label": "x " * 6000}, "target of row 2 has 12,001 tokens; at most 512"),
+        ({"text": "ok", "label": "x " * 60000}, "target of row 2 has 119,999 characters; at most"),
+        ({"text": "x " * 60000, "label": "ok"}, "text of row 2 has 119,999 characters; at most"),
+    ],
+)
+def test_a_search_has_the_limits_of_other_requests(row: dict[str, str], message: str) -> None:
+    backbone = random_model("t5")
+
+    async def ask(engine: AsyncEngine) -> None:
+        for search in (engine.search, engine.embed):
+            with pytest.raises(TooLong, match=message):
+                await search([{"text": "ok", "label": "ok"}, row])
+        assert engine.stats().rows == 0
+
+    run(backbone, {"free": tuned(backbone, 1, [], length=3)}, ask)
+
+
+def test_long_targets_do_not_share_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = random_model("t5")
+    scored: list[int] = []
+    score = ServedBank.score
+
+    def recorded(self: ServedBank, kind: Any, rows: Any, candidates: Any) -> Any:
+        scored.append(len(rows))
+        return score(self, kind, rows, candidates)
+
+    monkeypatch.setattr(ServedBank, "score", recorded)
+    rows = [{"text": "good", "label": "food " * 50}] * 4
+
+    async def ask(engine: AsyncEngine) -> None:
+        await engine.search(rows)
+        assert scored == [1] * 4
+
+    run(backbone, {"free": tuned(backbone, 1, [], length=3)}, ask, batch_tokens=100)
 
 
 def test_chat_prompts_and_plain_ones_share_an_engine() -> None:

@@ -199,6 +199,11 @@ def test_log_probabilities_have_both_shapes(client: OpenAI, all_prompts: dict[st
         tops, tokens = logs_of_sample.top_logprobs or [], logs_of_sample.tokens or []
         assert all(token in top for token, top in zip(tokens, tops, strict=True))
         assert max(map(len, tops)) == 2, "the likeliest token, and the one that was drawn"
+    for choice in sample.choices:
+        assert choice.logprobs is not None
+        offsets, tokens = choice.logprobs.text_offset or [], choice.logprobs.tokens or []
+        for offset, token in list(zip(offsets, tokens, strict=True))[1:]:
+            assert choice.text[offset:].startswith(token.rstrip())
     messages: Any = [{"role": "user", "content": TEXTS[0]}]
     chat = client.chat.completions.create(
         model="free", messages=messages, max_tokens=4, logprobs=True, top_logprobs=2
@@ -337,13 +342,14 @@ def test_a_stream_times_out_while_the_model_is_at_work(
     before, began = server.engine.stats(), time.monotonic()
     body = {"model": "free", "prompt": "x", "temperature": 2, "seed": 1, "max_tokens": 64}
     url = f"{server.base_url}/completions"
-    status, text, _ = ask(url, {**body, "stream": True, "timeout": 0.5})
+    status, text, got = ask(url, {**body, "stream": True, "timeout": 0.5})
     after, seconds = server.engine.stats(), time.monotonic() - began
     finished.set()
     assert status == 200
     assert seconds < 10
     *_, error, end = text.split("\n\n")
     assert ('"code": "timeout"' in error, end) == (True, "")
+    assert server.wait_for_line(request_id=got["x-request-id"])["status"] == 504
     assert (after.expired, after.cancelled) == (before.expired + 1, before.cancelled)
 
 
@@ -354,8 +360,8 @@ def test_a_stream_times_out_while_the_model_is_at_work(
         ({"temprature": 1}, "There is no parameter 'temprature'; did you mean temperature?"),
         ({"best_of": 4}, "The parameter best_of is not supported; leave it out."),
         ({"prompt": [[1, 2]]}, "prompt must be a text, an object with columns, or a list"),
-        ({"prompt": []}, "A request has from 1 to 256 inputs, and this one has 0; send some."),
-        ({"prompt": ["x"] * 257}, "from 1 to 256 inputs, and this one has 257; split it."),
+        ({"prompt": []}, "A request needs inputs, and this one has none; send some."),
+        ({"prompt": ["x"] * 257}, "has at most 256 inputs, and this one has 257; split it."),
         ({"prompt": ""}, "the column 'text' is empty"),
         ({"prompt": ["a", "b", ""]}, "text 3: the column 'text' is empty"),
         ({"prompt": [{"text": "x"}, {"txt": "y"}]}, "text 2 has no column 'text'"),
@@ -363,7 +369,8 @@ def test_a_stream_times_out_while_the_model_is_at_work(
         ({"prompt": {}}, "has no column 'text'; its columns are none."),
         ({"max_tokens": 0}, "max_tokens: input should be greater than or equal to 1."),
         ({"max_tokens": 513}, "An answer may have at most 512 tokens, not 513."),
-        ({"prompt": "x" * 100_001}, "The question has 100001 characters"),
+        ({"prompt": "x" * 100_001}, "text 1 has 100,001 characters; at most 100,000"),
+        ({"prompt": ["a", "b", "c " * 60000]}, "text 3 has 119,999 characters; at most 100,000"),
         ({"n": 17}, "n is 17; it must be from 1 to 16."),
         ({"n": 10**400}, "n: input should be less than 2147483648."),
         ({"n": "2"}, "n: input should be a valid integer."),

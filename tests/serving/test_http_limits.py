@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -156,6 +157,7 @@ def test_a_broken_prompt_is_named_in_the_log_only(
             assert status == 404
             assert str(library) not in json.dumps(reply)
             assert "the server's log says why" in reply["error"]["message"]
+            assert reply["error"]["code"] == "model_broken"
         listed = ask(f"{server.base_url}/models")[1]["data"]
         assert [model["id"] for model in listed] == ["free", "mood", "team-mood"]
         warning = server.wait_for_line(level="warning")
@@ -249,16 +251,39 @@ def test_a_body_that_comes_too_slowly_is_refused(tiny: Backbone, library: Path) 
     assert "did not arrive in time; send it again." in reply
 
 
-def test_a_full_queue_says_when_to_come_back(server: Running) -> None:
+def test_a_full_queue_says_when_to_come_back(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = server.engine.worker
+    monkeypatch.setattr(worker, "limits", replace(worker.limits, queue=0))
     with (
         OpenAI(base_url=server.base_url, api_key=ALL, max_retries=0) as client,
         pytest.raises(openai.RateLimitError) as caught,
     ):
-        client.completions.create(model="free", prompt=["good food"] * 200)
+        client.completions.create(model="free", prompt=["good food"] * 8)
+    monkeypatch.undo()
     assert int(caught.value.response.headers["retry-after"]) >= 1
     wait_until(lambda: server.engine.stats().waiting == server.engine.stats().decoding == 0)
     with OpenAI(base_url=server.base_url, api_key=ALL, max_retries=0) as client:
         assert client.completions.create(model="mood", prompt="x").choices[0].text in MOODS
+
+
+def test_a_request_that_no_queue_can_take_is_refused_for_good(server: Running) -> None:
+    body = {"model": "free", "prompt": ["good food"] * 9}
+    status, reply, _ = ask(f"{server.base_url}/completions", body, bearer(ALL))
+    assert (status, reply["error"]["code"]) == (400, "too_many_inputs")
+    assert reply["error"]["message"] == (
+        "A request has at most 8 inputs, and this one has 9; split it."
+    )
+
+
+def test_an_error_quotes_the_start_of_a_request_as_valid_unicode(server: Running) -> None:
+    body = {"model": "mood", "prompt": {"\ud800" + "x" * 40_000: "x"}}
+    status, reply, _ = ask(f"{server.base_url}/completions", body, bearer(ALL))
+    assert status == 400
+    message = reply["error"]["message"]
+    assert message.startswith("text 1 has no column 'text'; its columns are \\ud800xx")
+    assert len(message) < 1100
 
 
 def test_a_request_has_its_time(tiny: Backbone, library: Path) -> None:
@@ -466,7 +491,7 @@ def test_a_server_whose_worker_died_says_so(
 def test_grace_has_an_end(tiny: Backbone, library: Path) -> None:
     body: Any = {"model": "free", "prompt": "x", "max_tokens": 512, "temperature": 2, "seed": 1}
     replies: list[Any] = []
-    settings = ServeSettings(grace=1, max_tokens=5000)
+    settings = ServeSettings(grace=0.5, max_tokens=5000)
     engine = AsyncEngine(tiny, library, limits=limits_of(settings))
 
     def read(url: str) -> None:
@@ -483,7 +508,10 @@ def test_grace_has_an_end(tiny: Backbone, library: Path) -> None:
     asking.join(10)
     assert time.monotonic() - began < 6
     assert not engine.running
-    assert "[DONE]" not in str(replies)
+    ((status, text, _),) = replies
+    *_, error, end = text.split("\n\n")
+    assert (status, '"code": "shutting_down"' in error, end) == (200, True, "")
+    assert server.wait_for_line(event="request")["status"] == 503
 
 
 def test_a_stop_finishes_what_was_taken(tiny: Backbone, library: Path) -> None:

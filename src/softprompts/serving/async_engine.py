@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -90,6 +91,8 @@ class AsyncEngine:
 
     async def start(self) -> "AsyncEngine":
         """Start serving. The prompts' cards are checked meanwhile, so that listing is quick."""
+        if self.worker.thread.ident is not None:
+            raise UserError("An engine can be started only once; create another one.")
         self._loop = asyncio.get_running_loop()
         self.worker.thread.start()
         self._loaders.submit(self.store.names)
@@ -254,14 +257,17 @@ class AsyncEngine:
         if not self.backbone.generates:
             raise BadRequest(f"{self.backbone.name} cannot generate text; ask for labels instead.")
         most = min(self.limits.max_choices, self.limits.slots)
-        ranges: list[tuple[str, float | None, float, float]] = [
-            ("max_tokens", sampling.max_tokens, 1, math.inf),
-            ("temperature", sampling.temperature, 0, 100),
-            ("top_p", sampling.top_p, 0, 1),
-            ("n", sampling.n, 1, most),
-            ("logprobs", sampling.logprobs, 0, MOST_LOGPROBS),
+        ranges: list[tuple[str, float | None, type, float, float]] = [
+            ("max_tokens", sampling.max_tokens, int, 1, math.inf),
+            ("temperature", sampling.temperature, Real, 0, 100),
+            ("top_p", sampling.top_p, Real, 0, 1),
+            ("n", sampling.n, int, 1, most),
+            ("logprobs", sampling.logprobs, int, 0, MOST_LOGPROBS),
         ]
-        for name, value, low, high in ranges:
+        for name, value, kind, low, high in ranges:
+            if value is not None and not isinstance(value, kind):
+                number = "whole number" if kind is int else "number"
+                raise BadRequest(f"{name} is {value!r}; it must be a {number}.")
             if value is not None and not low <= value <= high:
                 above = f"to {high:g}" if high < math.inf else "on"
                 raise BadRequest(f"{name} is {value}; it must be from {low:g} {above}.")
@@ -270,10 +276,11 @@ class AsyncEngine:
                 f"An answer may have at most {self.limits.max_tokens} tokens, not "
                 f"{sampling.max_tokens}."
             )
-        if not all(sampling.stop):
-            raise BadRequest("An empty text cannot stop an answer; leave it out of stop.")
+        stop = (sampling.stop,) if isinstance(sampling.stop, str) else tuple(sampling.stop)
+        if not all(isinstance(text, str) and text for text in stop):
+            raise BadRequest(f"stop is {sampling.stop!r}; it must be texts that are not empty.")
         seed = random.getrandbits(64) if sampling.seed is None else sampling.seed
-        return replace(sampling, seed=seed)
+        return replace(sampling, seed=seed, stop=stop)
 
     async def _job(
         self,
@@ -305,11 +312,7 @@ class AsyncEngine:
                 "question each."
             )
         text = inputs[0] if conversation is None else conversation.ending(inputs[0])
-        if len(text) > self.limits.max_characters:
-            raise TooLong(
-                f"The question has {len(text)} characters; "
-                f"at most {self.limits.max_characters} are allowed."
-            )
+        self.limits.check_length(text, "text 1")
         flow = f"prompt {name}" if tenant is None else f"tenant {tenant}"
         return Job(prompt, text, flow, priority, deadline, ignore)
 
@@ -388,8 +391,7 @@ class AsyncEngine:
         deadline = self._deadline(timeout)
         if names is None:
             names = await asyncio.to_thread(self.names)
-        at_a_time = max(1, self.limits.queue // 2 // max(1, len(rows)))
-        return await all_fits(rows, names, self._load, self.result, deadline, at_a_time)
+        return await all_fits(rows, names, self._load, self.result, deadline, self.limits)
 
     # -- counts ------------------------------------------------------------------------------------
 

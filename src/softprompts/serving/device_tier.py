@@ -146,14 +146,13 @@ class ServedBank(PromptBank):
         """The router's probabilities for the rows of the last batch that have a router."""
 
     def split(
-        self, queries: Sequence[Query], limits: Limits
+        self, queries: Sequence[Query], sizes: Sequence[int], limits: Limits
     ) -> Iterator[tuple[BatchKind, list[int]]]:
-        """All rows once, in batches of one kind within the limits."""
-        lengths = [self.predictors[n].prompt.config.length + len(row) for n, row in queries]
+        """All rows once, in batches of one kind within the limits; `sizes` are their tokens."""
         scoring = ["labels"] * len(queries)
         for kind, batch in self._batches(queries, scoring, limits.batch_rows):
-            while batch:  # the longest row is the first, and more of the shorter ones fit
-                most = max(1, limits.batch_tokens // lengths[batch[0]])
+            while batch:  # the longest texts are the first, and more of the shorter ones fit
+                most = max(1, limits.batch_tokens // max(sizes[index] for index in batch))
                 if self.tier.recording is not None:  # whose passes have a power of two
                     most = 1 << (most.bit_length() - 1)
                 yield kind, batch[:most]

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from ..errors import UserError
-from ..tasks import Row
+from ..tasks import Example, Row, TextFormat
 from ..tuning.evaluate import label_ids
 from .concurrency import together
 from .jobs import Job, Message, ignore, seconds_left
 from .prompt_store import LoadedPrompt
-from .requests import BadRequest, DeadlineExceeded, Fit, QueueFull
+from .requests import BadRequest, DeadlineExceeded, Fit, Limits, QueueFull, TooLong
 
 PRIORITY = -1
 """A search uses all prompts, so requests for one prompt go first."""
@@ -24,18 +24,18 @@ async def all_fits(
     load: Load,
     ask: Ask,
     deadline: float | None,
-    at_a_time: int,
+    limits: Limits,
 ) -> list[tuple[Fit, float]]:
     """The named prompts that can read the rows, the best first, each with the log-probability of
-    all targets; `at_a_time` prompts are asked at a time."""
+    all targets. They take up to half of the queue."""
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         raise BadRequest("A search needs labelled rows, such as {'text': ..., 'label': ...}.")
-    turn, asked = asyncio.Semaphore(at_a_time), 0
+    turn, asked = asyncio.Semaphore(max(1, limits.queue // 2 // len(rows))), 0
 
     async def fit(name: str) -> tuple[Fit, float] | None:
         nonlocal asked
         async with turn:
-            found = await _fit(name, rows, load, ask, deadline)
+            found = await _fit(name, rows, load, ask, deadline, limits)
         asked += 1
         return found
 
@@ -59,24 +59,53 @@ async def _fit(
     load: Load,
     ask: Ask,
     deadline: float | None,
+    limits: Limits,
 ) -> tuple[Fit, float] | None:
     """How well one prompt predicts the rows; None if it cannot read them."""
     try:
         prompt = await load(name)
-        form = prompt.tuned.form
-        read = [Row(dict(row), f"row {number}") for number, row in enumerate(rows, 1)]
-        examples = form.examples(read, split="validation")
-        targets = [example.target for example in examples]
-        ids = label_ids(prompt.predictor.backbone, targets, form.sentinel)
+        examples = _examples(prompt.tuned.form, rows, limits)
+        ids = _target_ids(prompt, examples, limits)
+    except TooLong:
+        raise
     except (UserError, ValueError):  # gone, other columns, or a target that it cannot answer
         return None
     jobs = [
         Job(prompt, example.input, "search", PRIORITY, deadline, ignore, target)
-        for example, target in zip(examples, ids, strict=True)
+        for (_, example), target in zip(examples, ids, strict=True)
     ]
     logs = await together(_patiently(ask, job) for job in jobs)
     total = sum(log for log in logs if isinstance(log, float))
     return Fit(name, total / sum(map(len, ids))), total
+
+
+def _examples(
+    form: TextFormat, rows: Sequence[Mapping[str, object]], limits: Limits
+) -> list[tuple[int, Example]]:
+    """The examples that a prompt reads the rows as, with the rows' numbers."""
+    examples = [
+        (number, example)
+        for number, row in enumerate(rows, 1)
+        for example in form.examples([Row(dict(row), f"row {number}")], split="validation")
+    ]
+    for number, example in examples:
+        limits.check_length(example.input, f"The text of row {number}")
+        limits.check_length(example.target, f"The target of row {number}")
+    return examples
+
+
+def _target_ids(
+    prompt: LoadedPrompt, examples: Sequence[tuple[int, Example]], limits: Limits
+) -> list[list[int]]:
+    targets = [example.target for _, example in examples]
+    ids = label_ids(prompt.predictor.backbone, targets, prompt.tuned.form.sentinel)
+    for (number, _), target in zip(examples, ids, strict=True):
+        if len(target) > limits.max_tokens:
+            raise TooLong(
+                f"The target of row {number} has {len(target):,} tokens; at most "
+                f"{limits.max_tokens:,} are allowed."
+            )
+    return ids
 
 
 async def _patiently(ask: Ask, job: Job) -> Message:

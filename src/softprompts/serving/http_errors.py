@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 
 from ..errors import UserError
 from .requests import (
+    UNKNOWN_PROMPT,
     BrokenPrompt,
     Closed,
     DeadlineExceeded,
@@ -20,6 +21,8 @@ from .requests import (
 
 GONE = 499
 """The status in logs of a request whose client disconnected; it is never sent."""
+MESSAGE_LIMIT = 1000
+"""Characters of an error's message."""
 TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -29,6 +32,8 @@ TYPES = {
 
 
 class HttpError(HTTPException):
+    """Its message may quote a request, so it is cut off, and made valid Unicode."""
+
     def __init__(
         self,
         status: int,
@@ -37,6 +42,9 @@ class HttpError(HTTPException):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        if len(message) > MESSAGE_LIMIT:
+            message = f"{message[:MESSAGE_LIMIT]} ..."
+        message = message.encode("utf-8", "backslashreplace").decode()
         super().__init__(status, message, dict(headers or {}))
         self.code, self.param = code, param
 
@@ -55,7 +63,7 @@ def unknown_prompt(name: str) -> HttpError:
     return HttpError(
         404,
         f"There is no prompt {name[:100]!r}; GET /v1/models lists the prompts.",
-        "model_not_found",
+        UNKNOWN_PROMPT,
         "model",
     )
 
@@ -67,7 +75,7 @@ def as_http(error: UserError, prompt: str = "") -> HttpError:
             return unknown_prompt(prompt)
         case BrokenPrompt():
             message = f"The prompt {prompt[:100]!r} cannot be used; the server's log says why."
-            return HttpError(404, message, "model_not_found", "model")
+            return HttpError(404, message, "model_broken", "model")
         case QueueFull():
             seconds = max(error.retry_after, 0.001)
             headers = {

@@ -54,6 +54,11 @@ class Job:
         return self.prompt.tuned.prompt.config.length + len(self.row)
 
     @property
+    def size(self) -> int:
+        """Tokens that a pass takes for it: of prompt, text and target."""
+        return self.tokens + len(self.target or ())
+
+    @property
     def max_tokens(self) -> int:
         if self.sampling is None or self.sampling.max_tokens is None:
             return self.prompt.predictor.answer_length

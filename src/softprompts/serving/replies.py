@@ -106,7 +106,7 @@ class Reply:
             top = [_chat_token(*pair) for pair in token.top]
             return {**_chat_token(token.token, token.logprob), "top_logprobs": top}
         offset = self._offsets[index]
-        self._offsets[index] += len(token.token)
+        self._offsets[index] += len(token.token if offset else token.token.lstrip())
         return {
             "tokens": token.token,
             "token_logprobs": token.logprob,

@@ -1,6 +1,6 @@
 """What is asked of an `AsyncEngine`, what it answers, and how it refuses. No torch here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 MOST_LOGPROBS = 20
+UNKNOWN_PROMPT, TOO_MANY = "model_not_found", "too_many_inputs"
+"""The codes of the HTTP errors that our client handles."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,11 @@ class Limits:
     slots: int = 128
     """Answers that are generated at a time."""
     max_tokens: int = 512
-    """Tokens of a generated answer."""
+    """Tokens of a generated answer, or of a target in a search."""
     max_choices: int = 16
     """Answers to one question (`n`)."""
     max_characters: int = 100_000
-    """Characters of a question."""
+    """Characters of a question, or of a target in a search."""
     truncate: bool = True
     """Truncate long texts as `predict` does; otherwise they are refused with `TooLong`."""
     timeout: float | None = 60.0
@@ -46,6 +48,12 @@ class Limits:
     cache_bytes: int = 8192 * MIB
     """Keys and values of the answers that are being generated."""
 
+    def check_length(self, text: str, what: str) -> None:
+        if len(text) > self.max_characters:
+            raise TooLong(
+                f"{what} has {len(text):,} characters; at most {self.max_characters:,} are allowed."
+            )
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -57,8 +65,8 @@ class Sampling:
     top_p: float = 1.0
     seed: int | None = None
     """The same seed gives the same answer, whatever else is in the batch."""
-    stop: tuple[str, ...] = ()
-    """Texts that end an answer; they are not part of it."""
+    stop: str | Sequence[str] = ()
+    """Texts, or one text, that end an answer; they are not part of it."""
     n: int = 1
     """Answers to the question."""
     logprobs: int | None = None
@@ -201,7 +209,7 @@ class DeadlineExceeded(RequestError):  # noqa: N818
 
 
 class Closed(RequestError):  # noqa: N818
-    """The engine accepts no more requests."""
+    """The engine accepts no requests: it is shutting down, or was never started."""
 
 
 class Stopped(RequestError):  # noqa: N818

@@ -45,12 +45,13 @@ def _sampled(logits: Tensor, answers: Sequence[Answer]) -> Tensor:
     ]
     columns = to_device(torch.tensor(settings, dtype=torch.float64), logits.device)
     temperature, top_p, noise = columns.unsqueeze(-1).unbind(1)
-    probabilities = (logits.double() / temperature).softmax(-1)
+    logits = logits.double() - logits.amax(-1, keepdim=True)  # no temperature makes them infinite
+    probabilities = (logits / temperature).softmax(-1)
     order = None
     if any(top < 1 for _, top, _ in settings):
         probabilities, order = probabilities.sort(dim=-1, descending=True, stable=True)
         before = probabilities.cumsum(-1) - probabilities
-        probabilities = probabilities * ((before < top_p) | (top_p >= 1))
+        probabilities = probabilities * ((before < top_p) | (before == 0) | (top_p >= 1))
     total = probabilities.cumsum(-1)
     drawn = (total <= noise * total[:, -1:]).sum(-1, keepdim=True)
     drawn = drawn.clamp(max=logits.shape[1] - 1)

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import math
 import os
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +42,12 @@ from .openai_api import (
     in_words,
 )
 from .replies import Json, Reply, classification, embeddings, model_details, model_entry
-from .requests import MIB, BadRequest, Limits, Piece, ServedPrompt
+from .requests import MIB, TOO_MANY, BadRequest, Limits, Piece, ServedPrompt
 from .studio import build as build_studio
 
 Pieces = AsyncGenerator[tuple[int, Piece]]
+FAREWELL = 2
+"""Seconds for the errors of requests that the server gives up at its end."""
 
 
 def limits_of(settings: ServeSettings) -> Limits:
@@ -112,7 +116,7 @@ class Api:
                 "model",
             )
         inputs = [body.input] if isinstance(body.input, str) else body.input
-        self._check_count(inputs)
+        self._check_count(inputs, self.settings.max_inputs)
         if isinstance(inputs[0], str):
             vectors = []
             for name in map(str, inputs):
@@ -127,7 +131,7 @@ class Api:
 
     async def search(self, body: SearchRequest, request: Request) -> Json:
         """The prompts that predict labelled rows best."""
-        self._check_count(body.rows)
+        self._check_count(body.rows, self.settings.max_inputs)
         key = exchange_of(request).key
         names = [n for n in await asyncio.to_thread(self.engine.names) if key.allows(n)]
         time = self._time(body, request)
@@ -200,10 +204,10 @@ class Api:
             exchange.status = GONE
             raise
         except UserError as error:
-            yield _event(as_http(error, exchange.prompt or "").body())
+            yield _failed(as_http(error, exchange.prompt or ""), exchange)
         except Exception as error:
             self.log.error("failed", error, request_id=exchange.request_id)
-            yield _event(failure(exchange).body())
+            yield _failed(failure(exchange), exchange)
         finally:
             self._count(reply, exchange)
 
@@ -249,15 +253,19 @@ class Api:
             raise BadRequest("The header X-Request-Timeout must be a positive number of seconds.")
         return min(body.timeout or header, header, self.settings.timeout)
 
-    def _check_count(self, inputs: Sequence[object]) -> None:
-        if not 0 < len(inputs) <= self.settings.max_inputs:
-            raise BadRequest(
-                f"A request has from 1 to {self.settings.max_inputs:,} inputs, and this one has "
-                f"{len(inputs):,}; {'split it' if inputs else 'send some'}."
+    def _check_count(self, inputs: Sequence[object], most: int) -> None:
+        if not inputs:
+            raise BadRequest("A request needs inputs, and this one has none; send some.")
+        if len(inputs) > most:
+            raise HttpError(
+                400,
+                f"A request has at most {most:,} inputs, and this one has {len(inputs):,}; "
+                "split it.",
+                TOO_MANY,
             )
 
     def _checked(self, questions: list[Question], served: ServedPrompt) -> list[Question]:
-        self._check_count(questions)
+        self._check_count(questions, min(self.settings.max_inputs, self.engine.limits.queue))
         form = served.card.task.form
         columns = [] if form is None else form.columns
         if len(columns) > 1 and any(isinstance(question, str) for question in questions):
@@ -268,12 +276,19 @@ class Api:
         if form is not None and len(questions) > 1:  # the engine sees one, and cannot say which
             for number, question in enumerate(questions, 1):
                 values = {columns[0]: question} if isinstance(question, str) else question
-                form.inputs(Row(values, f"text {number}"))
+                for text in form.inputs(Row(values, f"text {number}")):
+                    self.engine.limits.check_length(text, f"text {number}")
         return questions
 
 
 def _event(data: Json) -> str:
     return f"data: {json.dumps(data, ensure_ascii=True)}\n\n"
+
+
+def _failed(error: HttpError, exchange: Exchange) -> str:
+    """The last event of a stream that began with status 200; logs and metrics have the error's."""
+    exchange.status = error.status_code
+    return _event(error.body())
 
 
 def create_app(
@@ -330,7 +345,7 @@ def create_app(
         )
         app.include_router(studio)
     _add_error_handlers(app)
-    app.state.metrics = api.metrics
+    app.state.engine, app.state.metrics = engine, api.metrics
     app.add_middleware(
         Gate,
         keys=keys,
@@ -365,24 +380,37 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 class Server(uvicorn.Server):
-    """Calls a function once the server listens."""
+    """Calls a function once the server listens, and one when its grace has passed."""
 
     on_ready: Callable[[], object] | None = None
+
+    def __init__(self, config: uvicorn.Config, grace: float, on_late: Callable[[], object]) -> None:
+        super().__init__(config)
+        self.grace, self.on_late = grace, on_late
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started and self.on_ready is not None:
             self.on_ready()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        late = asyncio.get_running_loop().call_later(self.grace, self.on_late)
+        await super().shutdown(sockets)
+        late.cancel()
+
 
 def make_server(app: FastAPI, settings: ServeSettings) -> Server:
-    """A server of the application; `run(sockets=[...])` runs it until SIGTERM or SIGINT."""
+    """A server of the application; `run(sockets=[...])` runs it until SIGTERM or SIGINT.
+
+    Requests that are not finished in time end with an error, for which they have some seconds.
+    """
     config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         lifespan="on",
-        timeout_graceful_shutdown=max(1, int(settings.grace)),
+        timeout_graceful_shutdown=math.ceil(settings.grace) + FAREWELL,
         server_header=False,
     )
-    return Server(config)
+    give_up = partial(app.state.engine.worker.close, finish=False)
+    return Server(config, settings.grace, give_up)

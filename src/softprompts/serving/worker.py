@@ -100,6 +100,8 @@ class Worker:
                 raise Stopped(STOPPED)
             if self._closing:
                 raise Closed("The engine is shutting down and accepts no more requests.")
+            if self.thread.ident is None:
+                raise Closed("The engine is not started; use it inside `async with`.")
             waiting = self.waiting
             if waiting >= self.limits.queue:
                 self.refused += 1
@@ -287,7 +289,7 @@ class Worker:
                 self._fail([job], error)
                 continue
             queue = self._scoring if job.sampling is None else self._starting
-            queue.push(job, job.tenant, job.tokens, job.priority)
+            queue.push(job, job.tenant, job.size, job.priority)
 
     def _checked(self, job: Job, row: list[int]) -> list[int]:
         """A job's row, truncated as `predict` truncates it, if the model can process it. Of a
@@ -378,14 +380,14 @@ class Worker:
     def _time(self, note: Callable[[int, float], None], jobs: Sequence[Job], began: float) -> None:
         """Note how long passes took; not if one was recorded, which takes longer."""
         if self.tier.recorded_sizes == self._sizes:
-            note(sum(job.tokens for job in jobs), time.perf_counter() - began)
+            note(sum(job.size for job in jobs), time.perf_counter() - began)
 
     def _batches(self, jobs: list[Job], pace: Pace) -> Iterator[Batch]:
         """Jobs in batches that one pass can answer; what all of them take sets the pace."""
         began, self._sizes = time.perf_counter(), self.tier.recorded_sizes
         bank, numbers = self._bank(jobs)
         queries = [(number, job.row) for number, job in zip(numbers, jobs, strict=True)]
-        for kind, batch in bank.split(queries, self.limits):
+        for kind, batch in bank.split(queries, [job.size for job in jobs], self.limits):
             yield bank, kind, [queries[index] for index in batch], [jobs[index] for index in batch]
         self._time(pace.choose, jobs, began)
 
