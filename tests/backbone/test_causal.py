@@ -1,7 +1,10 @@
 """What is particular to the decoder-only family; test_families.py tests what all share."""
 
+from typing import Any
+
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -12,7 +15,7 @@ from softprompts.prompt.prompt import build_prompt
 from softprompts.tuning import Predictor
 
 from ..conftest import GOLDEN, golden
-from ..models import CAUSALS, random_causal, unpadded
+from ..models import CAUSALS, byte_tokenizer, random_causal, unpadded
 
 PEFT = golden("peft_causal_gpt2")
 
@@ -96,3 +99,46 @@ def test_the_target_counts_in_the_budget(backbone: Causal) -> None:
         ).budget
         == 60 - longest
     )
+
+
+def test_a_model_that_is_its_own_base_model() -> None:
+    """Llama 4 has no submodule of the name that transformers looks for."""
+    words = byte_tokenizer("<s>")
+    torch.manual_seed(0)
+    config = transformers.Llama4TextConfig(
+        vocab_size=400,
+        hidden_size=32,
+        intermediate_size=32,
+        intermediate_size_mlp=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=2,
+        pad_token_id=0,
+    )
+    backbone = Causal(AutoModelForCausalLM.from_config(config), words, "tiny-llama4")
+    text = backbone.embed_rows(backbone.tokenise(["never again", "what a lovely film"], 20))
+    prompt, targets = torch.randn(2, 4, 32), backbone.tokenise_targets(["good", "not good"])
+    losses = backbone.losses(prompt, text, targets).nll
+    scores = backbone.scores(prompt, text, targets)
+    torch.testing.assert_close(-losses, scores.diagonal(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        ({"max_position_embeddings": -1}, None),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 24}},
+            24,
+        ),
+    ],
+)
+def test_the_limit_on_tokens(settings: dict[str, Any], limit: int | None) -> None:
+    """Some configs have -1 for no limit; beyond longrope's original length, the longest row of a
+    batch determines the positions of all."""
+    backbone = random_causal("llama")
+    for name, value in settings.items():
+        setattr(backbone.model.config, name, value)
+    assert backbone.max_positions == limit

@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
@@ -14,7 +16,7 @@ from softprompts.backbone import Backbone, EncoderDecoder, Text, load_backbone
 from softprompts.errors import UserError
 
 from ..conftest import GOLDEN, golden
-from ..models import random_t5, unpadded
+from ..models import SIZES, TOKENS, random_t5, t5_tokenizer, unpadded
 
 PEFT = golden("peft_t5")
 
@@ -117,6 +119,40 @@ def test_bart_scales_its_embeddings_and_has_a_limit(bart: Backbone) -> None:
         bart.input_embeddings(ids), bart.embedding.weight[ids].detach() * 32**0.5
     )
     assert bart.max_positions == 128
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.SwitchTransformersConfig(
+            **SIZES, **TOKENS, num_experts=2, num_sparse_encoder_layers=1
+        ),
+        transformers.NllbMoeConfig(
+            **TOKENS | {"decoder_start_token_id": 1},
+            vocab_size=16128,
+            d_model=32,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_ffn_dim=32,
+            decoder_ffn_dim=32,
+            num_experts=2,
+            encoder_sparse_step=2,
+            decoder_sparse_step=2,
+        ),
+    ],
+    ids=["switch", "nllb"],
+)
+@torch.no_grad()
+def test_mixtures_of_experts_decode_with_their_cache(config: Any) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForSeq2SeqLM.from_config(config)
+    backbone = EncoderDecoder(model, t5_tokenizer(), "experts")
+    text = backbone.embed_rows(backbone.tokenise(["never again", "what a lovely film"], 20))
+    prompt, targets = torch.randn(2, 4, 32), backbone.tokenise_targets(["good", "not so good"])
+    scores = backbone.scores(prompt, text, targets)
+    for column, target in enumerate(targets):
+        losses = backbone.losses(prompt, text, [target] * 2).nll
+        torch.testing.assert_close(-losses, scores[:, column], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
-"""Clear errors for incomplete model folders."""
+"""Clear errors for incomplete model folders, and for models that cannot be backbones."""
 
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from softprompts.backbone import load_backbone
-from softprompts.backbone.load import resolve_device, resolve_dtype
+from softprompts.backbone.load import resolve_device, resolve_dtype, unsupported_reason
 from softprompts.errors import UserError
 
 from ..models import random_model
@@ -22,6 +24,36 @@ def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Path, kind: str) -> 
         UserError, match=r"tokenizer.*; use a copy of the model with its tokenizer files"
     ):
         load_backbone(str(tmp_path), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "why"),
+    [
+        ("funnel", {}, "whose output depends on padding"),
+        ("mobilebert", {}, "whose output depends on padding"),
+        ("nystromformer", {}, "whose output depends on padding"),
+        ("yoso", {}, "whose output depends on padding"),
+        ("mamba", {}, "no key-value cache"),
+        ("xlnet", {}, "no key-value cache"),
+        ("pegasus", {"scale_embedding": True}, "scales embeddings only if it looks them up"),
+        ("gemma3n_text", {}, "look up the token at every position"),
+        ("gemma4_text", {"hidden_size_per_layer_input": 16}, "the token at every position"),
+    ],
+)
+def test_a_model_whose_answers_would_be_wrong_is_refused(
+    model_type: str, settings: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    config = {"model_type": model_type, **settings}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        UserError, match=f"unsupported model type {model_type}, .*{why}.*; choose another model"
+    ):
+        load_backbone(str(tmp_path), device="cpu")
+
+
+def test_what_a_model_type_could_do_wrong_is_no_reason_if_it_does_not() -> None:
+    assert unsupported_reason(transformers.PegasusConfig(scale_embedding=False)) is None
+    assert unsupported_reason(transformers.Gemma4TextConfig(hidden_size_per_layer_input=0)) is None
 
 
 @pytest.mark.parametrize(

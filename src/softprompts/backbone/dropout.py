@@ -83,10 +83,11 @@ class RowDropout(TorchFunctionMode):
         scores = query @ key.transpose(-2, -1) * scale
         if is_causal:
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        lowest = torch.finfo(scores.dtype).min  # not -inf: a pad may attend to nothing
         if attn_mask is not None and attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, float("-inf"))
+            scores = scores.masked_fill(~attn_mask, lowest)
         elif attn_mask is not None:
-            scores = scores + attn_mask
+            scores = (scores + attn_mask).clamp(min=lowest)
         return self.drop(scores.softmax(-1)) @ value
 
     def drop(self, states: Tensor) -> Tensor:

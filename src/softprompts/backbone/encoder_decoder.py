@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from ..errors import UserError
 from .batch import Losses, Text, to_device
@@ -95,7 +95,7 @@ class EncoderDecoder(Generative):
 
     def extend(self, state: DecodingState, tokens: Tensor) -> Tensor:
         output = self.model(
-            encoder_outputs=BaseModelOutput(state.states),
+            encoder_outputs=MoeModelOutputWithPast(state.states),  # with Switch's router_logits
             attention_mask=state.mask,
             decoder_input_ids=tokens,
             past_key_values=state.cache,

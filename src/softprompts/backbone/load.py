@@ -21,7 +21,16 @@ from .backbone import DTYPES, Backbone
 from .families import FAMILIES, family_for
 from .quantized import QUANTIZED, quantize_model
 
-MIXES_PADS = frozenset({"convbert", "fnet", "prophetnet"})  # rows' outputs depend on their pads
+MIXES_PADS = frozenset(
+    {"convbert", "fnet", "funnel", "mobilebert", "nystromformer", "prophetnet", "yoso"}
+)
+"""Model types in which a row's output depends on its pads."""
+CACHELESS = frozenset(
+    {"falcon_mamba", "mamba", "mamba2", "openai-gpt", "recurrent_gemma", "rwkv", "xlnet", "xlstm"}
+)
+"""Model types without a key-value cache."""
+SCALES_IDS = frozenset({"blenderbot-small", "marian", "mvp", "pegasus"})
+"""Model types whose encoders may scale the embeddings of ids, but not embeddings they are given."""
 BUNDLED_MODELS = {"t5-tiny": Path(__file__).parent / "t5-tiny"}
 
 
@@ -141,12 +150,27 @@ def inspect_config(name: str, trust_remote_code: bool = False) -> tuple[type[Bac
                 f"{name} has the unsupported model type {config.model_type}; "
                 f"supported families: {', '.join(sorted(FAMILIES))}."
             )
-        if config.model_type in MIXES_PADS:
+        reason = unsupported_reason(config)
+        if reason is not None:
             raise UserError(
-                f"{name} is a {config.model_type} model, whose output depends on padding; "
+                f"{name} has the unsupported model type {config.model_type}, {reason}; "
                 "choose another model."
             )
     return family, config
+
+
+def unsupported_reason(config: Any) -> str | None:
+    """Why a model of a known family cannot be a backbone; None if it can."""
+    if config.model_type in MIXES_PADS:
+        return "whose output depends on padding"
+    if config.model_type in CACHELESS:
+        return "which has no key-value cache to decode with"
+    if config.model_type in SCALES_IDS and config.scale_embedding:
+        return "which scales embeddings only if it looks them up itself"
+    text_config = config if config.is_encoder_decoder else config.get_text_config()
+    if getattr(text_config, "hidden_size_per_layer_input", None):  # Gemma 3n, some of Gemma 4
+        return "whose layers look up the token at every position, and a prompt has none"
+    return None
 
 
 @contextmanager

@@ -173,7 +173,7 @@ class Masked(Backbone):
 
     @property
     def max_positions(self) -> int | None:
-        limit = getattr(self.model.config, "max_position_embeddings", None)
+        limit = super().max_positions
         return None if limit is None else limit - self.first_position
 
     @property

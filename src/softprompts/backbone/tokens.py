@@ -136,9 +136,12 @@ class TokenizedModel(ABC):
         config = self.model.config
         if not config.is_encoder_decoder:
             config = config.get_text_config()
+        rotary = getattr(config, "rope_parameters", None) or {}
+        if rotary.get("rope_type") == "longrope":  # a longer row changes the positions of others
+            return int(rotary["original_max_position_embeddings"])
         names = ("max_position_embeddings", "max_encoder_position_embeddings", "max_seq_len")
         limits = (getattr(config, name, None) for name in names)
-        return next((limit for limit in limits if isinstance(limit, int)), None)
+        return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
     @property
     def default_max_length(self) -> int:
