@@ -28,7 +28,7 @@ SAVED = Path(__file__).parents[1] / "saved"
 ROWS = 60
 
 
-def write_run(folder: Path, task: str, seed: int, level: float, **settings: Any) -> float:
+def write_run(folder: Path, task: str, seed: int, level: float, /, **settings: Any) -> float:
     """The folder of a run as `tune` leaves it, of which `level` percent of the rows are right."""
     folder.mkdir(parents=True)
     chance = random.Random(f"{task} {seed} {level}")
@@ -44,7 +44,7 @@ def write_run(folder: Path, task: str, seed: int, level: float, **settings: Any)
         "steps": 20,
         "seed": seed,
         "trained_parameters": 1280,
-        "config": run_config(settings, {"seed": seed, "task": {"task": task}}).plain(),
+        "config": run_config({"seed": seed, "task": {"task": task}}, settings).plain(),
         "machine": {"device": "Some GPU", "dtype": "bf16", "torch": "2.9.9"},
     }
     (folder / "prompt.json").write_text(json.dumps(card))
@@ -401,3 +401,47 @@ def test_intervals_are_students(count: int) -> None:
     expected = stats.t.interval(0.95, count - 1, fmean(values), stdev(values) / math.sqrt(count))
     assert t_interval(values) == pytest.approx(expected)
     assert t_interval(values[:1]) is None
+
+
+def own_task(folder: str, **settings: Any) -> dict[str, Any]:
+    train = {"train": f"/data/{folder}/train.csv", "text": "review", "label": "label"}
+    return {"task": {"task": None, **train, **settings}}
+
+
+def test_files_of_one_name_in_several_folders_are_several_tasks(tmp_path: Path) -> None:
+    for folder in ("first", "second"):
+        for seed in (0, 1):
+            run = tmp_path / f"{folder}-{seed}"
+            write_run(run, "train.csv:label", seed, 50, **own_task(f"{folder}/rows"))
+    write_run(tmp_path / "stars", "stars", 0, 50, **own_task("third", name="stars"))
+    (table,) = summarize(read_runs(tmp_path))["tables"]
+    tasks = [task["name"] for task in table["tasks"]]
+    assert tasks == [f"{folder}/rows/train.csv:label" for folder in ("first", "second")] + ["stars"]
+    assert [arm["name"] for arm in table["arms"]] == ["all runs"]
+    one = tmp_path / "first-0"
+    assert [run.task for run in read_runs(one).records] == ["train.csv:label"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "arm"),
+    [
+        ({"labels": {"0": "bad", "1": "good"}}, "labels 0=bad,1=good"),
+        ({"text": "title"}, "text title"),
+        ({"text": None, "template": "{title}: {review}"}, "template {title}: {review}"),
+    ],
+)
+def test_how_rows_become_texts_and_answers_makes_arms_within_a_task(
+    tmp_path: Path, settings: dict[str, Any], arm: str
+) -> None:
+    write_run(tmp_path / "a", "train.csv:label", 0, 50, **own_task("a"))
+    write_run(tmp_path / "b", "train.csv:label", 0, 70, **own_task("a", **settings))
+    records = read_runs(tmp_path).records
+    assert arm_names(records)[0] != arm_names(records)[1]
+    assert arm in arm_names(records)[1]
+
+
+def test_the_columns_of_different_tasks_make_no_arms(tmp_path: Path) -> None:
+    for folder, text in (("a", "review"), ("b", "body")):
+        task = own_task(folder, text=text, labels={"0": f"not {text}"})
+        write_run(tmp_path / folder, f"{folder}.csv:label", 0, 50, **task)
+    assert arm_names(read_runs(tmp_path).records) == ["all runs", "all runs"]

@@ -22,6 +22,7 @@ from rich.console import Console
 from softprompts.backbone import Backbone
 from softprompts.cli import main
 from softprompts.cli.progress import CohortProgress
+from softprompts.cli.tune import _default_folder
 from softprompts.config import Member, TaskConfig, expand_lists, read_config
 from softprompts.errors import UserError
 from softprompts.files.tensors import read_tensors, write_tensors
@@ -518,6 +519,31 @@ def test_the_default_folder_is_named_after_shared_and_varied_settings(
     assert {
         path.name for path in (tmp_path / "runs" / "reviews-mood-mixture-by-seed").iterdir()
     } == {"seed=4", "seed=5", "cohort.csv"}
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ({"train": "stars/train.csv"}, "stars-train-label"),
+        ({"train": "train.csv"}, "train-label"),
+        ({"train": "stars/reviews.csv"}, "reviews-label"),
+        ({"train": "stars/train.csv", "name": "my stars"}, "my-stars"),
+    ],
+)
+def test_the_default_folder_of_a_generic_file_is_named_after_its_folder(
+    task: dict[str, str], name: str
+) -> None:
+    (member,) = expand_lists({"preset": "prompt-tuning", "task": {**task, "label": "label"}})
+    assert _default_folder(member) == Path("runs") / f"{name}-prompt-tuning-seed0"
+
+
+def test_the_name_of_a_task_in_a_list_is_on_its_card_and_may_change(toy_csv: Path) -> None:
+    mine = {"train": str(toy_csv), "text": "review", "label": "mood"}
+    named, unnamed = expand_lists({"task": {"task": [{"name": "moods", **mine}, mine]}})
+    assert (named.name, unnamed.name) == ("task=moods", "task=reviews.csv-mood")
+    assert load_task(named.config.task).name == "moods"
+    assert load_task(unnamed.config.task).name == "reviews.csv:mood"
+    assert named.config.changed(unnamed.config.plain()) is None
 
 
 # -- progress and trackers -------------------------------------------------------------------------

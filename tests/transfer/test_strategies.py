@@ -168,6 +168,21 @@ def test_the_targets_own_task_is_left_out_unless_kept() -> None:
     )
 
 
+def test_your_own_data_is_the_same_task_only_if_file_and_label_column_are() -> None:
+    task = {"train": "stars/train.csv", "text": "review", "label": "label"}
+    target = run_config({"preset": "prompt-tuning", "task": task})
+    for settings, same in (
+        (task, True),
+        (task | {"name": "stars"}, True),
+        (task | {"train": "topics/train.csv"}, False),
+        (task | {"label": "mood"}, False),
+    ):
+        entry = entry_of(task="train.csv:label", own_data=True)
+        card = dataclasses.replace(entry.card, config={"task": settings})
+        mismatch = source_mismatch(dataclasses.replace(entry, card=card), target, "best")
+        assert (mismatch == SAME_TASK) == same, settings
+
+
 def test_what_cannot_be_averaged_or_mixed_is_reported() -> None:
     assert "mixtures cannot be averaged" in str(
         source_mismatch(entry_of(count=4, route={"kind": "top1"}), target(), "average")

@@ -28,7 +28,7 @@ from ..artifacts.file_names import (
 )
 from ..config import run_config, spell
 from ..errors import UserError
-from ..files import read_json
+from ..files import read_json, short_paths
 from .spread import TaskScore, finite, grouped, spread
 
 RECORDS, PLAN_COPY = "records.json", "plan.yaml"
@@ -43,8 +43,7 @@ Kind = Literal["run", "cohort", "study", "study report"]
 
 UNCOMPARED = (
     *("seed", "device", "trust_remote_code", "task.task", "task.data_dir", "task.train"),
-    *("task.validation", "task.encoding", "task.text", "task.template", "task.label"),
-    *("task.labels", "task.free_text", "task.skip_bad_rows"),
+    *("task.validation", "task.name", "task.encoding", "task.label", "task.skip_bad_rows"),
 )
 """Settings that are no difference between methods: seed, machine, and which task it is."""
 
@@ -223,7 +222,7 @@ def _with_files(run: RunRecord, folder: Path) -> RunRecord:
 
 def _of_cards(folder: Path) -> Runs:
     cards = [path for path in sorted(folder.rglob(CARD), key=_natural) if _is_run(path, folder)]
-    runs = [_of_card(path.parent, folder) for path in cards]
+    runs = _with_tasks([_of_card(path.parent, folder) for path in cards])
     failed = list(_failed(folder, {run.name for run in runs}))
     configs = [path for path in folder.rglob(CONFIG) if _is_run(path, folder)]
     lost = {path.parent for path in configs} - {path.parent for path in cards}
@@ -279,6 +278,28 @@ def _failed(folder: Path, known: set[str]) -> Iterator[RunRecord]:
                 seed = row.get("seed") or "0"
                 number = int(seed) if seed.isdigit() else 0
                 yield RunRecord(name, "", number, {}, failed=row["stopped"])
+
+
+def _with_tasks(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs with their tasks named apart: data of one name in several places is several tasks,
+    named by the shortest paths that differ."""
+    files = grouped((run.task, file) for run in runs if (file := _own_file(run)))
+    short = {
+        task: dict(zip(paths, short_paths(paths), strict=True))
+        for task, paths in files.items()
+        if len(set(paths)) > 1
+    }
+    names = [short.get(run.task, {}).get(_own_file(run)) for run in runs]
+    return [
+        replace(run, task=f"{name}:{run.config['task'].get('label')}") if name else run
+        for run, name in zip(runs, names, strict=True)
+    ]
+
+
+def _own_file(run: RunRecord) -> str:
+    """Where a run's own data is; empty for named tasks."""
+    task = run.config.get("task") or {}
+    return "" if task.get("task") is not None else task.get("train") or ""
 
 
 def _with_arms(runs: Sequence[RunRecord]) -> list[RunRecord]:
@@ -366,7 +387,7 @@ def _arm_name(arm: Mapping[str, Any], varied: Sequence[str], transfers: bool) ->
         elif value is not None and key not in ("stage", "k", "similarity", "source"):
             name = key.removesuffix(".kind").rpartition(".")[2]
             parts.append(f"{name} {spell(value)}")
-    return ", ".join(parts) or "all runs"
+    return ", ".join(parts) or ("default" if varied else "all runs")
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

@@ -75,8 +75,6 @@ def _help(name: str, schema: Schema, default: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, dict):
-        return ",".join(f"{name}={spell(part)}" for name, part in value.items())
     if isinstance(value, list):
         return ",".join(map(spell, value))
     if value is True:

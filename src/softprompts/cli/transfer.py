@@ -167,9 +167,8 @@ def _request(options: argparse.Namespace) -> Request:
 
 
 def _default_folder(request: Request) -> Path:
-    from ..transfer.strategies import target_name
-
     strategy = f"from-{request.source}" if request.source else request.strategy
-    target = request.target
-    name = safe_name(f"transfer-{target_name(target.task)}-{strategy}-seed{target.seed}")
+    target, task = request.target, request.target.task
+    subject = f"{task.generic_folder}{task.title}"
+    name = safe_name(f"transfer-{subject}-{strategy}-seed{target.seed}")
     return output_folder(str(Path("runs") / name))

@@ -108,8 +108,9 @@ def _default_folder(member: Member, auto: bool = False) -> Path:
     """`runs/TASK-PRESET-seedN`; for lists, the settings that runs share, and the varied names; for
     a tournament, `runs/TASK-auto-seedN`."""
     config, task = member.config, member.config.task
+    file = Path(task.train or "").stem
     parts = {
-        "task": task.task or f"{Path(task.train or '').stem}-{task.label}",
+        "task": task.task or task.name or f"{task.generic_folder}{file}-{task.label}",
         "preset": "auto" if auto else config.method,
         "seed": f"seed{config.seed}",
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 from .kinds import TABLES, Table
 from .presets import PRESETS
-from .products import OWN_NAME, TASK, may_vary
+from .products import TASK, may_vary
 from .run import RunConfig
 from .schema import Schema, Settings, schema_of
 from .task import TaskConfig
@@ -65,7 +65,6 @@ def _own_task() -> Schema:
         for name, schema in schema_of(TaskConfig)["properties"].items()
         if name != "task"
     }
-    properties = {OWN_NAME: {"type": "string"}, **properties}
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 

@@ -32,8 +32,6 @@ _THOUSANDS = re.compile(r"[1-9]\d{0,2}(,\d{3})*,0\d\d(,\d{3})*$")
 """A number with commas between its thousands, which is no list: a group begins with a zero."""
 Path = tuple[str, ...]
 TASK, TRAIN = ("task", "task"), ("task", "train")
-OWN_NAME = "name"
-"""The key of a task's name, in a list of tasks with own data."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +104,8 @@ def spell(value: Any) -> str:
     """A setting's value as users write it."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={spell(part)}" for name, part in value.items())
     return str(value).replace("e+", "e") if isinstance(value, float) else str(value)
 
 
@@ -178,15 +178,13 @@ def _values(path: str, value: Any, schema: Schema) -> list[Any]:
 
 def _own_task(settings: Mapping[str, Any]) -> dict[str, Any]:
     """A task of a list that is given by its settings, which are checked."""
-    own = {name: value for name, value in settings.items() if name != OWN_NAME}
-    task = TaskConfig.of(own)
+    task = TaskConfig.of(settings)
     if task.train is None and task.task is None:
         raise UserError(
             f"A task of the list {setting('task.task')} is {dict(settings)!r}; "
             "name its data with train, or a task with task."
         )
-    name = settings.get(OWN_NAME) or task.task or f"{task.train}:{task.label}".rpartition("/")[2]
-    return {OWN_NAME: str(name), **own}
+    return dict(settings)
 
 
 def _get(settings: Any, path: Sequence[str]) -> Any:
@@ -201,8 +199,7 @@ def _put(settings: Mapping[str, Any], entry: tuple[Sequence[str], Any]) -> dict[
     if name == "kind":
         return {**settings, **value.plain()}
     if name == "task" and not below and isinstance(value, Mapping):
-        own = {key: entry for key, entry in value.items() if key != OWN_NAME}
-        return {**{key: entry for key, entry in settings.items() if key != name}, **own}
+        return {**{key: entry for key, entry in settings.items() if key != name}, **value}
     return {**settings, name: _put(settings[name], (below, value)) if below else value}
 
 
@@ -222,7 +219,8 @@ def _all_in_words(path: Path, values: Sequence[Any]) -> list[Any]:
 def _in_words(value: Any) -> Any:
     """A choice as a word, with its options in brackets; own data by its name."""
     if isinstance(value, Mapping):
-        return value[OWN_NAME]
+        task = TaskConfig.of(value)
+        return task.name or task.title
     if not isinstance(value, Choice):
         return value
     options = ", ".join(f"{name}={spell(option)}" for name, option in value.options.items())

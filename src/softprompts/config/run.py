@@ -79,7 +79,7 @@ class RunConfig(Settings):
     def changed(self, saved: Any) -> str | None:
         """The first setting that differs from a saved config, in words; None if none does."""
         if isinstance(saved, Mapping) and isinstance(saved.get("task"), Mapping):
-            saved = {**saved, "task": absolute_data(saved["task"])}
+            saved = {**saved, "task": absolute_data(saved["task"]) | {"name": self.task.name}}
         new = {**self.plain(), "task": absolute_data(self.task.plain())}
         older = merge(RunConfig().plain(), {"tuning": {"chat": False}})  # which had no chat
         return difference(saved, _json(new), _json(older))

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Literal
 from ..files import find_path
 from .schema import Settings, option
 
+GENERIC = ("train", "training", "data")
+"""Names of files that say nothing about the task, as in `stars/train.csv`."""
 DATA_PATHS = ("train", "validation", "data_dir")
 """The settings that may name local files and folders."""
 
@@ -68,6 +70,9 @@ class TaskConfig(Settings):
     """Validation data; default: the dataset's own validation split, or a stratified tenth of the
     training rows."""
 
+    name: str | None = None
+    """What your own data is called in tables and reports; default FILE:LABEL."""
+
     encoding: str = "utf-8"
     """Encoding of your text files, such as latin-1 or cp1252."""
 
@@ -123,3 +128,16 @@ class TaskConfig(Settings):
 
     skip_bad_rows: bool = False
     """Skip rows with an empty text or label instead of stopping."""
+
+    @property
+    def title(self) -> str:
+        """The task's name on cards; of your own data, FILE:LABEL unless it has one."""
+        file = (self.train or "").rstrip("/").rpartition("/")[2]
+        return self.task or self.name or f"{file}:{self.label}"
+
+    @property
+    def generic_folder(self) -> str:
+        """The start of a default folder's name: of `stars/train.csv`, `stars-`."""
+        path = Path(self.train or "")
+        generic = not self.name and path.name.partition(".")[0] in GENERIC
+        return f"{path.parent.name}-" if generic and path.parent.name else ""

@@ -30,6 +30,7 @@ from .names import (
     checked_path,
     find_path,
     safe_name,
+    short_paths,
     similar_path,
 )
 
@@ -51,6 +52,7 @@ __all__ = [
     "remove_stale",
     "restore_folders",
     "safe_name",
+    "short_paths",
     "similar_path",
     "staged_files",
     "staged_folder",

@@ -31,6 +31,15 @@ def similar_path(path: Path) -> str:
     return f" Did you mean {path.parent / similar}?" if similar else ""
 
 
+def short_paths(paths: Sequence[str]) -> list[str]:
+    """The shortest ends that tell different paths apart: `a/train.csv` and `b/train.csv`."""
+    parts = [Path(path).parts for path in paths]
+    lengths = range(1, max(map(len, parts), default=0) + 1)
+    enough = (n for n in lengths if len({path[-n:] for path in parts}) == len(set(parts)))
+    length = next(enough, 1)
+    return [str(Path(*path[-length:])) for path in parts]
+
+
 def find_path(name: str, folder: Path) -> str:
     """The current path of what a file in `folder` names; the name itself if it is not found.
 

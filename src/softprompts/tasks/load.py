@@ -244,10 +244,11 @@ def _load_own(config: TaskConfig) -> Task:
             f"All training rows have the label {train[0].target!r}; "
             "there is nothing to learn from one class."
         )
-    name = config.task or f"{config.train.rstrip('/').rpartition('/')[2]}:{form.label}"
     words = max(len(example.target.split()) for example in [*train, *validation])
     longest = max(FREE_LENGTH, 2 * words)  # a word is rarely more than two tokens
-    return Task(name, form, train, validation, form.metrics, skipped, longest_answer=longest)
+    return Task(
+        config.title, form, train, validation, form.metrics, skipped, longest_answer=longest
+    )
 
 
 def _expand_starter(config: TaskConfig) -> TaskConfig:

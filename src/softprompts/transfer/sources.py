@@ -4,19 +4,20 @@
 """
 
 import dataclasses
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ..artifacts.card import PromptCard
+from ..artifacts.card import Card, PromptCard
 from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone
-from ..config import PromptConfig, RunConfig
+from ..config import PromptConfig, RunConfig, TaskConfig
 from ..errors import UserError, listing, setting
 from ..library.library import Entry, Library, named_prompt
 from ..prompt.prompt import same_route
 from ..tasks import PREFIX_LM, data_folder, has_rows
 from .settings import Request
-from .strategies import multi_task, target_name, task_names
+from .strategies import multi_task, task_names
 
 SAME_TASK = "it was tuned on the target's own task"
 REASONS = 3
@@ -59,6 +60,16 @@ def start_mismatch(source: PromptCard, target: PromptConfig, averaged: bool = Fa
     return None
 
 
+def is_same_task(card: Card, target: TaskConfig) -> bool:
+    """Whether a prompt was tuned on the target's task; your own data is the same if its file and
+    label column are, whatever its name."""
+    data = card.task_settings
+    if target.task is None and target.train is not None and isinstance(data.get("train"), str):
+        same_file = os.path.abspath(data["train"]) == os.path.abspath(target.train)
+        return same_file and data.get("label") == target.label
+    return not set(task_names(card.task.name)).isdisjoint(task_names(target.title))
+
+
 def source_mismatch(
     entry: Entry, target: RunConfig, strategy: str, keep_same_task: bool = False
 ) -> str | None:
@@ -66,8 +77,7 @@ def source_mismatch(
 
     None if it can.
     """
-    tasks = set(task_names(entry.card.task.name))
-    if not keep_same_task and tasks.intersection(task_names(target_name(target.task))):
+    if not keep_same_task and is_same_task(entry.card, target.task):
         return SAME_TASK
     if strategy == "mixture":
         named = entry.card.task_settings.get("task") not in (None, PREFIX_LM)
@@ -108,7 +118,7 @@ def usable_sources(
         hint = f" ({setting('keep_same_task')} keeps prompts of the target's own task)"
         same_task = any(prompt["why"] == SAME_TASK for prompt in left_out)
         raise UserError(
-            f"No prompt of {request.library} can be a source for {target_name(target.task)}: "
+            f"No prompt of {request.library} can be a source for {target.task.title}: "
             f"{_summarized(left_out)}{hint if same_task else ''}."
         )
     if strategy == "mixture":

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import Choice, RunConfig, TaskConfig
+from ..config import Choice, RunConfig
 from ..errors import UserError, setting
 from ..tasks import PREFIX_LM, definition, mixture_names
 
@@ -83,13 +83,6 @@ def probe_steps(embedded_at: Iterable[int | None], target: RunConfig) -> int:
     tuning, counts = target.tuning, Counter(step for step in embedded_at if step)
     steps = max(counts, key=lambda step: (counts[step], step)) if counts else tuning.embed_at
     return steps if tuning.epochs is not None else min(steps, tuning.steps)
-
-
-def target_name(task: TaskConfig) -> str:
-    """A task's name as on the cards of its prompts."""
-    if task.task is not None:
-        return task.task
-    return f"{(task.train or '').rstrip('/').rpartition('/')[2]}:{task.label}"
 
 
 def task_names(name: str) -> list[str]:
