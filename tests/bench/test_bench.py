@@ -318,6 +318,16 @@ def test_bad_input_is_a_clear_error() -> None:
         main(["decoding", "--model", "t5-tiny", "--device", "cpu"])
 
 
+@pytest.mark.usefixtures("peft")
+def test_training_of_an_encoder_whose_vocabulary_lacks_the_labels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its rows are predicted as words all the same, and not with a linear head."""
+    RunFolder(tmp_path).save_model(random_masked("bert"))
+    measured = result([*TRAINING, "--model", str(tmp_path / "model"), "--runs", "1"], capsys)
+    assert measured["losses"]["max_relative_difference"]["ours"] < 1e-4
+
+
 def test_an_encoder_that_cannot_fill_masks_is_refused(tmp_path: Path) -> None:
     RunFolder(tmp_path).save_model(random_masked("minilm"))
     with pytest.raises(UserError, match="has no output layer for words"):
