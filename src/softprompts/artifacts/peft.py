@@ -139,6 +139,8 @@ def write_adapter(folder: Path, prompt: Prompt, family: str, base: str) -> str:
             "num_virtual_tokens": vectors.shape[0],
             "num_transformer_submodules": 1,  # for seq2seq, too: PEFT does not use the second half
             "token_dim": vectors.shape[1],
+            "num_layers": 1,  # prompts use neither, but PEFT does not load without them for models
+            "num_attention_heads": 1,  # whose configs name them otherwise (DistilBERT, MPT)
             "prompt_tuning_init": "RANDOM",
             "inference_mode": True,
         },
