@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers.activations import NewGELUActivation
 
+from ..artifacts.peft import UNUSED_SIZES
 from ..backbone import Backbone, Causal
 from ..backbone.modules import transformer_layers
 from ..config import run_config
@@ -177,6 +178,8 @@ class PeftModel:
             task_type=backbone.peft_task_type,
             num_virtual_tokens=length,
             num_transformer_submodules=1,
+            token_dim=backbone.hidden,
+            **UNUSED_SIZES,
         )
         self.backbone, self.mode, self.length = backbone, mode, length
         self.model = library.get_peft_model(model, config).eval()  # no dropout, as in ours
