@@ -215,7 +215,8 @@ def test_an_adapter_is_exported_as_it_was(prompt: str, tmp_path: Path) -> None:
     ours = SAVED / "peft" / "ours"
     name, config = "adapter_model.safetensors", "adapter_config.json"
     torch.testing.assert_close(load_file(tmp_path / name), load_file(ours / name), rtol=0, atol=0)
-    assert json.loads((tmp_path / config).read_text()) == json.loads((ours / config).read_text())
+    before, now = (json.loads((folder / config).read_text()) for folder in (ours, tmp_path))
+    assert now == before | {"num_layers": 1, "num_attention_heads": 1}, "which PEFT asks for"
 
 
 @pytest.mark.parametrize(

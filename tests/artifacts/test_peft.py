@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 from softprompts.artifacts.peft import read_adapter, write_adapter
 from softprompts.artifacts.run_folder import RunFolder
@@ -27,7 +28,15 @@ from softprompts.tuning.tuned import import_peft, load
 
 from ..cards import card
 from ..conftest import GOLDEN, golden
-from ..models import KINDS, TEXTS, our_log_probs, peft_log_probs, random_model
+from ..models import (
+    KINDS,
+    TEXTS,
+    byte_tokenizer,
+    our_log_probs,
+    peft_log_probs,
+    random_model,
+    word_tokenizer,
+)
 
 peft = importlib.import_module("peft") if importlib.util.find_spec("peft") else None
 needs_peft = pytest.mark.skipif(peft is None, reason="PEFT is not installed")
@@ -54,6 +63,32 @@ def test_peft_loads_what_we_export_with_the_same_logits(
     assert not torch.allclose(
         our_log_probs(backbone, prompt.fold().table[:, :0]), expected, rtol=1e-4, atol=1e-4
     ), "the prompt matters"
+
+
+@needs_peft
+@pytest.mark.parametrize("kind", ["distilbert", "mpt"])
+@torch.no_grad()
+def test_peft_need_not_find_the_number_of_heads(kind: str, tmp_path: Path) -> None:
+    """PEFT does not know what these models call it."""
+    torch.manual_seed(0)
+    backbone: Backbone
+    if kind == "mpt":
+        mpt = transformers.MptConfig(
+            vocab_size=400, d_model=32, n_layers=2, n_heads=4, max_seq_len=64
+        )
+        backbone = Causal(AutoModelForCausalLM.from_config(mpt), byte_tokenizer(), kind)
+    else:
+        words = word_tokenizer()
+        bert = transformers.DistilBertConfig(
+            vocab_size=len(words), dim=32, hidden_dim=32, n_layers=2, n_heads=4
+        )
+        backbone = Masked(AutoModelForMaskedLM.from_config(bert), words, kind)
+    prompt = build_prompt(PromptConfig(length=5), Material(backbone), 0, backbone.unit).fold()
+    write_adapter(tmp_path, prompt, backbone.family, backbone.name)
+    expected = our_log_probs(backbone, prompt.table)
+    model = peft.PeftModel.from_pretrained(backbone.model, tmp_path).eval()
+    actual = peft_log_probs(backbone, model, 5)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @needs_peft

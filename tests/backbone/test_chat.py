@@ -158,6 +158,20 @@ def test_a_turn_without_a_special_end_ends_with_the_end_of_sequence() -> None:
     view = with_chat(model, True)
     (ids,) = view.tokenise_targets(["positive"])
     assert view.tokenizer.decode(ids) == " positive<|im_end|>"
+    assert not chats_by_default(model), "the template does not say what ends a turn"
+
+
+def test_reasoning_that_a_template_always_begins_precedes_the_answer() -> None:
+    """DeepSeek-R1's; the full conversation leaves it out."""
+    model = chat_model("qwen-3", "r1")
+    model.tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+        "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
+    )
+    view = with_chat(model, True)
+    (row,), (ids,) = view.token_ids(["x"]), view.tokenise_targets(["positive"])
+    assert view.tokenizer.decode([*row, *ids]).endswith("<think>\npositive<|im_end|>")
 
 
 # -- which models chat -----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -77,6 +78,23 @@ def test_packed_rows_are_those_of_the_quantised_model(kind: str, bits: int) -> N
     ours, plain = backbone.gradients(*arguments), Backbone.padded_gradients(backbone, *arguments)
     torch.testing.assert_close(ours[0], plain[0], rtol=1e-4, atol=1e-4)
     assert float((ours[1] - plain[1]).norm() / plain[1].norm()) < 1e-3
+
+
+def test_a_model_that_would_stay_almost_as_large_is_refused() -> None:
+    """Mixtral's experts are tensors of three dimensions."""
+    config = transformers.MixtralConfig(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with pytest.raises(UserError, match="weights of mixtral models are not plain matrices"):
+        quantize_model(model, 8, CPU)
+    assert not any(isinstance(part, QuantizedLinear) for part in model.modules())
 
 
 def test_a_quantised_backbone_has_the_exact_ones_fingerprint() -> None:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM, MptConfig
 
 from softprompts.analysis.flops import Architecture
 from softprompts.artifacts.run_folder import RunFolder
+from softprompts.backbone import Causal
 from softprompts.bench import inference, learners, training
 from softprompts.bench.flops import t5_flops
 from softprompts.cli import main as cli
@@ -18,7 +20,7 @@ from softprompts.cli.bench import main
 from softprompts.errors import UserError
 
 from ..conftest import DATA
-from ..models import random_masked, random_model, random_t5
+from ..models import byte_tokenizer, random_masked, random_model, random_t5
 from ..scripts import load_script
 
 TRAINING = [
@@ -316,6 +318,30 @@ def test_bad_input_is_a_clear_error() -> None:
         main(["training", "--steps", "0"])
     with pytest.raises(UserError, match="decoder-only"):
         main(["decoding", "--model", "t5-tiny", "--device", "cpu"])
+
+
+@pytest.mark.usefixtures("peft")
+def test_training_of_an_encoder_whose_vocabulary_lacks_the_labels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its rows are predicted as words all the same, and not with a linear head."""
+    RunFolder(tmp_path).save_model(random_masked("bert"))
+    measured = result([*TRAINING, "--model", str(tmp_path / "model"), "--runs", "1"], capsys)
+    assert measured["losses"]["max_relative_difference"]["ours"] < 1e-4
+
+
+@pytest.mark.usefixtures("peft")
+def test_a_model_whose_heads_peft_does_not_find(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = MptConfig(vocab_size=400, d_model=32, n_layers=1, n_heads=4, max_seq_len=64)
+    model = AutoModelForCausalLM.from_config(config)
+    RunFolder(tmp_path).save_model(Causal(model, byte_tokenizer(), "mpt"))
+    chosen = ["--model", str(tmp_path / "model")]
+    measured = result([*TRAINING, *chosen, "--runs", "1"], capsys)
+    assert measured["losses"]["max_relative_difference"]["ours"] < 1e-4
+    with pytest.raises(UserError, match="cannot cache a prompt"):
+        main([*DECODING, *chosen])
 
 
 def test_an_encoder_that_cannot_fill_masks_is_refused(tmp_path: Path) -> None:

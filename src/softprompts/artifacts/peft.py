@@ -23,6 +23,10 @@ KINDS = ("PROMPT_TUNING", "P_TUNING")
 SEQ_2_SEQ = "SEQ_2_SEQ_LM"
 """PEFT's task type of encoder-decoder models, whose adapters hold the prompt twice."""
 
+UNUSED_SIZES = {"num_layers": 1, "num_attention_heads": 1}
+"""Prompts need neither, but PEFT fails without them where configs name them differently
+(DistilBERT, MPT)."""
+
 
 class Adapter(NamedTuple):
     vectors: Tensor
@@ -139,6 +143,7 @@ def write_adapter(folder: Path, prompt: Prompt, family: str, base: str) -> str:
             "num_virtual_tokens": vectors.shape[0],
             "num_transformer_submodules": 1,  # for seq2seq, too: PEFT does not use the second half
             "token_dim": vectors.shape[1],
+            **UNUSED_SIZES,
             "prompt_tuning_init": "RANDOM",
             "inference_mode": True,
         },

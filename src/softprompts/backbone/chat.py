@@ -1,7 +1,8 @@
 """Chat models: a text is the user's turn of the chat template, a target the assistant's.
 
 Rows are [template; text; template], up to where the assistant's answer begins; a target ends with
-the token that ends a turn. The ids are those of `apply_chat_template` on the full conversation.
+the token that ends a turn. The ids are those of `apply_chat_template` on the full conversation,
+unless its generation prompt begins a reasoning that the conversation leaves out (DeepSeek-R1).
 """
 
 import contextlib
@@ -76,6 +77,7 @@ class Chat(Causal):
         special = {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}
         ids = self._ids([after])[0] if after else []
         ends = [position for position, index in enumerate(ids) if index in special]
+        self.marks_ends = bool(ends)
         self.end_of_turn = ids[: ends[0] + 1] if ends else super().tokenise_targets([""])[0][-1:]
 
     def _unusable(self, why: object) -> UserError:
@@ -212,14 +214,16 @@ def chats_by_default(backbone: Backbone) -> bool:
     """Whether a model was tuned to follow instructions in a chat template.
 
     Its tokenizer has a template, and either its name has a word such as instruct, or the token
-    that ends a turn is one of the model's ends of sequence; unless its name says base.
+    that its template ends a turn with is one of the model's ends of sequence; unless its name says
+    base.
     """
     words = set(re.split(r"[^a-z0-9]+", re.split(r"[/\\]", backbone.name.lower().rstrip("/"))[-1]))
     if not has_chat_template(backbone) or words & UNTUNED:
         return False
     with contextlib.suppress(UserError):  # the template cannot be used
         view = cast(Chat, with_chat(backbone, True))
-        return bool(words & TUNED) or view.end_of_turn[-1] in backbone.eos_ids
+        ends_alike = view.marks_ends and view.end_of_turn[-1] in backbone.eos_ids
+        return bool(words & TUNED) or ends_alike
     return False
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from ..errors import UserError, setting
 from .modules import transformer_layers
 
 Bits = Literal[4, 8]
@@ -25,12 +26,25 @@ GROUP = 64  # numbers that share a scale in 4 bits
 
 def quantize_model(model: Any, bits: Bits, device: torch.device) -> Any:
     """Replace the matrices of all layers in place, one at a time on `device`."""
+    check_matrices(model)
     for layer in transformer_layers(model):
         for module in list(layer.modules()):
             for name, child in module.named_children():
                 if isinstance(child, (nn.Linear, Conv1D)):
                     setattr(module, name, QuantizedLinear(child, bits, device))
     return model
+
+
+def check_matrices(model: Any) -> None:
+    """Refuse a model that would stay almost as large: many store their experts in one tensor."""
+    modules = [part for layer in transformer_layers(model) for part in layer.modules()]
+    sizes = [(part, p.numel()) for part in modules for p in part.parameters(recurse=False)]
+    exact = sum(size for part, size in sizes if not isinstance(part, (nn.Linear, Conv1D)))
+    if exact > sum(size for _, size in sizes) / 5:
+        raise UserError(
+            f"Many weights of {model.config.model_type} models are not plain matrices (experts, "
+            f"for example) and cannot be quantised; set {setting('dtype')} to bf16 or fp32."
+        )
 
 
 class QuantizedLinear(nn.Module):

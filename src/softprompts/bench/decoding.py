@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..artifacts.peft import UNUSED_SIZES
 from ..backbone import Backbone, Causal
 from ..errors import UserError
 from .learners import compile_layers, original_model, peft_modes
@@ -59,7 +60,9 @@ def measure(settings: Settings, say: Say) -> Iterator[dict[str, Any]]:
 def _peer(backbone: Backbone, prompt: Tensor, mode: str) -> Any:
     """PEFT with the same prompt."""
     library = peft_library()
-    config = library.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=len(prompt))
+    config = library.PromptTuningConfig(
+        task_type="CAUSAL_LM", num_virtual_tokens=len(prompt), **UNUSED_SIZES
+    )
     model = library.get_peft_model(original_model(backbone.model), config).eval()
     model.prompt_encoder["default"].embedding.weight.data.copy_(prompt)
     return compile_layers(model) if mode == "regions" else model

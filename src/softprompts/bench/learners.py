@@ -1,6 +1,7 @@
 """What is timed: our runs as `tune` drives them, and PEFT in the simplest equivalent loop."""
 
 import copy
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers.activations import NewGELUActivation
 
+from ..artifacts.peft import UNUSED_SIZES
 from ..backbone import Backbone, Causal
 from ..backbone.modules import transformer_layers
 from ..config import run_config
@@ -90,13 +92,26 @@ def make_run(
         "chat": False,  # the rows are tokenised already
     }
     config = run_config(settings, {"model": backbone.name, "seed": seed, "tuning": steps})
-    examples = [Example("x", "yes"), Example("y", "no")]
-    form = TextFormat("{text}", "label", {"yes": "yes", "no": "no"})
+    first, second = label_words(backbone)
+    examples = [Example("x", first), Example("y", second)]
+    form = TextFormat("{text}", "label", {first: first, second: second})
     run = Run(config, Task("bench", form, examples, examples), backbone)
     run.inputs = FixedRows([row for batch in batches.inputs for row in batch])
     run.targets = FixedRows([row for batch in batches.targets for row in batch])
     run.batches = FixedBatches(len(batches.inputs[0]))
     return run
+
+
+def label_words(backbone: Backbone) -> list[str]:
+    """Two labels that the model predicts as words, as it does the rows, and not with a head."""
+    known = (backbone.tokenizer.decode(piece) for piece in backbone.common_pieces(0).tolist())
+    words: list[str] = []
+    for word in itertools.chain(["yes", "no"], known):
+        if word not in words and backbone.default_head([*words, word]) == "words":
+            words.append(word)
+        if len(words) == 2:
+            break
+    return words
 
 
 class OurRuns:
@@ -163,6 +178,8 @@ class PeftModel:
             task_type=backbone.peft_task_type,
             num_virtual_tokens=length,
             num_transformer_submodules=1,
+            token_dim=backbone.hidden,
+            **UNUSED_SIZES,
         )
         self.backbone, self.mode, self.length = backbone, mode, length
         self.model = library.get_peft_model(model, config).eval()  # no dropout, as in ours
