@@ -11,7 +11,7 @@ from softprompts.artifacts.run_folder import RunFolder
 from softprompts.backbone import Backbone
 from softprompts.config import Choice
 from softprompts.errors import UserError
-from softprompts.serving.engine import Engine
+from softprompts.serving.engine import Combination, Engine, ensemble, probabilities
 from softprompts.tasks import TextFormat
 from softprompts.tuning.tuned import Tuned
 
@@ -133,6 +133,22 @@ def test_the_first_prompt_decides_ties() -> None:
     assert engine.ensemble(names[::-1], TEXTS[:2]) == second
 
 
+def test_one_text_or_row_is_one_question() -> None:
+    backbone = random_model("t5")
+    engine = Engine(backbone, prompts(backbone))
+    names, text = ["mood", "mood at length"], TEXTS[0]
+    answers, means = engine.every(names, [text]), engine.mean_probabilities(names, [text])
+    questions: list[Any] = [text, {"text": text}]
+    for question in questions:
+        assert engine.every(names, question) == answers
+        assert engine.ensemble(names, question) == answers[0]
+        assert engine.mean_probabilities(names, question) == means
+        assert probabilities(engine.tuned["mood"], question) == engine.probabilities(
+            [("mood", text)]
+        )
+        assert ensemble([engine.tuned["mood"]], question) == answers[0]
+
+
 def test_bad_questions_are_clear_errors() -> None:
     backbone = random_model("t5")
     all_prompts = prompts(backbone)
@@ -141,6 +157,14 @@ def test_bad_questions_are_clear_errors() -> None:
         engine.answer([("modo", "x")])
     with pytest.raises(UserError, match="generates its answers and has no labels"):
         engine.probabilities([("free", "x")])
+    combinations: list[Combination] = ["vote", "mean"]
+    for by in combinations:
+        with pytest.raises(UserError, match=r"^text 2: the column 'text' is empty"):
+            engine.ensemble(["mood", "mood at length"], ["x", ""], by=by)
+    with pytest.raises(UserError, match="name at least one"):
+        engine.mean_probabilities([], ["x"])
+    with pytest.raises(UserError, match="The prompt free generates its answers and has no labels"):
+        engine.mean_probabilities(["free"], ["x"])
     with pytest.raises(UserError, match="have different labels"):
         engine.ensemble(["mood", "subject"], ["x"], by="mean")
     with pytest.raises(UserError, match="reads the columns kind, text"):

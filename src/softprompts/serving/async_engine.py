@@ -19,7 +19,8 @@ import torch
 
 from ..backbone import Backbone, Conversation
 from ..errors import UserError
-from ..tuning.tuned import Question, Tuned, check_question
+from ..tasks.questions import Question, check_question
+from ..tuning.tuned import Tuned
 from .example_fit import all_fits
 from .jobs import Job, Message, ignore, seconds_left
 from .prompt_store import Key, LoadedPrompt, PromptStore

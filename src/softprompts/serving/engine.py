@@ -12,10 +12,11 @@ from typing import Any, Literal, get_args
 
 from ..backbone import Backbone
 from ..errors import UserError, choices, setting
+from ..tasks.questions import Question, question_list
 from ..tuning.bank import PromptBank, Query
 from ..tuning.evaluate import in_parts
 from ..tuning.progress import RowProgress
-from ..tuning.tuned import Question, Tuned, check_question, load
+from ..tuning.tuned import Tuned, load
 
 Combination = Literal["vote", "mean", "probability"]
 """How several prompts answer together."""
@@ -52,24 +53,20 @@ class Engine:
 
     def answer(self, questions: Sequence[tuple[str, Question]]) -> list[str]:
         """An answer to each question by the prompt it names, in order."""
-        queries = self._queries(questions)
-        on_rows = RowProgress(len(queries), self.verbose)
-        return self.bank.answers(queries, on_rows, self.batch_size)
+        return self._answers(self._queries(questions))
 
     def probabilities(self, questions: Sequence[tuple[str, Question]]) -> list[dict[str, float]]:
         """The probabilities of the named prompt's labels, for each question."""
         queries = self._queries(questions)
         for name, _ in questions:
-            if not self._tuned(name).form.labels:
-                raise UserError(
-                    f"The prompt {name} generates its answers and has no labels; ask it for an "
-                    "answer instead."
-                )
+            self._labels(name)
         return self._scored(self.bank.probabilities, queries)
 
     def every(self, names: Sequence[str], rows: Sequence[Question]) -> list[list[str]]:
         """The answers of several prompts to the same rows, in one batch; a list per prompt."""
-        answers = iter(self.answer([(name, row) for name in names for row in rows]))
+        rows = question_list(rows)
+        asked = [(name, row, number) for name in names for number, row in enumerate(rows, 1)]
+        answers = iter(self._answers(self._tokenised(asked)))
         return [[next(answers) for _ in rows] for _ in names]
 
     def ensemble(
@@ -83,8 +80,7 @@ class Engine:
         (`probability`). The first prompt decides ties."""
         if by not in get_args(Combination):
             raise UserError(f"{setting('by')} is {by!r}; {choices(by, get_args(Combination))}")
-        if not names:
-            raise UserError("An ensemble needs prompts; name at least one.")
+        _check_members(names)
         if by == "vote":
             return [majority(votes) for votes in zip(*self.every(names, rows), strict=True)]
         means = self.mean_probabilities(names, rows, logs=by == "mean")
@@ -95,13 +91,15 @@ class Engine:
     ) -> list[dict[str, float]]:
         """The probabilities of the labels, or their logs, averaged over several prompts, for each
         row."""
-        labels = self._tuned(names[0]).form.labels
+        _check_members(names)
+        rows, labels = question_list(rows), self._labels(names[0])
         for name in names:
-            if not labels or set(self._tuned(name).form.labels) != set(labels):
+            if set(self._labels(name)) != set(labels):
                 raise UserError(
                     f"The prompts {names[0]} and {name} have different labels; use a vote instead."
                 )
-        queries = self._queries([(name, row) for row in rows for name in names])
+        asked = [(name, row, number) for number, row in enumerate(rows, 1) for name in names]
+        queries = self._tokenised(asked)
         score = self.bank.log_probabilities if logs else self.bank.probabilities
         scores = iter(self._scored(score, queries))
         by_row = [[next(scores) for _ in names] for _ in rows]
@@ -109,6 +107,10 @@ class Engine:
             {label: sum(member[label] for member in members) / len(names) for label in labels}
             for members in by_row
         ]
+
+    def _answers(self, queries: Sequence[Query]) -> list[str]:
+        on_rows = RowProgress(len(queries), self.verbose)
+        return self.bank.answers(queries, on_rows, self.batch_size)
 
     def _scored(self, score: Scores, queries: Sequence[Query]) -> list[dict[str, float]]:
         score = partial(score, batch_size=self.batch_size)
@@ -120,13 +122,13 @@ class Engine:
                 raise UserError(
                     f"Question {number} is {pair!r}; give pairs of a prompt's name and a question."
                 )
-            check_question(pair[1], number)
-        inputs = [
-            (name, self._input(name, question, number))
-            for number, (name, question) in enumerate(questions, 1)
-        ]
-        numbers = {name: number for number, name in enumerate(self.tuned)}
-        return self.bank.tokenise([(numbers[name], text) for name, text in inputs])
+        return self._tokenised([(*pair, number) for number, pair in enumerate(questions, 1)])
+
+    def _tokenised(self, asked: Sequence[tuple[str, Question, int]]) -> list[Query]:
+        """Questions by the prompts they are for, each with the number that errors call it by."""
+        inputs = [(name, self._input(name, question, number)) for name, question, number in asked]
+        members = {name: member for member, name in enumerate(self.tuned)}
+        return self.bank.tokenise([(members[name], text) for name, text in inputs])
 
     def _input(self, name: str, question: Question, number: int) -> str:
         inputs = self._tuned(name).inputs([question], number)
@@ -137,10 +139,24 @@ class Engine:
             )
         return inputs[0]
 
+    def _labels(self, name: str) -> list[str]:
+        labels = self._tuned(name).form.labels
+        if not labels:
+            raise UserError(
+                f"The prompt {name} generates its answers and has no labels; ask it for an "
+                "answer instead."
+            )
+        return labels
+
     def _tuned(self, name: str) -> Tuned:
         if name not in self.tuned:
             raise UserError(f"The engine has no prompt {name!r}; {choices(name, self.tuned)}")
         return self.tuned[name]
+
+
+def _check_members(names: Sequence[object]) -> None:
+    if not names:
+        raise UserError("An ensemble needs prompts; name at least one.")
 
 
 def majority(votes: Sequence[str]) -> str:

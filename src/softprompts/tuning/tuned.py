@@ -1,7 +1,7 @@
 """A tuned prompt in use: loaded from its folder, or imported from PEFT."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,12 @@ from ..tasks import (
     register_rows,
     rounded,
     score,
-    table_rows,
 )
+from ..tasks.questions import Question, check_question, question_list
 from ..tasks.score_report import MAJORITY, score_report
 from .advice import advice
 from .evaluate import Predictor
 from .progress import RowProgress
-
-Question = str | Mapping[str, Any]
-"""A text, or a row with the columns of the prompt's task."""
 
 
 @dataclass(repr=False)
@@ -101,11 +98,7 @@ class Tuned:
         """Texts, or rows with the task's columns (a list, a DataFrame, a dataset), as the model
         reads them. Errors count rows from `first`."""
         form, inputs = self.form, list[str]()
-        table = table_rows(rows)
-        rows = rows if table is None else table
-        if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
-            rows = [rows]
-        for number, row in enumerate(rows, first):
+        for number, row in enumerate(question_list(rows), first):
             check_question(row, number)
             if isinstance(row, str):
                 if len(form.columns) != 1:
@@ -204,14 +197,6 @@ class Tuned:
         """Write the prompt and its card; a few kilobytes."""
         RunFolder(Path(folder)).save(self.prompt, self.card, self.embedding)
         return Path(folder)
-
-
-def check_question(question: Any, number: int) -> None:
-    if not isinstance(question, str | Mapping):
-        raise UserError(
-            f"Question {number} is {question!r}; a question is a text, "
-            "or a mapping of columns such as {'text': '...'}."
-        )
 
 
 def load(

@@ -196,7 +196,7 @@ def test_a_prompt_is_tuned_on_an_uploaded_file_and_served_at_once(
         page.get_by_label("Steps").fill("4")
         page.get_by_label("Start from").select_option("reviews")
         page.get_by_role("button", name="Start tuning").click()
-        page.get_by_role("alert").filter(has_text="already holds reviews").wait_for()
+        page.get_by_role("alert").filter(has_text="There is a prompt reviews already").wait_for()
         page.get_by_label("Name of the prompt").fill("fresh")
         page.get_by_label("Steps").fill("300")
         page.get_by_role("button", name="Start tuning").click()

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,9 +27,10 @@ from softprompts.library.library import Library
 from softprompts.serving.async_engine import AsyncEngine
 from softprompts.serving.engine import make_engine
 from softprompts.serving.keys import Keys
-from softprompts.serving.studio import map_page
+from softprompts.serving.studio import map_page, tuner
 from softprompts.serving.studio.columns import guess_columns, parse_rows
 from softprompts.serving.studio.markup import element, table
+from softprompts.serving.studio.spelling import as_field
 from softprompts.serving.studio.tuner import STOPPED, Events, Order, tune
 from softprompts.serving.studio.tuning_runs import LOG, TuningRun, TuningRuns, _follow
 
@@ -292,6 +294,33 @@ def test_pasted_rows_may_have_any_format(rows: str, ending: str, server: Running
     assert get(server.url + remove, {})[0] == 200
 
 
+def test_errors_name_settings_as_the_form_does(server: Running) -> None:
+    rows = "text,label\n" + "\n".join(f"a text {number},b {number}" for number in range(30))
+    page = get(f"{server.url}/studio/tune", {"rows": rows, "file": ""})[1]
+    (start,) = re.findall(r'action="(/studio/tune/[^"]+/start)"', page)
+    form = {"name": "x", "steps": "4", "text": "text", "label": "label"}
+    status, page, _ = get(server.url + start, form)
+    assert status == 400
+    assert (
+        "name another with &quot;Column of the label&quot;, or set &quot;The labels are free text "
+        "to generate&quot; if it is text to generate."
+    ) in page
+    page = get(server.url + start, {**form, "name": "reviews"})[1]
+    assert "There is a prompt reviews already; choose another name." in page
+
+
+def test_a_tuner_names_settings_as_the_form_does(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order, output = Order({}, "nowhere", str(library), "reviews"), io.StringIO()
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{json.dumps(asdict(order))}\n"))
+    monkeypatch.setattr("sys.__stdout__", output)
+    assert tuner.main() == 2
+    assert 'choose another "Name of the prompt"' in json.loads(output.getvalue())["text"]
+    assert as_field("tuning.steps", "32") == '"Steps": 32'
+    assert as_field("tuning.max_length") == "max length"
+
+
 def test_uploads_keep_to_their_folder(tmp_path: Path) -> None:
     runs = TuningRuns(tmp_path)
     run = runs.upload("../../etc/my rows.CSV", "text,label\na,b\n")
@@ -382,7 +411,7 @@ def test_a_server_that_shuts_down_waits_for_a_run(tmp_path: Path, steps: int) ->
     assert run.state == "failed"
     assert run.process is not None
     assert run.process.returncode == (2 if steps == 0 else -signal.SIGTERM)
-    assert ("steps" in run.note) == (steps == 0)
+    assert ("Steps" in run.note) == (steps == 0)
 
 
 def test_uploads_are_listed_while_others_come_and_go(

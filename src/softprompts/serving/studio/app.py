@@ -12,7 +12,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import FileResponse, HTMLResponse, Response
 
 from ...artifacts.run_folder import RunFolder
-from ...errors import UserError
+from ...errors import UserError, speaking
 from ..async_engine import AsyncEngine
 from ..http_errors import HttpError, as_http
 from ..requests import MIB, UnknownPrompt
@@ -27,6 +27,7 @@ from . import (
 )
 from .context import Page, Studio, Visit
 from .markup import ROOT, link, notice, page
+from .spelling import as_field
 from .tuning_runs import TuningRuns
 
 Show = Callable[[Studio, Visit], Awaitable[Page | Response]]
@@ -122,6 +123,10 @@ def _endpoint(
     studio: Studio, show: Show, about_all: bool
 ) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
+        with speaking(as_field):
+            return await respond(request)
+
+    async def respond(request: Request) -> Response:
         try:
             visit = await Visit.of(request)
             if about_all and not visit.unrestricted:

@@ -27,6 +27,7 @@ from .markup import (
     table,
     text,
 )
+from .spelling import FIELDS
 from .tuning_runs import TuningRun
 
 PATH = f"{ROOT}/tune"
@@ -182,17 +183,17 @@ def _settings_form(
     return element(
         "form",
         element("h2", "Settings"),
-        field("Name of the prompt", _input("name", name, maxlength=200), "name"),
-        field("Column of the text", choice("text", columns.names, columns.text), "text"),
-        field("Column of the label", choice("label", columns.names, columns.label), "label"),
+        field(FIELDS["name"], _input("name", name, maxlength=200), "name"),
+        field(FIELDS["text"], choice("text", columns.names, columns.text), "text"),
+        field(FIELDS["label"], choice("label", columns.names, columns.label), "label"),
         element(
             "div",
             free_text,
-            element("label", "The labels are free text to generate", for_="free_text"),
+            element("label", FIELDS["free_text"], for_="free_text"),
             class_="check",
         ),
-        field("Steps", _input("steps", steps, type="number", min="1"), "steps"),
-        field("Start from", choice("start", sources, source), "start"),
+        field(FIELDS["steps"], _input("steps", steps, type="number", min="1"), "steps"),
+        field(FIELDS["start"], choice("start", sources, source), "start"),
         element(
             "div",
             element("button", "Start tuning", type="submit"),
@@ -223,10 +224,10 @@ def checked_settings(studio: Studio, visit: Visit, run: TuningRun) -> dict[str, 
     """The settings, if a run with them can begin."""
     if studio.runs.library is None:
         raise UserError("The server has no library to put a new prompt into; serve one.")
-    library = Library(studio.runs.library, ignore)
-    library.check_free(visit.value("name"))
-    if visit.value("name") in studio.engine.names():
-        raise UserError(f"A prompt {visit.value('name')} is served already; choose another name.")
+    name = visit.value("name")
+    taken = Library(studio.runs.library, ignore).prompt_folder(name).exists()
+    if taken or name in studio.engine.names():
+        raise UserError(f"There is a prompt {name} already; choose another name.")
     columns = _chosen(visit, guess_columns(read_rows(str(run.file))))
     settings = _settings(studio, visit, run, columns)
     load_task(run_config(sections(settings)).task)

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...config import run_config, sections
-from ...errors import UserError
+from ...errors import UserError, speaking
 from ...library.library import Library, ignore
 from ...tuning.run import Run, check_losses
 from ...tuning.tune import tune_config
 from ...tuning.watch import Watcher
+from .spelling import as_field
 
 STOPPED = "stopped in the studio"
 EVENT_SECONDS = 0.2
@@ -100,7 +101,7 @@ def main() -> int:
         stop.set()
 
     threading.Thread(target=wait, daemon=True).start()
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(sys.stderr), speaking(as_field):
         events = Events(sys.__stdout__ or sys.stdout, stop)
         try:
             tune(order, events)
