@@ -347,7 +347,7 @@ def test_a_finished_run_is_reported(
 def test_predict_reads_standard_input(
     tuned: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("one line\n\nanother line\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("one line\nanother line\n\n\n"))
     assert main(["predict", str(tuned), "-", "--scoring", "labels"]) == 0
     shown = capsys.readouterr()
     assert len(shown.out.split()) == 2

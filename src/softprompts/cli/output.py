@@ -17,7 +17,7 @@ NO_LABEL = "(no label)"
 
 def print_result(options: argparse.Namespace, result: Mapping[str, Any], *lines: str | None) -> int:
     """Print a result as text, or as JSON if asked for; the exit code of success."""
-    print(json.dumps(result, ensure_ascii=False) if options.json else joined(*lines))
+    print(json.dumps(result, ensure_ascii=False, default=str) if options.json else joined(*lines))
     return 0
 
 
