@@ -1,5 +1,6 @@
 """A user's own data: JSON arrays, nested fields, encodings, label words with commas, free text."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,16 @@ def test_a_json_array_and_nested_fields_by_path(tmp_path: Path) -> None:
     assert task.train[0].input.startswith("b: text ")
     with pytest.raises(UserError, match=r"has no column 'review\.title'"):
         load_task(TaskConfig(train=str(path), text="review.title", label="stars.value"))
+
+
+@pytest.mark.parametrize("metric", ["pearson_corrcoef", "accuracy+spearman_corrcoef"])
+def test_a_correlation_is_for_numbers(metric: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("text,stars,mood\n" + "".join(f"t {i},{i % 2},m{i % 2}\n" for i in range(20)))
+    task = TaskConfig(train=str(path), text="text", label="stars", metric=metric)
+    assert load_task(task).metrics[0] == metric
+    with pytest.raises(UserError, match=r"for labels that are numbers, but .* the label 'm0'"):
+        load_task(dataclasses.replace(task, label="mood"))
 
 
 def test_a_column_whose_name_has_a_dot_comes_first(tmp_path: Path) -> None:

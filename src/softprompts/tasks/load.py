@@ -11,13 +11,14 @@ from pathlib import Path
 
 from ..config import TaskConfig
 from ..errors import UserError, closest, listing, setting
-from .metrics import metric
+from .metrics import is_number, metric
 from .named import check_available, data_folder, named_format, named_split
 from .prefix_lm import PREFIX_LM, prefix_lm
 from .registry import definition
 from .sampling import few_shot, indices_by_class, sample, split_held_out
 from .sources import NoSplitError, Reservoir, Row, check_dataset, is_file, read_rows, read_split
 from .starter import STARTERS
+from .statistics import CORRELATIONS
 from .task import MEAN, Task, load_mixture, mixture_names
 from .task_definition import Definition, Example, is_labelled
 from .text_format import TextFormat, check_template
@@ -384,6 +385,14 @@ def _metrics(config: TaskConfig, task: Task) -> tuple[str, ...]:
             f"{setting('task.metric', 'f1')} is for two classes, but {task.name} has "
             f"{len(task.labels)}; use {setting('task.metric', 'macro_f1')}."
         )
+    if config.metric != MEAN and not CORRELATIONS.isdisjoint(chosen.split("+")):
+        targets = task.labels or [example.target for example in task.validation]
+        word = next((target for target in targets if not is_number(target)), None)
+        if word is not None:
+            raise UserError(
+                f"{setting('task.metric', chosen)} is for labels that are numbers, but {task.name} "
+                f"has the label {word!r}; use another metric, such as accuracy."
+            )
     if chosen == "exact_match" and not any("question" in e.metadata for e in task.validation):
         raise UserError(
             f"{setting('task.metric', 'exact_match')} is for questions with several answers, "
