@@ -264,6 +264,12 @@ def is_number(text: str) -> bool:
         return False
 
 
+def in_order(labels: Iterable[str]) -> list[str]:
+    """Labels as a table shows them: by number if all are numbers."""
+    labels = list(labels)
+    return sorted(labels, key=float) if all(map(is_number, labels)) else labels
+
+
 def _numbers(
     examples: Sequence[Example], predictions: Sequence[str]
 ) -> tuple[list[float], list[float]]:
