@@ -148,6 +148,13 @@ def test_a_folder_without_data_is_refused_without_the_library(
         read_rows(str(tmp_path))
 
 
+def test_a_folder_that_is_no_dataset_is_a_plain_error(tmp_path: Path) -> None:
+    (tmp_path / "prompt.json").write_text('{"a": 1}')
+    (tmp_path / "metrics.jsonl").write_text('{"b": [2]}\n{"c": 3')
+    with pytest.raises(UserError, match=r"The folder .* is not a Hugging Face dataset; name one"):
+        read_rows(str(tmp_path))
+
+
 def test_a_reservoir_samples_uniformly_and_keeps_the_order() -> None:
     def rows(count: int) -> Iterator[Row]:
         return (Row({"n": n}, f"x:{n}") for n in range(count))

@@ -304,6 +304,11 @@ def _read_dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
             identifier, _, config = name.partition(":")
             loaded = datasets.load_dataset(identifier, config or None)
     except Exception as error:  # the library raises a dozen types for a missing dataset
+        if Path(name).is_dir():
+            raise UserError(
+                f"The folder {name} is not a Hugging Face dataset; name one, or a file with rows "
+                f"({', '.join(READERS)})."
+            ) from None
         reason = offline_reason(name, "dataset") or (
             str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         )
