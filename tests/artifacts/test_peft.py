@@ -323,7 +323,7 @@ def test_the_command_line_both_ways(
     )
     assert main(["predict", back, "what a lovely film", "--quiet", "--json"]) == 0
     assert main(["predict", back, "what a lovely film", "--scoring", "labels"]) == 2
-    assert "has no labels to choose among" in capsys.readouterr().err
+    assert "has no labels to choose among; use --scoring generate" in capsys.readouterr().err
 
 
 def test_an_imported_prompt_starts_a_run(

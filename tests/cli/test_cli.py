@@ -19,7 +19,9 @@ import yaml
 
 from softprompts import UserError, load, run_config
 from softprompts.cli import load_command, main
+from softprompts.cli.command import check_prompt_folder
 from softprompts.cli.flags import parse_run
+from softprompts.cli.output import describe_classes
 from softprompts.config import expand_lists
 from softprompts.files.tensors import read_tensors
 
@@ -347,7 +349,7 @@ def test_a_finished_run_is_reported(
 def test_predict_reads_standard_input(
     tuned: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("one line\n\nanother line\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("one line\nanother line\n\n\n"))
     assert main(["predict", str(tuned), "-", "--scoring", "labels"]) == 0
     shown = capsys.readouterr()
     assert len(shown.out.split()) == 2
@@ -532,6 +534,7 @@ BAD = [
     ),
     (["tune", "--config", "nowhere.yaml"], "The config file nowhere.yaml does not exist"),
     (["predict", "nowhere", "text"], "There is no prompt at nowhere"),
+    (["predict", "", "text"], "The prompt has no name; give the folder that"),
     (
         [*INTENT, "--preset", "residual-bert"],
         "The preset residual-bert is for encoder-only models such as BERT, and t5-tiny is not one; "
@@ -651,3 +654,24 @@ def test_a_terminal_shows_a_progress_bar(
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode(errors="replace"))
     for piece in pieces:
         assert piece in text, text[-400:]
+
+
+def test_a_file_beside_prompts_is_not_taken_for_one(tmp_path: Path) -> None:
+    (tmp_path / "cohort.csv").touch()
+    with pytest.raises(UserError, match="csv is a file, not a prompt's folder; name a folder"):
+        check_prompt_folder(tmp_path / "cohort.csv", tmp_path)
+    with pytest.raises(UserError) as error:
+        check_prompt_folder(tmp_path / "cohort.cvs", tmp_path)
+    assert "did you mean" not in str(error.value)
+
+
+def test_labels_fit_into_tables_and_numbers_are_in_order() -> None:
+    def table(labels: list[str]) -> list[str]:
+        counts = {"rows": 1, "precision": 50.0, "recall": 50.0}
+        report = {"classes": dict.fromkeys(labels, counts), "confusion": {}, "invalid": 0}
+        return describe_classes(report)
+
+    assert [line.split()[0] for line in table(["1", "10", "2"])] == ["target", "1", "2", "10"]
+    lines = table(["two\nlines", "x" * 700])
+    assert [line.split()[0] for line in lines] == ["target", "two\\nlines", f"{'x' * 23}…"]
+    assert max(map(len, lines)) < 100

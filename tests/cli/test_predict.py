@@ -1,9 +1,11 @@
 """`softprompts predict`: rows keep their columns, bad rows are reported, prompts share a pass."""
 
 import csv
+import datetime
 import io
 import json
 import shutil
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -144,17 +146,69 @@ def test_prompts_of_different_backbones_are_refused_before_a_model_is_loaded(
         assert message in capsys.readouterr().err
 
 
+def test_a_blank_line_of_standard_input_keeps_its_place(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["predict", str(runs / "seed=0"), *CPU]
+    monkeypatch.setattr("sys.stdin", io.StringIO("good\n\nbad\n\n"))
+    assert main([*command, "-"]) == 2
+    assert main([*command, "good", ""]) == 2
+    assert capsys.readouterr().err.count("text 2: the column 'review' is empty.") == 2
+    monkeypatch.setattr("sys.stdin", io.StringIO("good\n\nbad\n\n"))
+    assert main([*command, "-", "--skip-bad-rows"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [bool(answer) for answer in shown] == [True, False, True]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n\n"))
+    assert main([*command, "-"]) == 2
+    assert "There is nothing to answer" in capsys.readouterr().err
+
+
+def from_bytes(data: bytes) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8")
+
+
+def test_rows_with_dates_are_printed_as_json(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [{"review": "good", "day": datetime.date(2024, 5, 6), "price": Decimal("1.50")}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "odd.parquet")
+    command = ["predict", str(runs / "seed=0"), "--json", *CPU, "--file"]
+    assert main([*command, str(tmp_path / "odd.parquet")]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["row"] == {"review": "good", "day": "2024-05-06", "price": "1.50"}
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
+def test_standard_input_is_read_as_a_file_would_be(
+    kind: str, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, data = [{"review": "café"}, {"review": "naïve"}], io.BytesIO()
+    if kind == "parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), data)
+    else:
+        text = json.dumps(rows, ensure_ascii=False, indent=1)
+        data.write((text if kind == "json" else "review\ncafé\nnaïve\n").encode("cp1252"))
+    monkeypatch.setattr("sys.stdin", from_bytes(data.getvalue()))
+    command = ["predict", str(runs / "seed=0"), "--file", "-", "--encoding", "cp1252", "--json"]
+    assert main([*command, *CPU]) == 0
+    shown = [json.loads(line)["input"] for line in capsys.readouterr().out.splitlines()]
+    assert shown == ["café", "naïve"]
+
+
 def test_rows_come_from_standard_input(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["predict", str(runs / "seed=0"), "--file", "-", *CPU]
     for text in ("id,review\n1,good\n2,bad\n", '{"review": "good"}\n{"review": "bad"}\n'):
-        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        monkeypatch.setattr("sys.stdin", from_bytes(text.encode()))
         assert main([*command, "--json"]) == 0
         shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [line["input"] for line in shown] == ["good", "bad"]
         assert shown[0]["row"]["review"] == "good"
-    monkeypatch.setattr("sys.stdin", io.StringIO("review\ngood\n,\n"))
+    monkeypatch.setattr("sys.stdin", from_bytes(b"review\ngood\n,\n"))
     assert main(command) == 2
     assert "standard input:3 has 2 cells, but the header has 1" in capsys.readouterr().err
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,8 @@ def test_import_of_a_run_and_of_a_cohort(library: Library, capsys: Capture) -> N
     assert [prompt["name"] for prompt in again["imported"]] == ["again"]
     before = sorted(path.name for path in library.folder.iterdir())
     make_prompt(Path("study/a"), torch.ones(1, 2, 4))
+    shutil.rmtree("study/lr=0.1_seed=0")
+    make_prompt(Path("study/lr=0.1_seed=0"), torch.zeros(1, 2, 4))
     assert "already holds study-lr0.1-seed0" in error_of(capsys, "import", "study")
     assert sorted(path.name for path in library.folder.iterdir()) == before, "all or none"
     assert len(result_of(capsys, "import", "study", "--overwrite")["imported"]) == 3
@@ -243,6 +246,17 @@ def test_import_of_a_run_and_of_a_cohort(library: Library, capsys: Capture) -> N
     assert "would both be named study-lr0.1-seed0" in error_of(
         capsys, "import", "study", "--overwrite"
     )
+
+
+def test_a_repeated_import_adds_only_what_is_new(library: Library, capsys: Capture) -> None:
+    make_prompt(Path("study/a"), torch.ones(1, 2, 4))
+    result_of(capsys, "import", "study")
+    make_prompt(Path("study/b"), torch.ones(1, 2, 4))
+    again = result_of(capsys, "import", "study")
+    assert [prompt["name"] for prompt in again["imported"]] == ["b"]
+    assert again["already_there"] == ["a"]
+    assert main(["prompts", "import", "study"]) == 0
+    assert capsys.readouterr().out == "a, b are already in the library library (2 prompts)\n"
 
 
 @pytest.mark.parametrize(
@@ -393,7 +407,9 @@ def test_prompts_are_removed_and_renamed(library: Library, capsys: Capture) -> N
     assert {entry.name for entry in library.entries()} == names - {"near"} | {"nearest"}
     found = result_of(capsys, "search", "target")["found"]
     assert "nearest" in {match["name"] for match in found}
-    assert "already holds far" in error_of(capsys, "rename", "nearest", "far")
+    for new in ("far", "nearest"):
+        error = error_of(capsys, "rename", "nearest", new)
+        assert f"already holds {new}; choose another." in error
     assert "There is no prompt near in" in error_of(capsys, "rename", "near", "nearby")
     assert "cannot be the name of a prompt" in error_of(capsys, "rename", "far", "../far")
     error_of(capsys, "remove", "far", "nobody")
@@ -421,7 +437,7 @@ BAD = [
     (["show", "target", "--library", "nowhere"], "There is no library at nowhere; name one"),
     (["import", "runs/near", "--name", "../x"], "cannot be the name of a prompt"),
     (["import", "runs/near", "--name", ""], "cannot be the name of a prompt"),
-    (["import", "runs/near"], "already holds near"),
+    (["import", "runs/near", "--name", "far"], "already holds far"),
     (["import", "runs/near", "--output", "x"], "--output is for PEFT adapters"),
     (["import", "nowhere"], "There is no prompt at nowhere"),
     (["import", "library/.index"], "holds no prompt, no finished run and no PEFT adapter"),

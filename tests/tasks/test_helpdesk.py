@@ -1,5 +1,6 @@
 """The starter data has the sizes, classes and variety that its README promises."""
 
+import csv
 import itertools
 import json
 import re
@@ -73,6 +74,13 @@ def test_the_tasks_command_knows_the_starter_tasks(
         == 0
     )
     assert json.loads(capsys.readouterr().out) == {"accuracy": 100.0, "macro_f1": 100.0}
+    table = tmp_path / "intent.csv"
+    export = ["tasks", "export", "helpdesk/intent", "--split", "validation", "--output"]
+    assert main([*export, str(table)]) == 0
+    with table.open(newline="") as file:
+        assert list(csv.DictReader(file)) == lines
+    assert main([*export, str(tmp_path / "intent.txt")]) == 2
+    capsys.readouterr()
     assert main(["tasks", "export", "helpdesk/intent", "--split", "test"]) == 2
     assert (
         "helpdesk/intent has no split 'test'; it has train, validation." in capsys.readouterr().err

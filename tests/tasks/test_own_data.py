@@ -1,6 +1,9 @@
 """A user's own data: JSON arrays, nested fields, encodings, label words with commas, free text."""
 
+import dataclasses
+import datetime
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import softprompts
 from softprompts.cli import main
 from softprompts.config import TaskConfig
 from softprompts.errors import UserError
-from softprompts.tasks import load_task, read_rows
+from softprompts.tasks import Row, TextFormat, load_task, read_rows
 
 REVIEWS = [
     {"review": {"body": f"text {i}", "tags": ["a", "b"]}, "stars": {"value": i % 2}}
@@ -29,6 +32,16 @@ def test_a_json_array_and_nested_fields_by_path(tmp_path: Path) -> None:
     assert task.train[0].input.startswith("b: text ")
     with pytest.raises(UserError, match=r"has no column 'review\.title'"):
         load_task(TaskConfig(train=str(path), text="review.title", label="stars.value"))
+
+
+@pytest.mark.parametrize("metric", ["pearson_corrcoef", "accuracy+spearman_corrcoef"])
+def test_a_correlation_is_for_numbers(metric: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("text,stars,mood\n" + "".join(f"t {i},{i % 2},m{i % 2}\n" for i in range(20)))
+    task = TaskConfig(train=str(path), text="text", label="stars", metric=metric)
+    assert load_task(task).metrics[0] == metric
+    with pytest.raises(UserError, match=r"for labels that are numbers, but .* the label 'm0'"):
+        load_task(dataclasses.replace(task, label="mood"))
 
 
 def test_a_column_whose_name_has_a_dot_comes_first(tmp_path: Path) -> None:
@@ -110,3 +123,30 @@ def test_the_commands_read_other_encodings(tmp_path: Path) -> None:
     assert main(["evaluate", run, "--file", *file, *flags]) == 0
     assert main(["predict", run, "--file", *file, *flags]) == 0
     assert main(["evaluate", run, *flags]) == 0, "its own rows, as they were read"
+
+
+@pytest.mark.parametrize("name", ["nan", "NaN", "Nan"])
+def test_nan_is_a_text_and_a_label_like_any_other(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "people.csv"
+    rows = [f"{name},{name if i % 2 else 'Bob'}\n" for i in range(20)]
+    path.write_text("text,label\n" + "".join(rows))
+    task = load_task(TaskConfig(train=str(path), text="text", label="label"))
+    assert set(task.labels) == {name, "Bob"}
+    assert {example.input for example in task.train} == {name}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (datetime.date(2024, 5, 6), "2024-05-06"),
+        (datetime.datetime(2024, 5, 6, 7, 8), "2024-05-06 07:08:00"),
+        (datetime.time(7, 8), "07:08:00"),
+        (Decimal("1.50"), "1.50"),
+    ],
+)
+def test_dates_times_and_decimals_are_read_as_a_file_would_hold_them(
+    value: object, text: str
+) -> None:
+    form = TextFormat("{text}", "label")
+    (example,) = form.row_examples(Row({"text": value, "label": value}, "rows:1"), "train")
+    assert (example.input, example.target) == (text, text)

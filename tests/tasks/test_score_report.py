@@ -131,6 +131,18 @@ def test_a_report_has_classes_confusion_and_baselines() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["pearson_corrcoef", "pearson_corrcoef+spearman_corrcoef"])
+def test_a_correlation_is_not_tested_by_rows_that_are_right_or_wrong(name: str) -> None:
+    rows = [Example(f"text {number}", str(number)) for number in range(8)]
+    close = [str(number + 0.1) for number in range(8)]
+    report = score_report(rows, close, [name], [], {"majority": ["1"] * 8})
+    assert report.metrics[name] == pytest.approx(100)
+    assert report.row_scores == []
+    assert "p" not in report.baselines["majority"]
+    assert is_wrong(name, rows[0], "1", [])
+    assert not is_wrong(name, rows[0], "0", [])
+
+
 def toy(name: str) -> Task:
     train = [Example(f"it was {word}", label) for word, label in WORDS for _ in range(5)]
     validation = [Example(f"really {word} it was", label) for word, label in WORDS]

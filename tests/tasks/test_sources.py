@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from softprompts.errors import UserError
-from softprompts.tasks.sources import Reservoir, Row, read_rows, read_split
+from softprompts.tasks.sources import Reservoir, Row, dataset_rows, read_rows, read_split
 
 ROWS = [{"text": "good, very", "label": "yes"}, {"text": 'a "quoted" one', "label": "no"}]
 
@@ -86,6 +86,9 @@ def test_a_dataset_folder_is_read_with_class_names(tmp_path: Path) -> None:
     features = datasets.Features(
         {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
     )
+    unlabelled = datasets.Dataset.from_dict({"text": ["a"], "label": [-1]}, features=features)
+    assert list(dataset_rows(unlabelled)) == [{"text": "a", "label": None}]
+    assert list(dataset_rows(unlabelled, class_names=False)) == [{"text": "a", "label": -1}]
     dataset = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=features)
     datasets.DatasetDict({"train": dataset, "validation": dataset.select([0])}).save_to_disk(
         str(tmp_path / "d")
@@ -109,7 +112,7 @@ def test_a_dataset_folder_is_read_with_class_names(tmp_path: Path) -> None:
     [
         ("a.csv", b"text,label\nx,y\nonly-one\n", r"a.csv:3 has 1 cell, but the header has 2"),
         ("a.csv", b'text,label\n"open,y\n', r"a.csv:2 is malformed"),
-        ("a.csv", b"text,label,text\nx,y,z\n", "has two columns of the same name"),
+        ("a.csv", b"text,label,text\nx,y,z\n", r"two columns of the same name \(text\); rename"),
         ("a.csv", b"text,label\n", "has no rows"),
         ("a.csv", b"", "has no rows"),
         ("a.csv", b"text,label\ncaf\xe9,y\n", "not UTF-8"),
@@ -142,6 +145,13 @@ def test_a_folder_without_data_is_refused_without_the_library(
     (tmp_path / "nested" / "notes.md").write_text("nothing")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"The folder .* holds no data; name a file \(.csv, "):
+        read_rows(str(tmp_path))
+
+
+def test_a_folder_that_is_no_dataset_is_a_plain_error(tmp_path: Path) -> None:
+    (tmp_path / "prompt.json").write_text('{"a": 1}')
+    (tmp_path / "metrics.jsonl").write_text('{"b": [2]}\n{"c": 3')
+    with pytest.raises(UserError, match=r"The folder .* is not a Hugging Face dataset; name one"):
         read_rows(str(tmp_path))
 
 

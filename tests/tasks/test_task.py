@@ -183,7 +183,7 @@ def test_few_shot_keeps_the_order(shots: int) -> None:
         ),
         ([{"t": "a", "y": "x"}], {"text": None, "template": "{t"}, "must name columns"),
         ([{"t": "a", "y": "x"}], {"text": None, "template": "{t!r}"}, "has no column 't!r'"),
-        ([{"t": "a", "y": "NaN"}], {}, "the column 'y' is empty"),
+        ([{"t": "a", "y": " "}], {}, "the column 'y' is empty"),
         ([{"t": "caf\udce9", "y": "x"}], {}, "not valid Unicode"),
         ([{"t": "a", "y": "x"}], {"metric": "bleurt"}, "no metric 'bleurt'"),
         ([{"t": "a", "y": "x"}, {"t": "b", "y": "w"}], {}, "too few rows"),

@@ -354,6 +354,7 @@ def test_the_default_wins_unless_another_is_clearly_better(toy_csv: Path) -> Non
     free_text = [10.0 * (row % 5) for row in range(16)]  # by a metric such as ROUGE
     assert auto.clearly_better([score + 20 for score in free_text], free_text)
     assert not auto.clearly_better([*free_text[1:], 40.0], free_text)
+    assert auto.clearly_better([], [])  # by a correlation, of which rows have no scores
 
 
 def test_equal_scores_are_decided_by_the_loss() -> None:

@@ -157,6 +157,13 @@ def test_a_run_on_a_data_frame_equals_the_run_on_the_file(csv: Path) -> None:
     assert len(tuned.probabilities(datasets.Dataset.from_list(ROWS[:3]))) == 3
 
 
+def test_texts_with_labels_are_evaluated_whatever_the_columns_are_called() -> None:
+    rows = [{"review": row["text"], "mood": row["label"]} for row in ROWS]
+    tuned = softprompts.tune(train=rows, **{**SETTINGS, "text": "review", "label": "mood"})
+    pair = ([row["text"] for row in ROWS], [row["label"] for row in ROWS])
+    assert tuned.evaluate(pair) == tuned.evaluate(rows)
+
+
 def test_a_run_resumes_with_the_same_data_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,6 +149,13 @@ def test_labels_that_differ_in_case_alone_are_warned_of(
     assert "warning: Good and good are different classes, although" in capsys.readouterr().err
 
 
+def test_validation_on_training_rows_is_warned_of(
+    toy_csv: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    softprompts.tune(train=str(toy_csv), validation=str(toy_csv), **QUICK)
+    assert "validation rows are also training rows, so the score" in capsys.readouterr().err
+
+
 def test_a_class_with_one_row_is_warned_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -265,8 +265,13 @@ def check_prompt_folder(path: Path, library: Path) -> None:
     """Refuse what is not a folder, before torch is imported."""
     if path.is_dir():
         return
+    if path.is_file():
+        raise UserError(
+            f"{path} is a file, not a prompt's folder; name a folder that `softprompts tune` wrote."
+        )
     folders = [folder for folder in (library, path.parent) if folder.is_dir()]
-    names = {name: folder / name for folder in folders for name in os.listdir(folder)}
+    found = [entry for folder in folders for entry in folder.iterdir() if entry.is_dir()]
+    names = {entry.name: entry for entry in found}
     similar = closest(path.name, names)
     hint = (
         f"did you mean {names[similar]}?"
@@ -277,7 +282,15 @@ def check_prompt_folder(path: Path, library: Path) -> None:
     raise UserError(f"There is no prompt at {path}; {hint}")
 
 
-PROMPT = argument("prompt", metavar="PROMPT", type=Path, help="the folder that tune wrote")
+def _prompt_folder(text: str) -> Path:
+    if not text.strip():
+        raise UserError("The prompt has no name; give the folder that `softprompts tune` wrote.")
+    return Path(text)
+
+
+PROMPT = argument(
+    "prompt", metavar="PROMPT", type=_prompt_folder, help="the folder that tune wrote"
+)
 BACKBONE = model_flags("the backbone, if it is not where the prompt's card says")
 SCORING = argument(
     "--scoring",

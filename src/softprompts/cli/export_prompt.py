@@ -88,7 +88,7 @@ def main(options: argparse.Namespace) -> int:
         report = task_report(task, "validation", answers, baselines=False)
         prompt, result["metrics"], result["rows"] = single.prompt, report.metrics, report.rows
         routed = folder.row_scores("validation")
-        if len(routed) == len(report.row_scores):
+        if routed and len(routed) == len(report.row_scores):
             result["p"] = paired_test(report.row_scores, routed)
     if for_vllm:
         write_vllm(output, prompt, card)

@@ -137,14 +137,19 @@ def _name(options: argparse.Namespace) -> str:
 
 
 def _import_runs(options: argparse.Namespace) -> int:
-    """Import a run, or all runs below a folder; all are checked before the first is added."""
+    """Import a run, or all runs below a folder; all are checked before the first is added, and
+    those that the library holds already are left as they are."""
     from ..library.library import Library, print_warning
 
     library = Library(options.library)
     runs, unfinished = _named_runs(options, library.folder)
-    without_vectors = _check_runs(runs, library, options.overwrite)
-    runs = {name: run for name, run in runs.items() if run not in without_vectors}
-    entries = [library.add(run, name, options.overwrite) for name, run in runs.items()]
+    there = [name for name, run in runs.items() if library.holds_copy(name, run)]
+    there = [] if options.overwrite else there
+    without_vectors = _check_runs(runs, there, library, options.overwrite)
+    new = {
+        name: run for name, run in runs.items() if name not in there and run not in without_vectors
+    }
+    entries = [library.add(run, name, options.overwrite) for name, run in new.items()]
     for reason in list(without_vectors.values())[:WARNINGS]:
         print_warning(f"Left out: {reason.rpartition(';')[0]}.")
     if unfinished:
@@ -155,11 +160,20 @@ def _import_runs(options: argparse.Namespace) -> int:
             {"name": entry.name, "folder": str(entry.folder), "task": entry.card.task.name}
             for entry in entries
         ],
+        "already_there": there,
         "left_out": [str(path) for path in (*unfinished, *without_vectors)],
     }
-    are, count = ("are", f" ({len(runs)} prompts)") if len(runs) > 1 else ("is", "")
-    text = f"{listing(list(runs), 10)} {are} in the library {options.library}{count}"
-    return print_result(options, result, text)
+    return print_result(
+        options,
+        result,
+        _where(list(new), "in", options.library) if new else None,
+        _where(there, "already in", options.library) if there else None,
+    )
+
+
+def _where(names: list[str], where: str, library: Path) -> str:
+    are, count = ("are", f" ({len(names)} prompts)") if len(names) > 1 else ("is", "")
+    return f"{listing(names, 10)} {are} {where} the library {library}{count}"
 
 
 def _named_runs(options: argparse.Namespace, library: Path) -> tuple[dict[str, Path], list[Path]]:
@@ -211,12 +225,17 @@ def _library_name(path: Path, prefix: str, by_default: bool) -> str:
     return name if itself else f"{prefix}-{name}"
 
 
-def _check_runs(runs: dict[str, Path], library: "Library", overwrite: bool) -> dict[Path, str]:
-    """Check that the library can take the runs; those without vectors, and why, unless all are."""
+def _check_runs(
+    runs: dict[str, Path], there: list[str], library: "Library", overwrite: bool
+) -> dict[Path, str]:
+    """Check that the library can take the runs that are not `there`; those without vectors, and
+    why, unless all are."""
     from ..library.library import NoVectorsError
 
     without_vectors: dict[Path, str] = {}
     for name, run in runs.items():
+        if name in there:
+            continue
         library.check_free(name, overwrite)
         try:
             library.check_prompt(run)

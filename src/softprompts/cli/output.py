@@ -8,16 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import counted, spelled
+from ..tasks.metrics import in_order
 
 MAX_LABELS = 10
 """The most labels whose confusion matrix is printed."""
+LABEL_WIDTH = 24
+"""Characters of a label in a table."""
 NAMES = {"majority": "majority class", "bag_of_words": "bag of words"}
 NO_LABEL = "(no label)"
 
 
 def print_result(options: argparse.Namespace, result: Mapping[str, Any], *lines: str | None) -> int:
     """Print a result as text, or as JSON if asked for; the exit code of success."""
-    print(json.dumps(result, ensure_ascii=False) if options.json else joined(*lines))
+    print(json.dumps(result, ensure_ascii=False, default=str) if options.json else joined(*lines))
     return 0
 
 
@@ -100,16 +103,19 @@ def format_p(p: float | None) -> str:
 
 def describe_classes(report: Mapping[str, Any]) -> list[str]:
     """Precision, recall and confusion of each class; of many classes, the weakest three."""
-    classes = report.get("classes", {})
+    classes = {name: report["classes"][name] for name in in_order(report.get("classes", ()))}
     if len(classes) > MAX_LABELS:
         known = {name: values for name, values in classes.items() if values["rows"]}
         weakest = sorted(known, key=lambda name: known[name]["recall"])[:3]
-        shown = [f"{name} {known[name]['recall']:.1f} ({known[name]['rows']})" for name in weakest]
+        shown = [
+            f"{_short(name)} {known[name]['recall']:.1f} ({known[name]['rows']})"
+            for name in weakest
+        ]
         return [f"lowest recall (rows): {', '.join(shown)}"]
     if len(classes) < 2:
         return []
     answers = [*classes, *([NO_LABEL] if report["invalid"] else [])]
-    table = [["target", "rows", "precision", "recall", "predicted:", *answers]]
+    table = [["target", "rows", "precision", "recall", "predicted:", *map(_short, answers)]]
     for target, values in classes.items():
         counts = report["confusion"].get(target, {})
         others = sum(counts.values()) - sum(counts.get(name, 0) for name in classes)
@@ -117,5 +123,11 @@ def describe_classes(report: Mapping[str, Any]) -> list[str]:
         percent = [
             "-" if values[k] is None else f"{values[k]:.1f}" for k in ("precision", "recall")
         ]
-        table.append([target, str(values["rows"]), *percent, "", *map(str, cells)])
+        table.append([_short(target), str(values["rows"]), *percent, "", *map(str, cells)])
     return list(aligned(table))
+
+
+def _short(label: str) -> str:
+    """A label in a table: on one line, and not too long."""
+    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in label)
+    return text if len(text) <= LABEL_WIDTH else f"{text[: LABEL_WIDTH - 1]}…"

@@ -12,6 +12,7 @@ from ..errors import UserError
 from ..library import default_folder
 from ..serving.client import VARIABLE, Client
 from ..tasks import Row, TextFormat, read_rows
+from ..tasks.sources import checked_encoding
 from .command import (
     BACKBONE,
     ENCODING,
@@ -64,7 +65,7 @@ class Question:
         "--file",
         metavar="FILE",
         help="rows with the task's columns: a CSV, TSV, JSON, JSONL or Parquet file, a dataset, "
-        "or - for CSV or JSON lines from standard input",
+        "or - for CSV, JSON or Parquet from standard input",
     ),
     argument(
         "--output",
@@ -227,24 +228,26 @@ def _read(options: argparse.Namespace) -> tuple[list[str], list[Row]]:
         raise UserError("Give either texts, or - for standard input, or --file.")
     if options.file:
         if options.file == STDIN:
-            return [], _stdin_rows()
+            return [], _stdin_rows(options.encoding)
         return [], read_rows(options.file, "validation", encoding=options.encoding)
     if from_stdin:
-        texts = [line.rstrip("\n") for line in sys.stdin if line.strip()]
-    if not (texts and all(text.strip() for text in texts)):
+        lines = sys.stdin.read().rstrip()
+        texts = lines.split("\n") if lines else []
+    if not texts:
         raise UserError("There is nothing to answer; give texts, - for standard input, or --file.")
     return texts, []
 
 
-def _stdin_rows() -> list[Row]:
-    """Rows from standard input: JSON lines if it begins with {, otherwise CSV."""
-    text = sys.stdin.read()
+def _stdin_rows(encoding: str) -> list[Row]:
+    """Rows from standard input: Parquet, JSON if it begins with [ or {, otherwise CSV."""
+    data = sys.stdin.buffer.read()
+    beginning = data[:100].decode(checked_encoding(encoding), "ignore").lstrip()
+    suffix = ".json" if beginning.startswith(("[", "{")) else ".csv"
     with tempfile.TemporaryDirectory() as folder:
-        suffix = ".jsonl" if text.lstrip().startswith("{") else ".csv"
-        path = str(Path(folder) / f"rows{suffix}")
-        Path(path).write_text(text, encoding="utf-8")
+        path = str(Path(folder) / f"rows{'.parquet' if data.startswith(b'PAR1') else suffix}")
+        Path(path).write_bytes(data)
         try:
-            rows = read_rows(path, "validation")
+            rows = read_rows(path, "validation", encoding=encoding)
         except UserError as error:
             raise UserError(error.message.replace(path, "standard input")) from None
     return [row._replace(location=row.location.replace(path, "standard input")) for row in rows]

@@ -3,14 +3,12 @@
 import argparse
 import json
 import math
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..config import TaskConfig
 from ..errors import UserError, counted
-from ..files import write_text
 from ..tasks import (
     BENCHMARKS,
     PREFIX_LM,
@@ -27,6 +25,7 @@ from ..tasks import (
 )
 from .command import Argument, action, argument, run_action
 from .output import print_result
+from .table_file import check_table_file, write_table_file
 
 
 def _task_flags(split: str = "train") -> tuple[Argument, ...]:
@@ -116,18 +115,20 @@ def show_task(options: argparse.Namespace) -> int:
         "--output",
         metavar="FILE",
         type=Path,
-        help="the file to write (default: standard output)",
+        help="a .jsonl, .csv, .tsv or .parquet file (default: standard output)",
     ),
 )
 def export_split(options: argparse.Namespace) -> int:
-    """Write a split as JSON lines {"input": ..., "target": ...} in the official order."""
+    """Write the inputs and targets of a split as JSON lines, or by the suffix of --output."""
+    if options.output is not None:
+        check_table_file(options.output)
     examples = _read_split(definition(options.task), options)
     objects = [{"input": example.input, "target": example.target} for example in examples]
-    lines = "".join(f"{json.dumps(entry, ensure_ascii=False)}\n" for entry in objects)
     if options.output is None:
-        sys.stdout.write(lines)
+        for entry in objects:
+            print(json.dumps(entry, ensure_ascii=False))
         return 0
-    write_text(options.output, lines)
+    write_table_file(options.output, objects, ["input", "target"])
     result = {"task": options.task, "examples": len(objects), "file": str(options.output)}
     return print_result(options, result, f"{len(objects)} examples are in {options.output}")
 

@@ -108,6 +108,8 @@ def _temporary(path: Path, target: Path, remedy: str = "") -> Iterator[Path]:
         yield temporary
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
         reason = getattr(error, "strerror", None) or error
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            reason, remedy = f"{path.parent} is not a folder", "choose another path"
         remedy = remedy or "free some disk space, or choose another path"
         raise UserError(f"{target} cannot be written ({reason}); {remedy}.") from None
     finally:

@@ -6,6 +6,7 @@ were left by a killed process, and are cleaned up.
 """
 
 import contextlib
+import filecmp
 import os
 import shutil
 import sys
@@ -138,7 +139,8 @@ class Library:
         folder = self.prompt_folder(new)
         with self.existing()._locked(write=True):
             self.check_present(name)
-            self.check_free(new)
+            if folder.exists():
+                raise UserError(f"The library {self.folder} already holds {new}; choose another.")
             self.prompt_folder(name).rename(folder)
         return Entry.of(folder)
 
@@ -149,6 +151,11 @@ class Library:
                 f"The library {self.folder} already holds {name}; "
                 f"choose another {setting('name')}, or replace it with {setting('overwrite')}."
             )
+
+    def holds_copy(self, name: str, run: Path) -> bool:
+        """Whether the prompt of this name is the one in a run's folder."""
+        files = [CARD, PROMPT]
+        return filecmp.cmpfiles(run, self.prompt_folder(name), files, shallow=False)[0] == files
 
     def prompt_folder(self, name: str) -> Path:
         """The folder of a prompt, whose name must be a single file name."""

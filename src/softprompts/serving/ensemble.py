@@ -136,7 +136,9 @@ def ensemble_report(
                 "differences": {
                     other: {
                         "difference": round(report.metrics[first] - scores[first], 3),
-                        "p": float(f"{paired_test(report.row_scores, row_scores):.6g}"),
+                        "p": float(f"{paired_test(report.row_scores, row_scores):.6g}")
+                        if row_scores
+                        else None,
                     }
                     for other, (scores, row_scores) in compared.items()
                 },

@@ -1,6 +1,7 @@
 """Tasks: rows in, text pairs out; predictions in, metrics out."""
 
-from .load import check_task, doubtful_classes, load_task, own_split, preview_task
+from .doubts import doubtful_classes, repeated_rows
+from .load import check_task, load_task, own_split, preview_task
 from .memory import register_data, register_rows, table_rows
 from .metrics import has_metric, register_metric, rounded, score
 from .named import DATA_VARIABLE, check_labelled, data_folder, has_rows, named_split
@@ -45,6 +46,7 @@ __all__ = [
     "register_metric",
     "register_rows",
     "register_task",
+    "repeated_rows",
     "rounded",
     "score",
     "table_rows",

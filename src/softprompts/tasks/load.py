@@ -10,14 +10,15 @@ from functools import partial
 from pathlib import Path
 
 from ..config import TaskConfig
-from ..errors import UserError, closest, listing, setting
-from .metrics import metric
+from ..errors import UserError, setting
+from .metrics import is_number, metric
 from .named import check_available, data_folder, named_format, named_split
 from .prefix_lm import PREFIX_LM, prefix_lm
 from .registry import definition
 from .sampling import few_shot, indices_by_class, sample, split_held_out
 from .sources import NoSplitError, Reservoir, Row, check_dataset, is_file, read_rows, read_split
 from .starter import STARTERS
+from .statistics import CORRELATIONS
 from .task import MEAN, Task, load_mixture, mixture_names
 from .task_definition import Definition, Example, is_labelled
 from .text_format import TextFormat, check_template
@@ -85,34 +86,6 @@ def check_task(config: TaskConfig) -> None:
         check_dataset(str(config.train))
     elif small:
         load_task(config)
-
-
-def doubtful_classes(task: Task) -> str | None:
-    """A warning about classes that are probably the same one, or have a single row in a split;
-    None if there are none."""
-    if not task.labels or len(task.members) > 1:
-        return None
-    same: dict[str, list[str]] = {}
-    for label in task.labels:
-        same.setdefault(" ".join(label.casefold().split()), []).append(label)
-    for labels in same.values():
-        if len(labels) > 1:
-            return (
-                f"{' and '.join(labels)} are different classes, although they differ only in case "
-                "or spaces; correct the rows, or give both the same label word."
-            )
-    for split, examples in (("training", task.train), ("validation", task.validation)):
-        counts = Counter(example.target for example in examples)
-        lone = [label for label, count in counts.items() if count == 1]
-        if lone:
-            verb = "has" if len(lone) == 1 else "have"
-            similar = closest(lone[0], [label for label in counts if label != lone[0]])
-            typo = f", or correct {lone[0]} if it should be {similar}" if similar else ""
-            return (
-                f"{listing(sorted(lone))} {verb} a single {split} row; "
-                f"add rows{typo}, because the score of such a class means little."
-            )
-    return None
 
 
 def own_split(config: TaskConfig, task: Task, split: str) -> list[Example]:
@@ -384,6 +357,14 @@ def _metrics(config: TaskConfig, task: Task) -> tuple[str, ...]:
             f"{setting('task.metric', 'f1')} is for two classes, but {task.name} has "
             f"{len(task.labels)}; use {setting('task.metric', 'macro_f1')}."
         )
+    if config.metric != MEAN and not CORRELATIONS.isdisjoint(chosen.split("+")):
+        targets = task.labels or [example.target for example in task.validation]
+        word = next((target for target in targets if not is_number(target)), None)
+        if word is not None:
+            raise UserError(
+                f"{setting('task.metric', chosen)} is for labels that are numbers, but {task.name} "
+                f"has the label {word!r}; use another metric, such as accuracy."
+            )
     if chosen == "exact_match" and not any("question" in e.metadata for e in task.validation):
         raise UserError(
             f"{setting('task.metric', 'exact_match')} is for questions with several answers, "

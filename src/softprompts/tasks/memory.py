@@ -33,7 +33,7 @@ def register_data(settings: Mapping[str, Any]) -> dict[str, Any]:
         if data is None or isinstance(data, str | os.PathLike) or _are_files(data):
             continue
         settings[name] = register_rows(data, f"task.{name}")
-        if _is_pair(data) and settings.get("template") is None:
+        if is_pair(data) and settings.get("template") is None:
             settings = {TEXT: TEXT, LABEL: LABEL, **settings}
     return settings
 
@@ -98,7 +98,8 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _is_pair(data: Any) -> bool:
+def is_pair(data: Any) -> bool:
+    """Whether data is texts and their labels."""
     return isinstance(data, tuple) and len(data) == 2 and not isinstance(data[0], Mapping)
 
 
@@ -107,7 +108,7 @@ def _has_splits(data: Any) -> bool:
     return isinstance(data, Mapping) and any(
         hasattr(table, "columns")
         or hasattr(table, "column_names")
-        or _is_pair(table)
+        or is_pair(table)
         or (isinstance(table, Sequence) and len(table) > 0 and isinstance(table[0], Mapping))
         for table in data.values()
     )
@@ -118,7 +119,7 @@ def _records(data: Any, path: str) -> list[dict[str, Any]]:
         return rows
     if isinstance(data, Mapping):
         return _plain_rows(_from_columns(data, path))
-    if _is_pair(data):
+    if is_pair(data):
         return _plain_rows(_paired(data[0], data[1], path))
     if (
         not isinstance(data, Sequence)

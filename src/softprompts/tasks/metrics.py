@@ -256,19 +256,27 @@ def _mean_f1(classes: Sequence[str], targets: Sequence[str], predictions: Sequen
     return 100.0 * sum(2 * hits[c] / max(1, gold[c] + predicted[c]) for c in classes) / len(classes)
 
 
+def is_number(text: str) -> bool:
+    """Whether a text is a finite number."""
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def in_order(labels: Iterable[str]) -> list[str]:
+    """Labels as a table shows them: by number if all are numbers."""
+    labels = list(labels)
+    return sorted(labels, key=float) if all(map(is_number, labels)) else labels
+
+
 def _numbers(
     examples: Sequence[Example], predictions: Sequence[str]
 ) -> tuple[list[float], list[float]]:
     """Targets and predictions as numbers, -1 for what is not a finite number."""
-
-    def number(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            return -1.0
-        return value if math.isfinite(value) else -1.0
-
-    return [number(e.target) for e in examples], [number(p) for p in predictions]
+    texts = [e.target for e in examples], predictions
+    first, second = ([float(t) if is_number(t) else -1.0 for t in side] for side in texts)
+    return first, second
 
 
 def _correlation(xs: Sequence[float], ys: Sequence[float]) -> float:

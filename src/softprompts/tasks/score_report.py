@@ -70,7 +70,7 @@ def score_report(
     compared = {
         name: {
             "metrics": rounded(score(metrics, examples, answers, labels)),
-            "p": _p(scores, row_scores(metrics[0], examples, answers, labels)),
+            **_p(scores, row_scores(metrics[0], examples, answers, labels)),
         }
         for name, answers in baselines.items()
     }
@@ -146,8 +146,9 @@ def bags_of_words(task: Task) -> list[tuple[Sequence[Example], list[str]]]:
     ]
 
 
-def _p(first: Sequence[float], second: Sequence[float]) -> float:
-    return float(f"{paired_test(first, second):.6g}")
+def _p(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
+    """The p-value, unless single rows have no scores."""
+    return {"p": float(f"{paired_test(first, second):.6g}")} if first else {}
 
 
 def _classes(

@@ -192,9 +192,10 @@ def _read_delimited(path: Path, encoding: str, delimiter: str) -> Iterator[Row]:
                 if not header:
                     header = [cell.strip() for cell in cells]
                     if len(set(header)) < len(header):
+                        twice = max(header, key=header.count)
                         raise UserError(
-                            f"{path}:{line} has two columns of the same name "
-                            f"({', '.join(header)}); rename one."
+                            f"{path}:{line} has two columns of the same name ({twice[:40]}); "
+                            "rename one."
                         )
                 elif cells:
                     if len(cells) != len(header):
@@ -303,6 +304,11 @@ def _read_dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
             identifier, _, config = name.partition(":")
             loaded = datasets.load_dataset(identifier, config or None)
     except Exception as error:  # the library raises a dozen types for a missing dataset
+        if Path(name).is_dir():
+            raise UserError(
+                f"The folder {name} is not a Hugging Face dataset; name one, or a file with rows "
+                f"({', '.join(READERS)})."
+            ) from None
         reason = offline_reason(name, "dataset") or (
             str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         )
@@ -315,7 +321,8 @@ def _read_dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
 
 
 def dataset_rows(dataset: Any, class_names: bool = True) -> Iterator[dict[str, Any]]:
-    """The rows of a Hugging Face dataset. With `class_names`, class numbers become names."""
+    """The rows of a Hugging Face dataset. With `class_names`, class numbers become names, and -1,
+    which stands for an unlabelled row, an empty cell."""
     names = {
         column: feature.names
         for column, feature in (dataset.features or {}).items()
@@ -323,8 +330,8 @@ def dataset_rows(dataset: Any, class_names: bool = True) -> Iterator[dict[str, A
     }
     for values in dataset:
         for column, labels in names.items():
-            if isinstance(values[column], int) and 0 <= values[column] < len(labels):
-                values[column] = labels[values[column]]
+            if isinstance(values[column], int) and -1 <= values[column] < len(labels):
+                values[column] = [*labels, None][values[column]]
         yield values
 
 

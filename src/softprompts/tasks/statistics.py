@@ -26,6 +26,8 @@ MEANS = {"accuracy": None, "em": "group", "exact_match": "question"} | dict.from
     ("rouge1", "rouge2", "rougeL", "rougeLsum")
 )
 """Metrics that are the mean of a value per row, or per group of rows with the same metadata."""
+CORRELATIONS = frozenset({"pearson_corrcoef", "spearman_corrcoef"})
+"""Metrics of numbers, by which a single row is neither right nor wrong."""
 
 Interval = tuple[float, float]
 
@@ -73,17 +75,21 @@ def row_scores(
 ) -> list[float]:
     """What paired tests compare: a score in percent for each row (or group of rows).
 
-    For metrics that are not a mean over rows, whether the prediction equals its target.
+    For metrics that are not a mean over rows, whether the prediction equals its target; none for
+    correlations.
     """
     scores = unit_scores(name, examples, predictions, labels)
     if scores is not None:
         return scores
+    if not CORRELATIONS.isdisjoint(name.split("+")):
+        return []
     return [100.0 * (e.target == p) for e, p in zip(examples, predictions, strict=True)]
 
 
 def is_wrong(name: str, example: Example, prediction: str, labels: Sequence[str]) -> bool:
     """Whether a prediction has less than the full score."""
-    return row_scores(name, [example], [prediction], labels)[0] < 100
+    scores = unit_scores(name, [example], [prediction], labels)
+    return prediction != example.target if scores is None else scores[0] < 100
 
 
 def interval(

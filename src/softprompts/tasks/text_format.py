@@ -1,8 +1,11 @@
 """TextFormat: how a row becomes input and target texts."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, time
+from decimal import Decimal
 from typing import Any
 
 from ..errors import UserError, closest, setting
@@ -169,9 +172,10 @@ def _cell(row: Row, column: str) -> str:
     if value is _MISSING:
         columns = ", ".join(row.values) or "none"
         raise UserError(f"{row.location} has no column {column!r}; its columns are {columns}.")
-    if value is None or str(value).strip().lower() in ("", "nan"):
+    missing = value is None or (isinstance(value, float) and math.isnan(value))
+    if missing or not str(value).strip():
         raise UserError(f"{row.location}: the column {column!r} is empty.")
-    if not isinstance(value, (str, int, float)):
+    if not isinstance(value, (str, int, float, Decimal, date, time)):
         raise UserError(
             f"{row.location}: the column {column!r} holds a {type(value).__name__}, "
             "not a text or a number."

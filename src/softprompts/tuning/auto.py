@@ -387,8 +387,11 @@ def leaving(
 
 
 def clearly_better(first: Sequence[float], second: Sequence[float]) -> bool:
-    """Whether the first scores more on the same rows, and chance is an unlikely reason."""
-    return sum(first) > sum(second) and paired_test(first, second) < UNLIKELY
+    """Whether the first scores more on the same rows, and chance is an unlikely reason.
+
+    A metric without scores of rows cannot be tested; the better one is better.
+    """
+    return not first or (sum(first) > sum(second) and paired_test(first, second) < UNLIKELY)
 
 
 def in_words(settings: dict[str, Any]) -> str:

@@ -134,10 +134,12 @@ def check_answerable(backbone: Backbone, place: Place, labels: Sequence[str], sc
         )
     backbone.check_place(place)
     if not labels and scoring == "labels":
-        raise UserError(
-            "This prompt has no labels to choose among; "
-            f"name them with {setting('task.labels')} when it is imported."
+        remedy = (
+            f"use {setting('tuning.scoring', 'generate')}"
+            if backbone.generates
+            else f"name them with {setting('task.labels')} when it is imported"
         )
+        raise UserError(f"This prompt has no labels to choose among; {remedy}.")
 
 
 def label_ids(backbone: Backbone, labels: Sequence[str], sentinel: bool) -> list[list[int]]:

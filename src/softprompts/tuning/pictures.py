@@ -17,6 +17,7 @@ from ..backbone import Backbone
 from ..errors import UserError
 from ..files.figures import new_figure, open_axes, write_figure
 from ..tasks import Task
+from ..tasks.metrics import in_order
 from ..tasks.plain_names import plain_names
 from ..tasks.score_report import BASELINE_NAMES, ScoreReport
 from .phases import Phases
@@ -152,7 +153,7 @@ def curve_figure(
 
 def confusion_figure(report: ScoreReport, title: str) -> "Figure":
     """Targets against predictions, with counts, shaded by the share of their target."""
-    labels = list(report.classes)
+    labels = in_order(report.classes)
     columns = [*labels, NO_LABEL] if report.invalid else labels
     rows = []
     for target in labels:

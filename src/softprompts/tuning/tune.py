@@ -12,7 +12,7 @@ from ..backbone import Backbone
 from ..config import Member, RunConfig, Settings, TaskConfig, expand_lists, sections
 from ..config.candidates import check_minutes, make_candidates
 from ..errors import UserError, spelled
-from ..tasks import Task, doubtful_classes, load_task, register_data
+from ..tasks import Task, doubtful_classes, load_task, register_data, repeated_rows
 from .advice import FOR_TRYING, unknown_tokens
 from .auto_tune import refuse_unfinished, tune_by_tournament
 from .checkpoint import load_checkpoint, longer_schedule
@@ -251,7 +251,8 @@ def _load(
     watcher.on_message("reading the data")
     with phases("data"):
         tasks = team.on_all(lambda: load_tasks(configs))
-    for doubt in dict.fromkeys(filter(None, map(doubtful_classes, tasks))):
+    doubts = [doubt(task) for task in tasks for doubt in (doubtful_classes, repeated_rows)]
+    for doubt in dict.fromkeys(filter(None, doubts)):
         watcher.on_message(f"warning: {doubt}")
     if backbone is None:
         _announce(configs[0].model, watcher)

@@ -31,6 +31,7 @@ from ..tasks import (
     rounded,
     score,
 )
+from ..tasks.memory import is_pair
 from ..tasks.questions import Question, check_question, question_list
 from ..tasks.score_report import MAJORITY, score_report
 from .advice import advice
@@ -153,10 +154,13 @@ class Tuned:
     def _answered(
         self, data: Any, split: str, scoring: str | None, skip_bad_rows: bool, verbose: bool
     ) -> tuple[list[Example], list[str]]:
+        form = self.form
+        if is_pair(data) and len(form.columns) == 1 and form.definition is None:
+            data = {form.columns[0]: data[0], form.label: data[1]}
         name = str(data) if isinstance(data, str | os.PathLike) else register_rows(data)
         rows = read_rows(name, split)
-        self.form.check_columns(rows)
-        examples = self.form.examples(rows, skip_bad_rows, "validation")
+        form.check_columns(rows)
+        examples = form.examples(rows, skip_bad_rows, "validation")
         inputs = [example.input for example in examples]
         return examples, self.predictor(scoring)(inputs, RowProgress(len(inputs), verbose))
 
