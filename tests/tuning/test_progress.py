@@ -153,7 +153,9 @@ def test_validation_on_training_rows_is_warned_of(
     toy_csv: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     softprompts.tune(train=str(toy_csv), validation=str(toy_csv), **QUICK)
-    assert "validation rows are also training rows, so the score" in capsys.readouterr().err
+    warning = capsys.readouterr().err
+    assert "validation rows are also training rows, so the score" in warning
+    assert "name other rows with validation." in warning
 
 
 def test_a_class_with_one_row_is_warned_of(

@@ -253,7 +253,7 @@ def _load(
         tasks = team.on_all(lambda: load_tasks(configs))
     doubts = [doubt(task) for task in tasks for doubt in (doubtful_classes, repeated_rows)]
     for doubt in dict.fromkeys(filter(None, doubts)):
-        watcher.on_message(f"warning: {doubt}")
+        watcher.on_message(f"warning: {spelled(doubt)}")
     if backbone is None:
         _announce(configs[0].model, watcher)
     with phases("model"):
