@@ -115,7 +115,7 @@ def test_another_run_in_the_folder_is_refused(
     ("arguments", "message"),
     [
         (["--minutes", "5"], "--minutes is the budget of --auto; use both, or set --steps."),
-        (["--auto", "--minutes", "5", "--epochs", "2"], "Both --minutes and --epochs say"),
+        (["--auto", "--minutes", "5", "--epochs", "2"], "Both --minutes and --epochs set"),
         (["--auto", "--minutes", "soon"], "--minutes is 'soon'; give a number."),
         (["--auto", "--seed", "0,1"], "--seed is a list, but all candidates of --auto share"),
         (
