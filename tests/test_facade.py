@@ -83,6 +83,17 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         softprompts.tuna  # noqa: B018
 
 
+def test_without_its_extra_the_server_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "softprompts.serving.server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(
+        softprompts.UserError, match=r"needs uvicorn; run pip install 'softprompts\[serve\]'"
+    ):
+        softprompts.create_app  # noqa: B018
+
+
 def test_importing_the_package_imports_no_torch() -> None:
     code = "import sys, softprompts; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,6 +13,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+from .errors import UserError
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
         register_start,
     )
     from .config.serve import ServeSettings
-    from .errors import UserError
     from .library.library import Library
     from .serving.async_engine import AsyncEngine
     from .serving.client import Client
@@ -61,7 +61,6 @@ _HOMES = {
     "TaskConfig": "config",
     "Tuned": "tuning.tuned",
     "TuningConfig": "config",
-    "UserError": "errors",
     "cost": "bench.cost",
     "create_app": "serving.server",
     "ensemble": "serving.engine",
@@ -131,7 +130,14 @@ def __getattr__(name: str) -> Any:
     """Fetch a name when it is first used, so that importing the package does not import torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'softprompts' has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    try:
+        home = importlib.import_module(f".{_HOMES[name]}", __name__)
+    except ModuleNotFoundError as error:
+        if name != "create_app":
+            raise
+        message = f"The server needs {error.name}; run pip install 'softprompts[serve]'."
+        raise UserError(message) from None
+    return getattr(home, name)
 
 
 def __dir__() -> list[str]:

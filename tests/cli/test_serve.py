@@ -224,6 +224,8 @@ def test_sigterm_finishes_what_was_taken(served: Served) -> None:
     asking = threading.Thread(
         target=lambda: replies.append(ask(url, {**body, "stream": True}, headers))
     )
+    long = {"rows": [{"text": "x", "label": "x " * 600}]}
+    assert ask(f"{served.url}/v1/search", long, headers)[0] == 400
     asking.start()
     decoding = "softprompts_engine_decoding 1.0"
     for _ in range(200):
@@ -237,7 +239,9 @@ def test_sigterm_finishes_what_was_taken(served: Served) -> None:
     assert '"finish_reason": "length"' in text
     assert served.process.wait(30) == 0
     lines = [json.loads(line) for line in served.process.stderr.splitlines()]
-    assert {line["event"] for line in lines} == {"request"}
+    assert {line["event"] for line in lines} == {"request", "log"}
+    (warning,) = (line["message"] for line in lines if line["event"] == "log")
+    assert "sequence length is longer" in warning, "of transformers, which would not write JSON"
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Limits that hold: keys, sizes, the queue, clients that go away; logs and metrics."""
 
 import http.client
+import io
 import json
 import logging
 import re
@@ -163,6 +164,16 @@ def test_a_broken_prompt_is_named_in_the_log_only(
         warning = server.wait_for_line(level="warning")
         assert "The prompt broken cannot be used" in warning["message"]
         assert [line for line in server.lines() if line["level"] == "warning"] == [warning], "once"
+
+
+def test_no_other_log_is_written_beside_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger, raw, log = logging.getLogger("transformers"), io.StringIO(), io.StringIO()
+    monkeypatch.setattr(logger, "handlers", [logging.StreamHandler(raw)])
+    monkeypatch.setattr(logger, "propagate", False)
+    JsonLog(log).take_over("transformers")
+    logging.getLogger("transformers.tokens").warning("a long text")
+    assert raw.getvalue() == ""
+    assert json.loads(log.getvalue())["message"] == "a long text"
 
 
 @pytest.mark.parametrize(

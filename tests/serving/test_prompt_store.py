@@ -181,6 +181,18 @@ def test_a_run_is_a_prompt_and_a_prompt_of_another_model_is_not_served(tmp_path:
         AsyncEngine(backbone, [tmp_path / "run", tmp_path / "again" / "run"])
 
 
+def test_a_folder_that_is_named_twice_is_served_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    backbone = random_model("t5")
+    fill(tmp_path / "library", backbone, range(2))
+    monkeypatch.chdir(tmp_path)
+    store = PromptStore(backbone, [tmp_path / "library", Path("library")], {}, 2**20)
+    assert store.names() == ["p0", "p1"]
+    assert len(store.folders) == 1
+    assert caplog.text == ""
+
+
 def test_names_of_requests_never_reach_the_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,7 +89,7 @@ def _serve(
     from ..serving.server import create_app, limits_of, make_server
 
     log = JsonLog(quiet=options.quiet, texts=settings.log_texts)
-    log.take_over("softprompts", "uvicorn")
+    log.take_over("softprompts", "transformers", "uvicorn")
     backbone = load_backbone(model, options.dtype, options.device, options.trust_remote_code)
     engine = AsyncEngine(backbone, folders, limits=limits_of(settings))
     server = make_server(create_app(engine, settings, keys, log), settings)

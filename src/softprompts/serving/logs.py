@@ -50,9 +50,9 @@ class JsonLog:
             print(line, file=self.stream or sys.stderr, flush=True)
 
     def take_over(self, *names: str) -> None:
-        """Write the warnings of these loggers of Python's, too."""
+        """Write the warnings of these loggers of Python's, in place of what wrote them before."""
         for name in names:
-            logging.getLogger(name).addHandler(_Handler(self))
+            logging.getLogger(name).handlers = [_Handler(self)]
             logging.getLogger(name).propagate = False
 
 

@@ -122,7 +122,8 @@ class PromptStore:
             if not folder.is_dir():
                 raise UserError(f"There is no folder {folder} to serve prompts from.")
         check_distinct(folders)
-        self.backbone, self.folders, self.memory_bytes = backbone, list(folders), memory_bytes
+        self.folders = list({folder.resolve(): folder for folder in folders}.values())
+        self.backbone, self.memory_bytes = backbone, memory_bytes
         self.on_forget, self.loads = on_forget, 0
         self._lock, self._listing = threading.RLock(), threading.Lock()
         self._runs: dict[str, RunFolder] = {}

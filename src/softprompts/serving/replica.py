@@ -37,7 +37,7 @@ class Replica:
     ) -> None:
         self.name = serve.get_replica_context().replica_id.unique_id
         log = JsonLog(quiet=quiet, texts=settings.log_texts, replica=self.name)
-        log.take_over("softprompts")
+        log.take_over("softprompts", "transformers")
         backbone = load_backbone(model.name, model.dtype, model.device, model.trust_remote_code)
         self.engine = AsyncEngine(backbone, model.folders, limits=limits_of(settings))
         self.app = create_app(self.engine, settings, keys, log)
