@@ -445,3 +445,31 @@ def test_the_columns_of_different_tasks_make_no_arms(tmp_path: Path) -> None:
         task = own_task(folder, text=text, labels={"0": f"not {text}"})
         write_run(tmp_path / folder, f"{folder}.csv:label", 0, 50, **task)
     assert arm_names(read_runs(tmp_path).records) == ["all runs", "all runs"]
+
+
+def test_rows_are_the_same_whatever_stands_around_their_texts(tmp_path: Path) -> None:
+    """A prompt by hand has demonstrations before every text, so digests of texts differ."""
+
+    def tested_over(*digests: tuple[str, str]) -> tuple[str, bool]:
+        shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+        for preset, level, (text, targets) in zip(
+            ("prompt-tuning", "residual"), (20, 90), digests, strict=True
+        ):
+            for seed in range(3):
+                path = tmp_path / "runs" / f"{preset}{seed}"
+                write_run(path, "superglue/rte", seed, level, preset=preset)
+                card = json.loads((path / "prompt.json").read_text())
+                card["task"]["digests"] = {"validation": text}
+                (path / "prompt.json").write_text(json.dumps(card))
+                saved = json.loads((path / "predictions.json").read_text())
+                saved["validation"] |= {"targets": targets} if targets else {}
+                (path / "predictions.json").write_text(json.dumps(saved))
+        (table,) = summarize(read_runs(tmp_path / "runs"))["tables"]
+        worse = table["arms"][0]["scores"]["superglue/rte"]
+        assert worse is not None
+        return table["differences"][0]["over"], worse["tied"]
+
+    assert tested_over(("a", "t"), ("b", "t")) == ("rows", False)
+    assert tested_over(("a", ""), ("a", "")) == ("rows", False)
+    assert tested_over(("a", ""), ("b", "")) == ("seeds", False), "by the interval of three seeds"
+    assert tested_over(("a", "t"), ("a", "u"))[0] == "seeds"

@@ -56,6 +56,7 @@ def by_seed(runs: Runs, arm: Sequence[RunRecord], task: str) -> dict[int, dict[s
         run.seed: {
             "score": score,
             "row_scores": runs.row_scores(run),
+            "targets": run.predictions.get(runs.split(run), {}).get("targets"),
             "digest": run.digests.get(runs.split(run), run.digests.get("validation")),
         }
         for run in arm

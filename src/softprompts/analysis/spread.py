@@ -116,10 +116,13 @@ def paired_scores(
     one: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping[str, Any]]
 ) -> tuple[str, Pairs]:
     """The scores of two systems' runs by seed, and over what they are paired: over rows, where
-    `row_scores` are known of the same ones (by their number and `digest`), each row by its mean
-    over the seeds of both; or else over these seeds."""
+    `row_scores` are known of the same ones (by their number and the digest of their `targets`, or,
+    of runs of earlier versions, of their texts, too), each row by its mean over the seeds of both;
+    or else over these seeds."""
     runs = [(one[seed], other[seed]) for seed in one if seed in other]
-    rows = {(len(run.get("row_scores") or ()), run.get("digest")) for pair in runs for run in pair}
+    known = all(run.get("targets") for pair in runs for run in pair)
+    key = "targets" if known else "digest"
+    rows = {(len(run.get("row_scores") or ()), run.get(key)) for pair in runs for run in pair}
     if len(rows) != 1 or not next(iter(rows))[0]:
         return "seeds", [(first["score"], second["score"]) for first, second in runs]
     means = ([fmean(row) for row in zip(*(run["row_scores"] for run in system), strict=True)]

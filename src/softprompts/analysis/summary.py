@@ -178,11 +178,7 @@ def _table(title: str, runs: Runs, arms: Arms, against: str | None) -> Table:
         best[column] = max(known, key=known.__getitem__, default="")
     facts = {task: column[best[task] or next(iter(arms))] for task, column in columns.items()}
     differences = _differences(runs, arms, list(spreads), tasks, best, against)
-    tied = {
-        (row["task"], row["arm"])
-        for row in differences
-        if against is None and (row["p_corrected"] is None or row["p_corrected"] >= SIGNIFICANCE)
-    }
+    tied = {(row["task"], row["arm"]) for row in differences if against is None and _is_tied(row)}
     return {
         "title": title,
         "tasks": [
@@ -213,6 +209,15 @@ def _table(title: str, runs: Runs, arms: Arms, against: str | None) -> Table:
         ],
         "differences": differences,
     }
+
+
+def _is_tied(row: Difference) -> bool:
+    """Whether a difference is not significant. A test over a few seeds never is, so there the
+    interval decides."""
+    if row["over"] == "seeds" and row["interval"] is not None:
+        low, high = row["interval"]
+        return low <= 0 <= high
+    return row["p_corrected"] is None or row["p_corrected"] >= SIGNIFICANCE
 
 
 def _mean_of(values: Sequence[float | None]) -> float | None:

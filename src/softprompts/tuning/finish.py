@@ -13,6 +13,7 @@ from ..prompt import Prompt
 from ..tasks import Task
 from ..tasks.baselines import bag_of_words, computed_beside
 from ..tasks.score_report import ScoreReport, bags_of_words, task_report
+from ..tasks.task_definition import content_digest
 from .evaluate import can_calibrate
 from .phases import Phases
 from .pictures import draw_pictures, import_beside
@@ -104,6 +105,7 @@ def _reports(
                     "predictions": answers,
                     "row_scores": reports[split].row_scores,
                     "scored_rows": reports[split].scored_rows,
+                    "targets": content_digest([e.target for e in getattr(task, split)]),
                 }
                 for split, answers in predictions.items()
             }
