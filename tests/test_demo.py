@@ -9,7 +9,7 @@ import softprompts
 from softprompts.artifacts.card import Card
 from softprompts.cli import main
 from softprompts.cli.output import describe_report
-from softprompts.config import TaskConfig
+from softprompts.config import TaskConfig, run_config
 from softprompts.tasks import load_task, score
 from softprompts.tasks.score_report import baseline_predictions
 
@@ -34,7 +34,7 @@ def test_the_demo_learns_from_its_first_steps(
     different = {"steps", "evaluate_every"}
     for section in ("prompt", "tuning"):
         ours = {k: v for k, v in card["config"][section].items() if k not in different}
-        theirs = recorded.config[section].items()
+        theirs = (run_config().plain()[section] | recorded.config[section]).items()
         assert ours == {k: v for k, v in theirs if k not in different}, "the record is of today's"
     capsys.readouterr()
     assert main(["predict", str(tmp_path / "demo"), QUESTION, "--device", "cpu"]) == 0

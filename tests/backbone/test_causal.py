@@ -121,7 +121,7 @@ def test_a_model_that_is_its_own_base_model() -> None:
     text = backbone.embed_rows(backbone.tokenise(["never again", "what a lovely film"], 20))
     prompt, targets = torch.randn(2, 4, 32), backbone.tokenise_targets(["good", "not good"])
     losses = backbone.losses(prompt, text, targets).nll
-    scores = backbone.scores(prompt, text, targets)
+    scores = backbone.scores(prompt, text, [targets] * 2)
     torch.testing.assert_close(-losses, scores.diagonal(), rtol=1e-4, atol=1e-4)
 
 

@@ -149,7 +149,7 @@ def test_mixtures_of_experts_decode_with_their_cache(config: Any) -> None:
     backbone = EncoderDecoder(model, t5_tokenizer(), "experts")
     text = backbone.embed_rows(backbone.tokenise(["never again", "what a lovely film"], 20))
     prompt, targets = torch.randn(2, 4, 32), backbone.tokenise_targets(["good", "not so good"])
-    scores = backbone.scores(prompt, text, targets)
+    scores = backbone.scores(prompt, text, [targets] * 2)
     for column, target in enumerate(targets):
         losses = backbone.losses(prompt, text, [target] * 2).nll
         torch.testing.assert_close(-losses, scores[:, column], rtol=1e-4, atol=1e-4)
