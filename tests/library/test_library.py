@@ -380,8 +380,9 @@ from softprompts.library.library import Library
 library, runs, me = Library(Path(sys.argv[1])), Path(sys.argv[2]), sys.argv[3]
 while not (runs / "go").exists():
     time.sleep(0.001)
-for number in range(25):
-    library.add(runs / f"{me}-{number}")
+for turn in range(25 if me != "3" else 10_000):  # the last one writes until it is killed
+    number = turn % 25
+    library.add(runs / f"{me}-{number}", overwrite=turn >= 25)
     library.add(runs / f"{me}-{number}", f"shared-{number}", overwrite=True)
     try:
         library.add(runs / f"{me}-{number}", f"first-{number}")
