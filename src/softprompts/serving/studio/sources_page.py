@@ -55,7 +55,7 @@ def _form(pasted: str) -> Html:
         rows=8,
         required=True,
         spellcheck="false",
-        placeholder="text,label\nThe whole office is offline!,high\nNo hurry.,low",
+        placeholder="text,label\nThe whole office is offline!,high\nNo rush.,low",
     )
     hint = f"CSV with a header, or a JSON object per line; up to {MOST_ROWS} rows."
     return element(
