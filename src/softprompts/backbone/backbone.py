@@ -28,7 +28,7 @@ from .batch import Candidates, Losses, Place, Text, to_device
 from .dropout import RowDropout, dropout_enabled, recompute_activations
 from .kv_cache import PromptCache
 from .modules import fuse_gelu, transformer_layers
-from .speed import kernels
+from .speed import cpu, kernels
 from .speed.step import Packed
 from .tokens import TokenizedModel
 
@@ -84,6 +84,7 @@ class Backbone(TokenizedModel):
 
     def __init__(self, model: Any, tokenizer: Any, name: str = "") -> None:
         super().__init__(fuse_gelu(model.requires_grad_(False).eval()), tokenizer, name)
+        cpu.speed_up(model)
         self.embedding: nn.Module = model.get_input_embeddings()
         self.vocab_size, self.hidden = (
             int(size) for size in cast(Tensor, self.embedding.weight).shape

@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ..errors import UserError, setting
 from .modules import transformer_layers
+from .speed import cpu
 
 Bits = Literal[4, 8]
 QUANTIZED: dict[str, Bits] = {"int8": 8, "int4": 4}
@@ -87,13 +88,13 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(integers, scale, levels)
         ctx.columns = states.shape[-1]
-        return states @ restore(integers, scale, levels, states.dtype, ctx.columns).T
+        return cpu.linear(states, restore(integers, scale, levels, states.dtype, ctx.columns))
 
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, None, None, None]:
         integers, scale, levels = ctx.saved_tensors
         matrix = restore(integers, scale, levels, gradient[0].dtype, ctx.columns)
-        return gradient[0] @ matrix, None, None, None
+        return cpu.linear(gradient[0], matrix.T), None, None, None
 
 
 def quantize(matrix: Tensor, levels: Tensor | None) -> tuple[Tensor, Tensor]:

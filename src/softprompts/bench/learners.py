@@ -13,6 +13,7 @@ from transformers.activations import NewGELUActivation
 from ..artifacts.peft import UNUSED_SIZES
 from ..backbone import Backbone, Causal
 from ..backbone.modules import transformer_layers
+from ..backbone.speed import cpu
 from ..config import run_config
 from ..errors import UserError
 from ..tasks import Example, Task, TextFormat
@@ -145,9 +146,10 @@ def set_compile(backbone: Backbone, on: bool) -> bool:
 
 
 def original_model(model: torch.nn.Module) -> torch.nn.Module:
-    """The model as transformers makes it, on the same weights; ours has faster activations."""
+    """The model as transformers makes it, on the same weights; ours has faster modules."""
     shared = {id(part): part for part in (*model.parameters(), *model.buffers())}
     original = copy.deepcopy(model, shared)
+    cpu.slow_down(original)
     for module in list(original.modules()):
         for name, child in module.named_children():
             if isinstance(child, torch.nn.GELU) and child.approximate == "tanh":

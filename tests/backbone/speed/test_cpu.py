@@ -1,5 +1,6 @@
 """Frozen models on a CPU: the same numbers as torch's own modules."""
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -7,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
-from softprompts.backbone import EncoderDecoder
+from softprompts.backbone import EncoderDecoder, Masked
 from softprompts.backbone.speed import cpu
 from softprompts.backbone.speed.row_layout import grouped_layout
 
@@ -49,25 +51,55 @@ def assert_close(ours: tuple[Tensor, Tensor], plain: tuple[Tensor, Tensor]) -> N
 # -- modules ---------------------------------------------------------------------------------------
 
 
+def conv1d(inputs: int, outputs: int) -> nn.Module:
+    """GPT-2's linear layer."""
+    return Conv1D(outputs, inputs)
+
+
 @needs_onednn
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-def test_linear_layers_by_onednn(packed: bool, bias: bool) -> None:
-    module = nn.Linear(48, 80, bias=bias).requires_grad_(False)
-    forward = cpu.frozen_linear(module, packed)
-    for shape in ((37, 48), (2, 5, 48), (1, 48)):
+@pytest.mark.parametrize("kept", [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize("make", [nn.Linear, partial(nn.Linear, bias=False), conv1d])
+def test_linear_layers_by_onednn(make: Any, kept: tuple[bool, bool], monkeypatch: Any) -> None:
+    monkeypatch.setattr(cpu, "MAX_PACKED", 2**20 * kept[0])
+    monkeypatch.setattr(cpu, "MAX_PACKED_TRANSPOSES", 2**20 * kept[1])
+    plain = make(192, 320).requires_grad_(False)
+    module = copy.deepcopy(plain)
+    cpu.speed_up(module)
+    assert isinstance(module, cpu.OneDnn)
+    assert isinstance(module, type(plain)), "code that looks for linear layers finds it"
+    for shape in ((37, 192), (2, 5, 192), (1, 192)):
         states = torch.randn(shape, requires_grad=True)
         saved: list[Tensor] = []
         with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda none: none):
-            ours = forward(states)
+            ours = module(states)
         assert saved == [], "an input would be for the gradient of the matrix"
-        plain = module(states)
-        torch.testing.assert_close(ours, plain)
-        upstream = torch.randn_like(plain)
+        expected = plain(states)
+        torch.testing.assert_close(ours, expected)
+        with torch.no_grad():
+            torch.testing.assert_close(module(states), expected)
+        upstream = torch.randn_like(expected)
         torch.testing.assert_close(
             torch.autograd.grad(ours, states, upstream),
-            torch.autograd.grad(plain, states, upstream),
+            torch.autograd.grad(expected, states, upstream),
         )
+    assert module(torch.empty(0, 192)).shape == (0, 320)
+    names = ["matrix", "transpose"][: sum(kept)]
+    assert list(module.__dict__.get("_copies", {})) == names
+    assert "_copies" not in vars(copy.deepcopy(module))
+    cpu.speed_up(module)  # again, as when two backbones are made of one model
+    cpu.slow_down(module)
+    assert type(module) is type(plain)
+    assert module.state_dict().keys() == plain.state_dict().keys()
+
+
+@needs_onednn
+def test_copies_of_a_matrix_follow_it() -> None:
+    module = nn.Linear(192, 200).requires_grad_(False)
+    cpu.speed_up(module)
+    states = torch.randn(3, 192)
+    module(states)
+    module.load_state_dict({name: 2 * value for name, value in module.state_dict().items()})
+    torch.testing.assert_close(module(states), nn.Linear.forward(module, states))
 
 
 def test_gated_gelus_are_as_exact_as_torchs() -> None:
@@ -92,71 +124,91 @@ def test_gated_gelus_are_as_exact_as_torchs() -> None:
 
 
 @needs_onednn
-def test_feed_forward_layers_are_replaced(backbone: EncoderDecoder) -> None:
+def test_feed_forward_layers_are_faster(backbone: EncoderDecoder) -> None:
     layer = backbone.model.get_encoder().block[0].layer[-1].DenseReluDense
-    forwards = {id(module): forward for module, forward in cpu.fast_forwards(backbone.model)}
-    assert {id(layer), id(layer.wi_0), id(layer.wo), id(backbone.model.lm_head)} <= set(forwards)
+    assert isinstance(layer, cpu.GatedGelu)
+    parts = layer.wi_0, layer.wi_1, layer.wo, backbone.model.lm_head
+    assert all(isinstance(part, cpu.OneDnn) for part in parts)
     states = torch.randn(7, backbone.hidden)
-    torch.testing.assert_close(forwards[id(layer)](states), layer(states))
+    with_gradient = layer(states.requires_grad_()).detach()
+    with torch.no_grad():
+        without = layer(states)
+        cpu.slow_down(backbone.model)
+        plain = layer(states)
+    torch.testing.assert_close(with_gradient, plain)
+    torch.testing.assert_close(without, plain)
+
+
+def fast_modules(model: nn.Module) -> list[nn.Module]:
+    return [part for part in model.modules() if isinstance(part, cpu.OneDnn | cpu.GatedGelu)]
 
 
 @needs_onednn
-@pytest.mark.parametrize("most", [0, 2**25], ids=["not packed", "packed"])
-def test_matrices_of_large_models_are_not_copied(
-    backbone: EncoderDecoder, most: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["t5", "llama", "gpt2", "bert", "bart", "deberta-v2", "bloom"])
+def test_every_family_answers_and_learns_the_same(
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = gradients(backbone)
-    copied: list[bool] = []
-    linear = cpu.frozen_linear
+    monkeypatch.setattr(cpu, "MIN_WIDTH", 1)
+    backbone = random_model(kind)
+    linears = [p for p in backbone.model.modules() if isinstance(p, nn.Linear | Conv1D)]
+    assert linears
+    assert set(linears) <= set(fast_modules(backbone.model))
+    rows = [[5, 7, 9, 4], [6, 8], [9, 9, 7]]
+    if isinstance(backbone, Masked):
+        rows = [[*row, backbone.tokenizer.mask_token_id] for row in rows]
+    text = backbone.embed_rows(rows)
+    vectors = torch.randn(3, 4, backbone.hidden, generator=torch.Generator().manual_seed(0))
+    targets, weight = [[5], [6], [7]], torch.ones(3)
 
-    def counted(module: nn.Linear, packed: bool) -> cpu.Forward:
-        copied.append(packed)
-        return linear(module, packed)
+    def numbers() -> tuple[Tensor, Tensor, Tensor]:
+        scores = backbone.scores(vectors, text, [[[5], [6]]] * 3)
+        nll, gradient = backbone.gradients(vectors, text, targets, weight, weight * 0)
+        return scores, nll, gradient
 
-    monkeypatch.setattr(cpu, "MAX_PACKED", most)
-    monkeypatch.setattr(cpu, "frozen_linear", counted)
-    monkeypatch.setattr(backbone.packed, "_fast", None)
-    assert_close(gradients(backbone), plain)
-    assert set(copied) == {most > 0}
+    ours = numbers()
+    cpu.slow_down(backbone.model)
+    assert fast_modules(backbone.model) == []
+    scores, *plain = numbers()
+    torch.testing.assert_close(ours[0], scores, rtol=1e-5, atol=1e-5)
+    assert_close(ours[1:], (plain[0], plain[1]))
 
 
 def test_trained_narrow_and_bf16_models_are_left_alone(
     backbone: EncoderDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = backbone.model
-    assert bool(cpu.fast_forwards(model)) == cpu.HAS_ONEDNN
+    assert bool(fast_modules(model)) == cpu.HAS_ONEDNN
+    monkeypatch.setattr(cpu, "_product", None)  # a call would fail
+    states = torch.randn(2, backbone.hidden)
     backbone.unfreeze()
-    assert cpu.fast_forwards(model) == []
+    model.lm_head(states).sum().backward()
+    assert model.lm_head.weight.grad is not None
     backbone.refreeze()
+    model.to(torch.bfloat16).lm_head(states.bfloat16())
+    cpu.slow_down(model)
+    cpu.speed_up(model)
+    assert fast_modules(model) == []
     with monkeypatch.context() as patch:
         patch.setattr(cpu, "MIN_WIDTH", 192)
-        assert cpu.fast_forwards(model) == []
-    assert cpu.fast_forwards(model.to(torch.bfloat16)) == []
+        cpu.speed_up(model.float())
+    assert fast_modules(model) == []
 
 
 @needs_onednn
 def test_the_included_model_is_fast(tiny: EncoderDecoder) -> None:
     """All its matrices, and all its feed-forward layers."""
-    modules = [module for module, _ in cpu.fast_forwards(tiny.model)]
     linears = [part for part in tiny.model.modules() if isinstance(part, nn.Linear)]
-    assert modules[: len(linears)] == linears
-    assert len(modules) == len(linears) + len(tiny.blocks())
-    ours = gradients(tiny)
-    packed = tiny.packed
-    assert packed is not None
-    before = packed._fast
-    packed._fast = (packed.model.device, packed.model.dtype), []
-    plain = gradients(tiny)
-    packed._fast = before
-    assert_close(ours, plain)
+    assert len(fast_modules(tiny.model)) == len(linears) + len(tiny.blocks())
+    assert set(linears) < set(fast_modules(tiny.model))
 
 
 def test_modules_with_a_forward_of_their_own_are_left_alone(backbone: EncoderDecoder) -> None:
     """As those of a model that is spread over devices have."""
+    cpu.slow_down(backbone.model)
     own = backbone.model.lm_head
     own.forward = partial(nn.Linear.forward, own)
-    assert own not in [module for module, _ in cpu.fast_forwards(backbone.model)]
-    del own.forward
+    cpu.speed_up(backbone.model)
+    assert own not in fast_modules(backbone.model)
 
 
 def test_a_model_may_change_its_precision(backbone: EncoderDecoder) -> None:

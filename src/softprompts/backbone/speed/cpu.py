@@ -7,19 +7,23 @@ a feed-forward layer; the others as in `backbone.py`.
 
 import math
 import platform
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from .layout import Layout
 
 MIN_WIDTH = 192
 """Rows and columns of a matrix below which oneDNN does not pay off."""
-MAX_PACKED = 2**25
-"""Numbers in the matrices of a model up to which two copies of them are kept, for oneDNN."""
+MAX_PACKED = 150_000_000
+"""Numbers in the matrices of a model up to which copies in oneDNN's order are kept; few rows at a
+time, as in decoding, gain most from it."""
+MAX_PACKED_TRANSPOSES = 2**25
+"""The same for the transposed matrices, which gradients need."""
 MAX_COLUMNS = 128
 """Columns of a row up to which the weights of its attention are kept for the backward pass."""
 HAS_ONEDNN = (
@@ -29,53 +33,122 @@ HAS_ONEDNN = (
     and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
 )
 
-Forward = Callable[[Tensor], Tensor]
-
 
 # -- modules ---------------------------------------------------------------------------------------
 
 
-def fast_forwards(model: nn.Module) -> list[tuple[nn.Module, Forward]]:
-    """Modules of a frozen model in fp32 on a CPU, each with a faster forward function."""
-    linears = [module for module in model.modules() if type(module) is nn.Linear and _fits(module)]
-    gated = [module for module in model.modules() if linears and _is_gated_gelu(module)]
-    packed = sum(module.weight.numel() for module in linears) <= MAX_PACKED
-    return [
-        *((module, frozen_linear(module, packed)) for module in linears),
-        *((module, partial(gated_gelu, module)) for module in gated),
-    ]
+def speed_up(model: nn.Module) -> None:
+    """Give wide matrices of a frozen model in fp32 on a CPU, and gated GELUs, faster classes. They
+    act as before once the model is trained, moved or converted."""
+    matrices = [module for module in model.modules() if _is_wide_matrix(module)]
+    size = sum(_weight(module).numel() for module in matrices)
+    for module in matrices:
+        module.__class__ = FASTER[type(module)]
+        cast(OneDnn, module).packs = size <= MAX_PACKED, size <= MAX_PACKED_TRANSPOSES
+    for module in list(model.modules()) if matrices else ():
+        if _is_gated_gelu(module) and not isinstance(module, GatedGelu):
+            module.__class__ = _faster_gated_gelu(cast(Any, type(module)))
 
 
-def _fits(module: nn.Linear) -> bool:
-    """Whether a linear layer is wide, frozen, in fp32 on a CPU that has oneDNN, and as torch made
-    it."""
-    weight = module.weight
-    on_cpu = weight.device.type == "cpu" and weight.dtype == torch.float32
-    plain = not weight.requires_grad and "forward" not in vars(module)
-    return HAS_ONEDNN and on_cpu and plain and min(weight.shape) >= MIN_WIDTH
+def slow_down(model: nn.Module) -> None:
+    """Undo `speed_up`."""
+    for module in model.modules():
+        if isinstance(module, OneDnn | GatedGelu):
+            for name in ("packs", "_copies"):
+                module.__dict__.pop(name, None)
+            module.__class__ = type(module).__bases__[1]
 
 
-def frozen_linear(module: nn.Linear, packed: bool) -> Forward:
-    """[..., H] -> [..., F] by oneDNN, which is faster than MKL on some CPUs. `packed` copies the
-    matrix and its transpose into the order that oneDNN reads them in."""
-    weight = module.weight.detach()
-    matrices = [weight, weight.t()]
-    if packed:
-        matrices = [torch.ops.mkldnn._reorder_linear_weight(matrix) for matrix in matrices]
-    return lambda states: cast(Tensor, _Linear.apply(states, *matrices, module.bias))  # type: ignore[no-untyped-call]
+def _weight(module: nn.Module) -> Tensor:
+    return cast(Tensor, module.weight)
+
+
+def _is_wide_matrix(module: nn.Module) -> bool:
+    """Whether it is a wide layer of a kind that oneDNN speeds up, and as torch made it."""
+    if not HAS_ONEDNN or type(module) not in FASTER or "forward" in vars(module):
+        return False
+    return _by_onednn(_weight(module)) and min(_weight(module).shape) >= MIN_WIDTH
+
+
+def _by_onednn(weight: Tensor) -> bool:
+    frozen_in_fp32 = weight.dtype == torch.float32 and not weight.requires_grad
+    return frozen_in_fp32 and weight.device.type == "cpu"
+
+
+class OneDnn(nn.Module):
+    """[..., H] -> [..., F] by oneDNN, which is faster than MKL on some CPUs."""
+
+    weight: Any
+    bias: Any
+    packs: tuple[bool, bool]
+    """Whether copies of the matrix, and of its transpose, are kept in oneDNN's order."""
+
+    def matrix(self) -> Tensor:
+        """[F, H]."""
+        return cast(Tensor, self.weight)
+
+    def forward(self, states: Tensor) -> Tensor:
+        if not (_by_onednn(self.weight) and states.dtype == torch.float32 and states.numel()):
+            return cast(Tensor, super().forward(states))
+        if torch.is_grad_enabled() and states.requires_grad:
+            return cast(Tensor, _Linear.apply(states, self))  # type: ignore[no-untyped-call]
+        return self.product(states)
+
+    def product(self, states: Tensor) -> Tensor:
+        matrix = self._packed("matrix", self.matrix()) if self.packs[0] else self.matrix()
+        return _product(states, matrix, self.bias)
+
+    def gradient(self, upstream: Tensor) -> Tensor:
+        """[..., F] -> [..., H]."""
+        matrix = self.matrix().t()
+        return _product(upstream, self._packed("transpose", matrix) if self.packs[1] else matrix)
+
+    def _packed(self, name: str, matrix: Tensor) -> Tensor:
+        """A copy of a matrix in oneDNN's order, made when it is first needed."""
+        key = self.weight.data_ptr(), self.weight._version
+        copies: dict[str, Any] = self.__dict__.setdefault("_copies", {})
+        if copies.get(name, (None,))[0] != key:
+            copies[name] = key, torch.ops.mkldnn._reorder_linear_weight(matrix.detach())
+        return cast(Tensor, copies[name][1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies of the layer: without those of its matrix, which cannot be copied."""
+        return {name: value for name, value in vars(self).items() if name != "_copies"}
+
+
+class OneDnnLinear(OneDnn, nn.Linear):
+    """torch's linear layer."""
+
+
+class OneDnnConv1D(OneDnn, Conv1D):  # type: ignore[misc]
+    """GPT-2's linear layer, whose matrix is [H, F]."""
+
+    def matrix(self) -> Tensor:
+        return cast(Tensor, self.weight.t())
+
+
+FASTER: dict[type[nn.Module], type[OneDnn]] = {nn.Linear: OneDnnLinear, Conv1D: OneDnnConv1D}
 
 
 class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, states: Tensor, weight: Tensor, transposed: Tensor, bias: Tensor | None
-    ) -> Tensor:
-        ctx.transposed = transposed
-        return _product(states, weight, bias)
+    """Keeps neither the input nor another reference to the matrix."""
 
     @staticmethod
-    def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _product(gradient[0], ctx.transposed), None, None, None
+    def forward(ctx: Any, states: Tensor, layer: OneDnn) -> Tensor:
+        ctx.layer = layer
+        return layer.product(states)
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.layer.gradient(gradient[0]), None
+
+
+def linear(states: Tensor, matrix: Tensor) -> Tensor:
+    """[..., H] and [F, H] -> [..., F], by oneDNN if it fits."""
+    fits = HAS_ONEDNN and matrix.device.type == "cpu" and matrix.dtype == torch.float32
+    if fits and states.dtype == torch.float32 and states.numel():
+        return _product(states, matrix)
+    return nn.functional.linear(states, matrix)
 
 
 def _product(states: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -90,10 +163,28 @@ def _is_gated_gelu(module: Any) -> bool:
     )
 
 
-def gated_gelu(module: Any, states: Tensor) -> Tensor:
+class GatedGelu(nn.Module):
     """[..., H] -> [..., H]."""
-    product = _GatedGelu.apply(module.wi_0(states), module.wi_1(states))  # type: ignore[no-untyped-call]
-    return cast(Tensor, module.wo(product))
+
+    wi_0: nn.Module
+    wi_1: nn.Module
+    wo: nn.Module
+
+    def forward(self, states: Tensor) -> Tensor:
+        if self.training or states.device.type != "cpu" or states.dtype != torch.float32:
+            return cast(Tensor, super().forward(states))
+        hidden, gate = self.wi_0(states), self.wi_1(states)
+        if torch.is_grad_enabled() and hidden.requires_grad:
+            product = _GatedGelu.apply(hidden, gate)  # type: ignore[no-untyped-call]
+        else:
+            product = _sigmoid_argument(hidden).sigmoid_().mul_(hidden).mul_(gate)
+        return cast(Tensor, self.wo(product))
+
+
+@cache
+def _faster_gated_gelu(original: type[nn.Module]) -> type[GatedGelu]:
+    """Models each have a class of their own for it."""
+    return type(f"Faster{original.__name__}", (GatedGelu, original), {})
 
 
 CUBE = 0.044715
@@ -110,7 +201,7 @@ class _GatedGelu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, gate: Tensor) -> Tensor:
-        y = (states * states).mul_(CUBE * SLOPE).add_(SLOPE).mul_(states)
+        y = _sigmoid_argument(states)
         sigmoid = y.sigmoid()
         y.mul_(3).sub_(states, alpha=2 * SLOPE)
         derivative = torch.ops.aten.sigmoid_backward(y, sigmoid).add_(sigmoid)
@@ -122,6 +213,11 @@ class _GatedGelu(torch.autograd.Function):
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, Tensor]:
         by_states, by_gate = ctx.saved_tensors
         return gradient[0] * by_states, gradient[0] * by_gate
+
+
+def _sigmoid_argument(states: Tensor) -> Tensor:
+    """SLOPE (x + CUBE x^3)."""
+    return (states * states).mul_(CUBE * SLOPE).add_(SLOPE).mul_(states)
 
 
 # -- attention -------------------------------------------------------------------------------------

@@ -137,27 +137,20 @@ class PackedT5(Packed):
 
     @contextmanager
     def _packed_attention(self) -> Iterator[None]:
-        """Inside, the encoder's attention is ours; so are norms and, on a CPU, other modules,
-        unless they are compiled."""
+        """Inside, the encoder's attention is ours; so are norms, unless layers are compiled."""
         implementations = [
             (self.encoder.config, ATTENTION),
             (self.decoder.config, "eager"),  # as fast as a fused one for a few tokens
         ]
-        forwards = [] if self.compiled else self._forwards
+        forwards = [] if self.compiled else self._norms
         with replaced_attention(implementations), replaced_forwards(forwards):
             yield
 
-    _fast: tuple[object, list[tuple[Any, cpu.Forward]]] | None = None
-    """Where the model is and in which precision, and its modules' faster forward functions."""
-
-    @property
-    def _forwards(self) -> list[tuple[Any, cpu.Forward]]:
-        place = self.model.device, self.model.dtype
-        if self._fast is None or self._fast[0] != place:
-            norms = [part for part in self.model.modules() if hasattr(part, "variance_epsilon")]
-            forwards = [(norm, partial(rms_norm, norm)) for norm in norms]
-            self._fast = place, [*forwards, *cpu.fast_forwards(self.model)]
-        return self._fast[1]
+    @cached_property
+    def _norms(self) -> list[tuple[Any, Callable[[Tensor], Tensor]]]:
+        """The norms, and the faster functions that are called in their place."""
+        norms = [part for part in self.model.modules() if hasattr(part, "variance_epsilon")]
+        return [(norm, partial(rms_norm, norm)) for norm in norms]
 
     @cached_property
     def _layers(self) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
