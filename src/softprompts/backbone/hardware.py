@@ -1,8 +1,11 @@
 """The environment of a run: its device, and the versions that results may depend on."""
 
+import ctypes
 import platform
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -41,6 +44,23 @@ def peak_memory(device: torch.device) -> float | None:
         return None
     per_gib = 2**30 if sys.platform == "darwin" else 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / per_gib
+
+
+def trim_heap() -> None:
+    """Return what the process has freed to the system. glibc keeps the pages between tensors that
+    are still in use: gigabytes, after many batches of different sizes."""
+    if (library := _glibc()) is not None:
+        library.malloc_trim(0)
+
+
+@cache
+def _glibc() -> Any:
+    """The C library, if it can trim its heap; None elsewhere than on Linux with glibc."""
+    try:
+        library = ctypes.CDLL("libc.so.6")
+    except OSError:
+        return None
+    return library if hasattr(library, "malloc_trim") else None
 
 
 def _cpu_name() -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts.run_folder import RunFolder
-from ..backbone.hardware import peak_memory
+from ..backbone.hardware import peak_memory, trim_heap
 from ..errors import UserError, setting
 from .checkpoint import save_checkpoint
 from .evaluate import answer_all, can_calibrate
@@ -85,6 +85,7 @@ class Cohort:
                 for run, _ in active:
                     self.watcher.on_step(run)
                 self._after_step(active)
+        trim_heap()
         seconds = time.monotonic() - start
         if counts:
             compiled = next(iter(first_steps)).backbone.compile_counts()
