@@ -8,9 +8,11 @@ import random
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
+
+import numpy
 
 from ..errors import UserError, counted, require, setting
 from ..files import check_readable, similar_path
@@ -54,6 +56,13 @@ MEMORY = "memory:"
 """How the names of rows passed from Python begin."""
 memory: dict[str, MemoryRows] = {}
 """The rows passed from Python, by name."""
+NARROW_FLOATS = {
+    "float32": numpy.float32,
+    "float": numpy.float32,
+    "float16": numpy.float16,
+    "halffloat": numpy.float16,
+}
+"""Floats of lower precision than Python's, by their names in numpy and in Arrow."""
 
 
 class Reservoir(NamedTuple):
@@ -266,8 +275,9 @@ def _read_parquet(path: Path, encoding: str) -> Iterator[Row]:
         table = parquet.read_table(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is corrupted or not a Parquet file ({error}).") from None
+    types = dict(zip(table.column_names, table.schema.types, strict=True))
     for number, values in enumerate(table.to_pylist(), 1):
-        yield Row(values, f"{path}:{number}")
+        yield Row(as_written(values, types), f"{path}:{number}")
 
 
 def check_dataset(name: str) -> None:
@@ -323,16 +333,29 @@ def _read_dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
 def dataset_rows(dataset: Any, class_names: bool = True) -> Iterator[dict[str, Any]]:
     """The rows of a Hugging Face dataset. With `class_names`, class numbers become names, and -1,
     which stands for an unlabelled row, an empty cell."""
+    features = dataset.features or {}
+    types = {column: getattr(feature, "dtype", None) for column, feature in features.items()}
     names = {
         column: feature.names
-        for column, feature in (dataset.features or {}).items()
+        for column, feature in features.items()
         if class_names and hasattr(feature, "names")
     }
     for values in dataset:
         for column, labels in names.items():
             if isinstance(values[column], int) and -1 <= values[column] < len(labels):
                 values[column] = [*labels, None][values[column]]
-        yield values
+        yield as_written(values, types)
+
+
+def as_written(values: Mapping[Any, Any], types: Mapping[Any, object]) -> dict[Any, Any]:
+    """A row whose single- and half-precision floats, by the types of their columns, have the digits
+    they were written with: 3.2, not 3.200000047683716."""
+    row = dict(values)
+    for column, name in types.items():
+        precision = NARROW_FLOATS.get(str(name).lower())
+        if precision is not None and isinstance(row[column], float | numpy.floating):
+            row[column] = float(str(precision(row[column])))
+    return row
 
 
 def checked_encoding(name: str) -> str:
