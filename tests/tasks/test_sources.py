@@ -168,3 +168,20 @@ def test_a_reservoir_samples_uniformly_and_keeps_the_order() -> None:
     assert len(counts) == 100
     assert 10 < min(counts.values()) < max(counts.values()) < 60, "each of 100 about 30 times"
     assert [row.values["n"] for row in Reservoir(10, 0).sample(rows(4))] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.parquet", "folder"])
+def test_nan_is_a_missing_value(tmp_path: Path, name: str) -> None:
+    path, rows = tmp_path / name, [{"text": "a", "score": float("nan")}]
+    if path.suffix in (".json", ".jsonl"):
+        path.write_text(json.dumps(rows if path.suffix == ".json" else rows[0]))
+    elif path.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        import datasets
+
+        datasets.Dataset.from_list(rows).save_to_disk(str(path))
+    assert [row.values for row in read_rows(str(path))] == [{"text": "a", "score": None}]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import UserError, setting
-from .sources import MEMORY, MemoryRows, Row, as_written, dataset_rows, memory
+from .sources import MEMORY, MemoryRows, Row, as_written, dataset_rows, is_nan, memory
 
 TEXT, LABEL = "text", "label"
 """The columns of `(texts, labels)`."""
@@ -176,4 +176,4 @@ def _plain(value: Any) -> Any:
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a numpy scalar
         value = value.item()
     missing = type(value).__name__ in ("NAType", "NaTType") or value is None
-    return None if missing or (isinstance(value, float) and value != value) else value
+    return None if missing or is_nan(value) else value

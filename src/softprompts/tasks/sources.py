@@ -4,6 +4,7 @@ import codecs
 import csv
 import gzip
 import json
+import math
 import random
 import re
 import sys
@@ -227,7 +228,7 @@ def _read_json(path: Path, encoding: str) -> Iterator[Row]:
         return
     with _open(path, encoding) as file:
         try:
-            array = json.load(file)
+            array = json.load(file, parse_constant=_json_constant)
         except (ValueError, RecursionError) as error:
             if isinstance(error, UnicodeError):
                 raise
@@ -257,7 +258,7 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                yield f"{path}:{number}", json.loads(line)
+                yield f"{path}:{number}", json.loads(line, parse_constant=_json_constant)
             except (ValueError, RecursionError) as error:
                 reason = str(error)
                 if isinstance(error, json.JSONDecodeError):
@@ -265,6 +266,11 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
                 raise UserError(
                     f"{path}:{number} is not valid JSON ({reason}); write one object per line."
                 ) from None
+
+
+def _json_constant(name: str) -> float | None:
+    """The value of `NaN`, `Infinity` or `-Infinity`, which JSON does not have; NaN is missing."""
+    return None if name == "NaN" else float(name)
 
 
 def _read_parquet(path: Path, encoding: str) -> Iterator[Row]:
@@ -348,14 +354,18 @@ def dataset_rows(dataset: Any, class_names: bool = True) -> Iterator[dict[str, A
 
 
 def as_written(values: Mapping[Any, Any], types: Mapping[Any, object]) -> dict[Any, Any]:
-    """A row whose single- and half-precision floats, by the types of their columns, have the digits
-    they were written with: 3.2, not 3.200000047683716."""
-    row = dict(values)
+    """A row as a text file holds it: NaN as an empty cell, and floats of lower precision, by the
+    types of their columns, with their own digits (3.2, not 3.200000047683716)."""
+    row = {column: None if is_nan(value) else value for column, value in values.items()}
     for column, name in types.items():
         precision = NARROW_FLOATS.get(str(name).lower())
         if precision is not None and isinstance(row[column], float | numpy.floating):
             row[column] = float(str(precision(row[column])))
     return row
+
+
+def is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def checked_encoding(name: str) -> str:
