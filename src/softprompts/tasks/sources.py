@@ -5,6 +5,7 @@ import csv
 import gzip
 import json
 import math
+import numbers
 import random
 import re
 import sys
@@ -12,8 +13,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
-
-import numpy
 
 from ..errors import UserError, counted, require, setting
 from ..files import check_readable, similar_path
@@ -58,12 +57,12 @@ MEMORY = "memory:"
 memory: dict[str, MemoryRows] = {}
 """The rows passed from Python, by name."""
 NARROW_FLOATS = {
-    "float32": numpy.float32,
-    "float": numpy.float32,
-    "float16": numpy.float16,
-    "halffloat": numpy.float16,
+    "float32": "float32",
+    "float": "float32",
+    "float16": "float16",
+    "halffloat": "float16",
 }
-"""Floats of lower precision than Python's, by their names in numpy and in Arrow."""
+"""Floats of lower precision than Python's: their names, those in Arrow too, and in numpy."""
 
 
 class Reservoir(NamedTuple):
@@ -359,8 +358,10 @@ def as_written(values: Mapping[Any, Any], types: Mapping[Any, object]) -> dict[A
     row = {column: None if is_nan(value) else value for column, value in values.items()}
     for column, name in types.items():
         precision = NARROW_FLOATS.get(str(name).lower())
-        if precision is not None and isinstance(row[column], float | numpy.floating):
-            row[column] = float(str(precision(row[column])))
+        if precision is not None and isinstance(row[column], numbers.Real):
+            import numpy
+
+            row[column] = float(str(numpy.dtype(precision).type(row[column])))
     return row
 
 
