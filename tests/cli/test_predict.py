@@ -213,7 +213,10 @@ def test_half_of_an_emoji_in_another_column_is_written_escaped(
     assert row.values["title"] == ("\ud83d" if output == "out.jsonl" else "\\ud83d")
 
 
-@pytest.mark.parametrize("other", ['{"review": "bad", "id": "two"}', '{"title": "\\ud83d"}'])
+@pytest.mark.parametrize(
+    "other",
+    ['{"review": "bad", "id": "two"}', '{"title": "\\ud83d"}', f'{{"title": {10**30}}}'],
+)
 def test_rows_that_do_not_fit_into_parquet_are_refused_before_the_model_is_loaded(
     other: str,
     runs: Path,

@@ -113,6 +113,7 @@ def test_a_dataset_folder_is_read_with_class_names(tmp_path: Path) -> None:
         ("a.csv", b"text,label\nx,y\nonly-one\n", r"a.csv:3 has 1 cell, but the header has 2"),
         ("a.csv", b'text,label\n"open,y\n', r"a.csv:2 is malformed"),
         ("a.csv", b"text,label,text\nx,y,z\n", r"two columns of the same name \(text\); rename"),
+        ("a.csv", b"text,label,,\nx,y,,\n", "several columns without a name; name or remove them"),
         ("a.csv", b"text,label\n", "has no rows"),
         ("a.csv", b"", "has no rows"),
         ("a.csv", b"text,label\ncaf\xe9,y\n", "not UTF-8"),

@@ -73,7 +73,7 @@ def _parquet_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     columns = dict.fromkeys(name for row in rows for name in row)
     try:
         return pyarrow.table({name: [row.get(name) for row in rows] for name in columns})
-    except (pyarrow.ArrowException, TypeError, ValueError) as error:
+    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise UserError(
             f"The rows cannot be written as Parquet ({error}); name a .csv or .jsonl file."
         ) from None

@@ -202,10 +202,10 @@ def _read_delimited(path: Path, encoding: str, delimiter: str) -> Iterator[Row]:
                     header = [cell.strip() for cell in cells]
                     if len(set(header)) < len(header):
                         twice = max(header, key=header.count)
-                        raise UserError(
-                            f"{path}:{line} has two columns of the same name ({twice[:40]}); "
-                            "rename one."
-                        )
+                        problem = f"two columns of the same name ({twice[:40]}); rename one"
+                        if not twice:  # a spreadsheet's empty columns
+                            problem = "several columns without a name; name or remove them"
+                        raise UserError(f"{path}:{line} has {problem}.")
                 elif cells:
                     if len(cells) != len(header):
                         raise UserError(
