@@ -12,6 +12,7 @@ import pytest
 
 import softprompts
 from softprompts.cli import main
+from softprompts.tasks import read_rows
 
 from ..conftest import write_toy
 
@@ -178,6 +179,57 @@ def test_rows_with_dates_are_printed_as_json(
     assert main([*command, str(tmp_path / "odd.parquet")]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["row"] == {"review": "good", "day": "2024-05-06", "price": "1.50"}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_nested_dates_are_kept_beside_the_answers(suffix: str, runs: Path, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    days = [datetime.date(2024, 5, 6)]
+    table = pyarrow.Table.from_pylist([{"review": "good", "days": days}])
+    parquet.write_table(table, tmp_path / "odd.parquet")
+    command = ["predict", str(runs / "seed=0"), "--file", str(tmp_path / "odd.parquet"), *CPU]
+    output = tmp_path / f"out{suffix}"
+    assert main([*command, "--output", str(output)]) == 0
+    (row,) = read_rows(str(output))
+    expected = {".csv": '["2024-05-06"]', ".jsonl": ["2024-05-06"], ".parquet": days}
+    assert row.values["days"] == expected[suffix]
+
+
+@pytest.mark.parametrize("output", ["out.csv", "out.jsonl", None])
+def test_half_of_an_emoji_in_another_column_is_written_escaped(
+    output: str | None, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"review": "good", "title": "\\ud83d"}\n')
+    command = ["predict", str(runs / "seed=0"), "--file", str(rows), *CPU]
+    if output is None:
+        assert main([*command, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["row"]["title"] == "\ud83d"
+        return
+    assert main([*command, "--output", str(tmp_path / output)]) == 0
+    assert capsys.readouterr().out == f"1 row is in {tmp_path / output}\n"
+    (row,) = read_rows(str(tmp_path / output))
+    assert row.values["title"] == ("\ud83d" if output == "out.jsonl" else "\\ud83d")
+
+
+@pytest.mark.parametrize(
+    "other",
+    ['{"review": "bad", "id": "two"}', '{"title": "\\ud83d"}', f'{{"title": {10**30}}}'],
+)
+def test_rows_that_do_not_fit_into_parquet_are_refused_before_the_model_is_loaded(
+    other: str,
+    runs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("softprompts.tuning.tuned.load_backbone", None)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(f'{{"review": "good", "id": 1}}\n{other}\n')
+    command = ["predict", str(runs / "seed=0"), "--file", str(rows), *CPU]
+    assert main([*command, "--output", str(tmp_path / "out.parquet")]) == 2
+    assert "The rows cannot be written as Parquet" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["csv", "json", "parquet"])

@@ -113,6 +113,7 @@ def test_a_dataset_folder_is_read_with_class_names(tmp_path: Path) -> None:
         ("a.csv", b"text,label\nx,y\nonly-one\n", r"a.csv:3 has 1 cell, but the header has 2"),
         ("a.csv", b'text,label\n"open,y\n', r"a.csv:2 is malformed"),
         ("a.csv", b"text,label,text\nx,y,z\n", r"two columns of the same name \(text\); rename"),
+        ("a.csv", b"text,label,,\nx,y,,\n", "several columns without a name; name or remove them"),
         ("a.csv", b"text,label\n", "has no rows"),
         ("a.csv", b"", "has no rows"),
         ("a.csv", b"text,label\ncaf\xe9,y\n", "not UTF-8"),
@@ -168,3 +169,20 @@ def test_a_reservoir_samples_uniformly_and_keeps_the_order() -> None:
     assert len(counts) == 100
     assert 10 < min(counts.values()) < max(counts.values()) < 60, "each of 100 about 30 times"
     assert [row.values["n"] for row in Reservoir(10, 0).sample(rows(4))] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.parquet", "folder"])
+def test_nan_is_a_missing_value(tmp_path: Path, name: str) -> None:
+    path, rows = tmp_path / name, [{"text": "a", "score": float("nan")}]
+    if path.suffix in (".json", ".jsonl"):
+        path.write_text(json.dumps(rows if path.suffix == ".json" else rows[0]))
+    elif path.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        import datasets
+
+        datasets.Dataset.from_list(rows).save_to_disk(str(path))
+    assert [row.values for row in read_rows(str(path))] == [{"text": "a", "score": None}]

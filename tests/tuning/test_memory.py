@@ -9,7 +9,14 @@ import pytest
 
 import softprompts
 from softprompts.config import TaskConfig
-from softprompts.tasks import Row, TextFormat, load_task, register_data, register_rows
+from softprompts.tasks import (
+    Row,
+    TextFormat,
+    load_task,
+    read_rows,
+    register_data,
+    register_rows,
+)
 from softprompts.tuning.cohort import Cohort
 
 ROWS = [
@@ -69,6 +76,28 @@ def test_every_kind_of_data_is_the_same_task_as_the_file(data: Any, csv: Path) -
     task = load_task(TaskConfig(**settings))
     assert task.digests == from_file.digests
     assert settings["train"] == register_rows(ROWS), "the name follows from the content alone"
+
+
+def test_floats_of_lower_precision_are_read_as_in_a_file(tmp_path: Path) -> None:
+    scores = [3.2, 0.1, None]
+    rows = [{"text": "a", "score": score} for score in scores]
+    frame = pandas.DataFrame({"text": "a", "score": pandas.Series(scores, dtype="float32")})
+    frame.to_parquet(tmp_path / "rows.parquet")
+    dataset = datasets.Dataset.from_pandas(frame)
+    dataset.save_to_disk(str(tmp_path / "dataset"))
+    for data in (
+        frame,
+        frame.astype({"score": "Float32"}),
+        frame.astype({"score": "float16"}),
+        dataset,
+        dict(frame),
+        {"text": ["a"] * 3, "score": frame["score"].to_numpy()},
+    ):
+        assert register_rows(data) == register_rows(rows)
+    pair = register_rows((["a"] * 3, frame["score"]))
+    assert [row.values["label"] for row in read_rows(pair)] == scores
+    for file in ("rows.parquet", "dataset"):
+        assert [row.values["score"] for row in read_rows(str(tmp_path / file))] == scores
 
 
 def test_splits_of_a_dataset_dict_and_class_names() -> None:

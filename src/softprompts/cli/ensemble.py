@@ -18,7 +18,7 @@ from .command import (
     folder_names,
 )
 from .evaluate import ROWS, EvaluationSet, evaluation_set, file_rows
-from .output import aligned, format_interval, format_p, invalid_answers, print_result
+from .output import aligned, format_interval, format_p, invalid_answers, print_result, rows_in
 from .table_file import check_table_file, write_table_file
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def main(options: argparse.Namespace) -> int:
     if options.output is not None:
         write_table_file(options.output, table, list(table[0]))
         result["file"] = str(options.output)
-        lines = [*(lines if labelled else []), f"{len(texts)} rows are in {options.output}"]
+        lines = [*(lines if labelled else []), rows_in(options.output, len(texts))]
     return print_result(options, result, *lines)
 
 

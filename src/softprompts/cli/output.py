@@ -5,6 +5,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..errors import counted, spelled
@@ -20,13 +21,19 @@ NO_LABEL = "(no label)"
 
 def print_result(options: argparse.Namespace, result: Mapping[str, Any], *lines: str | None) -> int:
     """Print a result as text, or as JSON if asked for; the exit code of success."""
-    print(json.dumps(result, ensure_ascii=False, default=str) if options.json else joined(*lines))
+    text = json.dumps(result, ensure_ascii=False, default=str) if options.json else joined(*lines)
+    print(text.encode("utf-8", "backslashreplace").decode())  # half of a surrogate pair
     return 0
 
 
 def joined(*lines: str | None) -> str:
     """The lines of a text, with its settings spelled; those that are None are left out."""
     return spelled("\n".join(line for line in lines if line is not None))
+
+
+def rows_in(file: Path, rows: int) -> str:
+    """What a command says about the file that it has written."""
+    return f"{counted(rows, 'row')} {'is' if rows == 1 else 'are'} in {file}"
 
 
 def invalid_answers(invalid: int, rows: int, trained: bool = True) -> str | None:

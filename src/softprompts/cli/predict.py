@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.card import Card
-from ..errors import UserError
+from ..errors import UserError, counted
 from ..library import default_folder
 from ..serving.client import VARIABLE, Client
 from ..tasks import Row, TextFormat, read_rows
@@ -26,7 +26,7 @@ from .command import (
     check_prompt_folder,
     folder_names,
 )
-from .output import print_result
+from .output import print_result, rows_in
 from .table_file import check_table_file, unused_names, write_table_file
 
 STDIN = "-"
@@ -93,7 +93,7 @@ def main(options: argparse.Namespace) -> int:
     folders = [] if options.server else _folders(options.prompt)
     texts, rows = _read(options)
     if options.output is not None:
-        check_table_file(options.output, options.file)
+        check_table_file(options.output, options.file, [row.values for row in rows])
     prompts = ServerPrompts(options) if options.server else LocalPrompts(folders, options)
     names = prompts.names
     if texts:
@@ -107,7 +107,7 @@ def main(options: argparse.Namespace) -> int:
         table = _table(questions, names)
         write_table_file(options.output, table, list(table[0]))
         result = {"rows": len(questions), "file": str(options.output)}
-        return print_result(options, result, f"{len(questions)} rows are in {options.output}")
+        return print_result(options, result, rows_in(options.output, len(questions)))
     if len(names) > 1 and not options.json:
         print("\t".join(names))
     for question in questions:
@@ -286,7 +286,7 @@ def _questions(forms: Sequence[TextFormat], rows: Sequence[Row], skip_bad: bool)
     if first_error is None:
         return questions
     if not skip_bad:
-        more = f" ({bad - 1} more such rows)" if bad > 1 else ""
+        more = f" ({counted(bad - 1, 'more such row')})" if bad > 1 else ""
         raise UserError(
             f"{first_error.message}{more} Correct it, or leave such rows unanswered with "
             "--skip-bad-rows."

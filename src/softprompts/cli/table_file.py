@@ -12,8 +12,13 @@ from ..files import check_writable, write_atomically, write_csv, write_text
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 
-def check_table_file(path: Path, source: str | None = None) -> None:
-    """Refuse a file that cannot be written, before long work; `source` is read meanwhile."""
+def check_table_file(
+    path: Path, source: str | None = None, rows: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Refuse a file that cannot be written, or cannot hold `rows`, before long work.
+
+    `source` is read meanwhile.
+    """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise UserError(
@@ -24,6 +29,8 @@ def check_table_file(path: Path, source: str | None = None) -> None:
     check_writable(path)
     if source and path.resolve() == Path(source).resolve():
         raise UserError("--output is the same file as --file; name another.")
+    if suffix == ".parquet":
+        _parquet_table(rows)
 
 
 def unused_names(names: Sequence[str], columns: Collection[str]) -> Iterator[str]:
@@ -49,16 +56,24 @@ def write_table_file(path: Path, rows: Sequence[Mapping[str, Any]], columns: Seq
 
 
 def _cell(value: Any) -> Any:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return value
 
 
 def _write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    import pyarrow
     import pyarrow.parquet
 
+    pyarrow.parquet.write_table(_parquet_table(rows), path)
+
+
+def _parquet_table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    import pyarrow
+
+    columns = dict.fromkeys(name for row in rows for name in row)
     try:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
-    except (pyarrow.ArrowException, TypeError) as error:
+        return pyarrow.table({name: [row.get(name) for row in rows] for name in columns})
+    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise UserError(
             f"The rows cannot be written as Parquet ({error}); name a .csv or .jsonl file."
         ) from None

@@ -167,7 +167,9 @@ def write_once(path: Path, value: Any) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    """Write UTF-8; half of a surrogate pair, which a cut-off emoji leaves, is written escaped."""
+    data = text.encode("utf-8", "backslashreplace")
+    write_atomically(path, lambda temporary: temporary.write_bytes(data))
 
 
 def write_json(path: Path, value: Any) -> None:

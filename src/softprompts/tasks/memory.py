@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import UserError, setting
-from .sources import MEMORY, MemoryRows, Row, dataset_rows, memory
+from .sources import MEMORY, MemoryRows, Row, as_written, dataset_rows, is_nan, memory
 
 TEXT, LABEL = "text", "label"
 """The columns of `(texts, labels)`."""
@@ -72,11 +72,13 @@ def table_rows(data: Any) -> list[dict[str, Any]] | None:
     if hasattr(data, "features") and hasattr(data, "column_names"):  # datasets.Dataset
         rows = dataset_rows(data)
     elif hasattr(data, "to_dicts") and hasattr(data, "columns"):  # polars
-        rows = data.to_dicts()
+        types = getattr(data, "schema", {})
+        rows = (as_written(row, types) for row in data.to_dicts())
     elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
         _check_columns(data)
+        types = dict(data.dtypes)
         rows = (
-            {column: _whole(value) for column, value in row.items()}
+            {column: _whole(value) for column, value in as_written(row, types).items()}
             for row in data.to_dict("records")
         )
     else:
@@ -138,16 +140,17 @@ def _plain_rows(rows: Iterable[Mapping[Any, Any]]) -> list[dict[str, Any]]:
     return [{str(column): _plain(value) for column, value in row.items()} for row in rows]
 
 
-def _paired(texts: Any, labels: Any, path: str) -> list[dict[str, Any]]:
+def _paired(texts: Any, labels: Any, path: str) -> Iterator[dict[Any, Any]]:
     if isinstance(texts, str) or isinstance(labels, str):
         raise UserError(f"{setting(path)} must be a list of texts and a list of labels.")
+    columns = {TEXT: texts, LABEL: labels}
     texts, labels = list(texts), list(labels)
     if len(texts) != len(labels):
         raise UserError(
             f"{setting(path)} has {len(texts)} texts and {len(labels)} labels; "
             "give each text one label."
         )
-    return [{TEXT: text, LABEL: label} for text, label in zip(texts, labels, strict=True)]
+    return _zipped(columns, [texts, labels])
 
 
 def _from_columns(columns: Mapping[Any, Any], path: str) -> Iterator[dict[Any, Any]]:
@@ -158,7 +161,14 @@ def _from_columns(columns: Mapping[Any, Any], path: str) -> Iterator[dict[Any, A
     if len(set(map(len, lists))) > 1:
         sizes = ", ".join(f"{name}: {len(v)}" for name, v in zip(columns, lists, strict=True))
         raise UserError(f"{setting(path)} has columns of different lengths ({sizes}).")
-    return (dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True))
+    return _zipped(columns, lists)
+
+
+def _zipped(columns: Mapping[Any, Any], lists: Sequence[list[Any]]) -> Iterator[dict[Any, Any]]:
+    """The rows of columns, whose values are `lists`."""
+    types = {name: getattr(values, "dtype", None) for name, values in columns.items()}
+    for values in zip(*lists, strict=True):
+        yield as_written(dict(zip(columns, values, strict=True)), types)
 
 
 def _plain(value: Any) -> Any:
@@ -166,4 +176,4 @@ def _plain(value: Any) -> Any:
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a numpy scalar
         value = value.item()
     missing = type(value).__name__ in ("NAType", "NaTType") or value is None
-    return None if missing or (isinstance(value, float) and value != value) else value
+    return None if missing or is_nan(value) else value

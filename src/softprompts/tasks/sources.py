@@ -4,11 +4,13 @@ import codecs
 import csv
 import gzip
 import json
+import math
+import numbers
 import random
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -54,6 +56,13 @@ MEMORY = "memory:"
 """How the names of rows passed from Python begin."""
 memory: dict[str, MemoryRows] = {}
 """The rows passed from Python, by name."""
+NARROW_FLOATS = {
+    "float32": "float32",
+    "float": "float32",
+    "float16": "float16",
+    "halffloat": "float16",
+}
+"""Floats of lower precision than Python's: their names, those in Arrow too, and in numpy."""
 
 
 class Reservoir(NamedTuple):
@@ -193,10 +202,10 @@ def _read_delimited(path: Path, encoding: str, delimiter: str) -> Iterator[Row]:
                     header = [cell.strip() for cell in cells]
                     if len(set(header)) < len(header):
                         twice = max(header, key=header.count)
-                        raise UserError(
-                            f"{path}:{line} has two columns of the same name ({twice[:40]}); "
-                            "rename one."
-                        )
+                        problem = f"two columns of the same name ({twice[:40]}); rename one"
+                        if not twice:  # a spreadsheet's empty columns
+                            problem = "several columns without a name; name or remove them"
+                        raise UserError(f"{path}:{line} has {problem}.")
                 elif cells:
                     if len(cells) != len(header):
                         raise UserError(
@@ -218,7 +227,7 @@ def _read_json(path: Path, encoding: str) -> Iterator[Row]:
         return
     with _open(path, encoding) as file:
         try:
-            array = json.load(file)
+            array = json.load(file, parse_constant=_json_constant)
         except (ValueError, RecursionError) as error:
             if isinstance(error, UnicodeError):
                 raise
@@ -248,7 +257,7 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                yield f"{path}:{number}", json.loads(line)
+                yield f"{path}:{number}", json.loads(line, parse_constant=_json_constant)
             except (ValueError, RecursionError) as error:
                 reason = str(error)
                 if isinstance(error, json.JSONDecodeError):
@@ -256,6 +265,11 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
                 raise UserError(
                     f"{path}:{number} is not valid JSON ({reason}); write one object per line."
                 ) from None
+
+
+def _json_constant(name: str) -> float | None:
+    """The value of `NaN`, `Infinity` or `-Infinity`, which JSON does not have; NaN is missing."""
+    return None if name == "NaN" else float(name)
 
 
 def _read_parquet(path: Path, encoding: str) -> Iterator[Row]:
@@ -266,8 +280,9 @@ def _read_parquet(path: Path, encoding: str) -> Iterator[Row]:
         table = parquet.read_table(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is corrupted or not a Parquet file ({error}).") from None
+    types = dict(zip(table.column_names, table.schema.types, strict=True))
     for number, values in enumerate(table.to_pylist(), 1):
-        yield Row(values, f"{path}:{number}")
+        yield Row(as_written(values, types), f"{path}:{number}")
 
 
 def check_dataset(name: str) -> None:
@@ -323,16 +338,35 @@ def _read_dataset(name: str, split: str, class_names: bool) -> Iterator[Row]:
 def dataset_rows(dataset: Any, class_names: bool = True) -> Iterator[dict[str, Any]]:
     """The rows of a Hugging Face dataset. With `class_names`, class numbers become names, and -1,
     which stands for an unlabelled row, an empty cell."""
+    features = dataset.features or {}
+    types = {column: getattr(feature, "dtype", None) for column, feature in features.items()}
     names = {
         column: feature.names
-        for column, feature in (dataset.features or {}).items()
+        for column, feature in features.items()
         if class_names and hasattr(feature, "names")
     }
     for values in dataset:
         for column, labels in names.items():
             if isinstance(values[column], int) and -1 <= values[column] < len(labels):
                 values[column] = [*labels, None][values[column]]
-        yield values
+        yield as_written(values, types)
+
+
+def as_written(values: Mapping[Any, Any], types: Mapping[Any, object]) -> dict[Any, Any]:
+    """A row as a text file holds it: NaN as an empty cell, and floats of lower precision, by the
+    types of their columns, with their own digits (3.2, not 3.200000047683716)."""
+    row = {column: None if is_nan(value) else value for column, value in values.items()}
+    for column, name in types.items():
+        precision = NARROW_FLOATS.get(str(name).lower())
+        if precision is not None and isinstance(row[column], numbers.Real):
+            import numpy
+
+            row[column] = float(str(numpy.dtype(precision).type(row[column])))
+    return row
+
+
+def is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def checked_encoding(name: str) -> str:

@@ -1,6 +1,5 @@
 """TextFormat: how a row becomes input and target texts."""
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any
 
 from ..errors import UserError, closest, setting
 from .registry import definition
-from .sources import Row
+from .sources import Row, is_nan
 from .task_definition import PREDICT, Definition, Example, UnknownLabelError, unknown_label
 
 _FIELD = re.compile(r"\{([^{}]+)\}")
@@ -172,8 +171,7 @@ def _cell(row: Row, column: str) -> str:
     if value is _MISSING:
         columns = ", ".join(row.values) or "none"
         raise UserError(f"{row.location} has no column {column!r}; its columns are {columns}.")
-    missing = value is None or (isinstance(value, float) and math.isnan(value))
-    if missing or not str(value).strip():
+    if value is None or is_nan(value) or not str(value).strip():
         raise UserError(f"{row.location}: the column {column!r} is empty.")
     if not isinstance(value, (str, int, float, Decimal, date, time)):
         raise UserError(
