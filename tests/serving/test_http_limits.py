@@ -182,6 +182,7 @@ def test_no_other_log_is_written_beside_the_servers(monkeypatch: pytest.MonkeyPa
         ("", "holds no key; write one per line."),
         ("short\n", "is too short or has non-ASCII characters; use at least 16 characters"),
         (f"{ALL}\n{ALL} mood\n", "is listed twice"),
+        (f"{SOME} mood,a-prompt-with-a-long-name\n", "separate it and the names of its prompts"),
     ],
 )
 def test_a_bad_key_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
