@@ -171,9 +171,10 @@ def test_no_other_log_is_written_beside_the_servers(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(logger, "handlers", [logging.StreamHandler(raw)])
     monkeypatch.setattr(logger, "propagate", False)
     JsonLog(log).take_over("transformers")
-    logging.getLogger("transformers.tokens").critical("a long text")
+    logging.getLogger("transformers.tokens").error("a long text")
     assert raw.getvalue() == ""
-    assert json.loads(log.getvalue())["message"] == "a long text"
+    line = json.loads(log.getvalue())
+    assert (line["level"], line["message"]) == ("error", "a long text")
 
 
 @pytest.mark.parametrize(
@@ -443,6 +444,24 @@ def test_a_failure_is_logged_and_hides_its_cause(
     assert line["error"] == "RuntimeError"
     assert any("in fail" in frame or " fail" in frame for frame in line["traceback"])
     assert SECRET not in server.log.getvalue() + json.dumps(reply)
+
+
+def test_an_error_of_many_requests_has_no_longer_lines_than_one_of_few() -> None:
+    error, log = RuntimeError(), io.StringIO()
+
+    def origin() -> None:
+        raise error
+
+    with pytest.raises(RuntimeError):
+        origin()
+    for _ in range(200):
+        try:
+            raise error
+        except RuntimeError:
+            JsonLog(log).error("failed", error)
+    lines = [json.loads(line)["traceback"] for line in log.getvalue().splitlines()]
+    assert all(line[-1].endswith(" origin") for line in lines)
+    assert max(map(len, lines)) <= 50
 
 
 def test_metrics_count_what_happens(server: Running) -> None:

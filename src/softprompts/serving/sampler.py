@@ -58,7 +58,7 @@ def _sampled(logits: Tensor, answers: Sequence[Answer]) -> Tensor:
 
 
 def _most_probable(probabilities: Tensor, top_p: Tensor) -> Tensor:
-    """The probabilities [B, V] of the fewest tokens that have `top_p` [B, 1] together, and zeros."""
+    """The probabilities [B, V] of the fewest tokens with `top_p` [B, 1] together, and zeros."""
     values, order = probabilities.sort(dim=-1, descending=True, stable=True)
     before = values.cumsum(-1) - values
     kept = values * ((before < top_p) | (before == 0))
