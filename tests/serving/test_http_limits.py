@@ -367,6 +367,14 @@ def test_whoever_hangs_up_stops_costing(server: Running) -> None:
     server.wait_for_line(request_id="hung-up", status=499)
 
 
+def test_a_client_may_leave_while_it_sends(server: Running) -> None:
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ALL}\r\n"
+    address = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((address[0], int(address[1]))) as client:
+        client.sendall(f"{head}Content-Length: 99\r\nX-Request-Id: left\r\n\r\n{{".encode())
+    assert server.wait_for_line(request_id="left")["status"] == 499
+
+
 # -- a library that changes ------------------------------------------------------------------------
 
 
