@@ -19,6 +19,7 @@ import pytest
 from openai import OpenAI
 
 from softprompts.backbone import Backbone
+from softprompts.cli import main
 from softprompts.config.serve import ServeSettings
 from softprompts.errors import UserError
 from softprompts.library.library import Library
@@ -322,6 +323,29 @@ def test_a_request_may_have_less_time(server: Running) -> None:
 
 def test_the_defaults_are_the_engines() -> None:
     assert limits_of(ServeSettings()) == Limits()
+
+
+def test_of_two_servers_that_start_at_once_on_a_port_one_gives_up(
+    tiny: Backbone,
+    library: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("softprompts", "transformers", "uvicorn"):  # whose logs the server takes over
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
+        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+
+        def load(*_: object) -> Backbone:
+            other.listen()  # it has loaded its model first
+            return tiny
+
+        monkeypatch.setattr("softprompts.backbone.load_backbone", load)
+        port = str(other.getsockname()[1])
+        assert main(["serve", "--library", str(library), "--port", port]) == 2
+    assert f"cannot listen on 127.0.0.1:{port} (Address already in use)" in capsys.readouterr().err
 
 
 # -- clients that go away --------------------------------------------------------------------------
