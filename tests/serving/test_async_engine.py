@@ -290,6 +290,7 @@ def test_refusals_say_why() -> None:
         await fails(generate(stop=("",)), BadRequest, "stop")
         await fails(generate(stop=(1,)), BadRequest, r"stop is \(1,\); it must be texts")
         await fails(generate(n=1.5), BadRequest, "n is 1.5; it must be a whole number")
+        await fails(generate(logprobs=True), BadRequest, "logprobs is True; it must be a whole num")
         await fails(generate(temperature="1"), BadRequest, "temperature is '1'; it must be a num")
         assert engine.stats().requests == 0
 
