@@ -229,7 +229,8 @@ def test_a_seed_gives_the_same_sample_whatever_is_in_the_batch(kind: str) -> Non
         alone = await sample(engine, "prompt 0", 7)
         assert len(set(alone)) == 3
         cases = [("prompt 1", 1), ("prompt 0", 7), ("prompt 2", 3), ("prompt 0", 8)]
-        crowd = await asyncio.gather(*(sample(engine, *case) for case in cases))
+        samples = [sample(engine, *case) for case in cases]
+        crowd = await asyncio.gather(*samples, sample(engine, "prompt 1", 2, top_p=0.9))
         assert crowd[1] == alone
         assert crowd[3] != alone
         narrow = await sample(engine, "prompt 0", 7, top_p=1e-9)
@@ -289,6 +290,7 @@ def test_refusals_say_why() -> None:
         await fails(generate(stop=("",)), BadRequest, "stop")
         await fails(generate(stop=(1,)), BadRequest, r"stop is \(1,\); it must be texts")
         await fails(generate(n=1.5), BadRequest, "n is 1.5; it must be a whole number")
+        await fails(generate(logprobs=True), BadRequest, "logprobs is True; it must be a whole num")
         await fails(generate(temperature="1"), BadRequest, "temperature is '1'; it must be a num")
         assert engine.stats().requests == 0
 

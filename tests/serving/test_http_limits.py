@@ -19,6 +19,7 @@ import pytest
 from openai import OpenAI
 
 from softprompts.backbone import Backbone
+from softprompts.cli import main
 from softprompts.config.serve import ServeSettings
 from softprompts.errors import UserError
 from softprompts.library.library import Library
@@ -171,9 +172,10 @@ def test_no_other_log_is_written_beside_the_servers(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(logger, "handlers", [logging.StreamHandler(raw)])
     monkeypatch.setattr(logger, "propagate", False)
     JsonLog(log).take_over("transformers")
-    logging.getLogger("transformers.tokens").critical("a long text")
+    logging.getLogger("transformers.tokens").error("a long text")
     assert raw.getvalue() == ""
-    assert json.loads(log.getvalue())["message"] == "a long text"
+    line = json.loads(log.getvalue())
+    assert (line["level"], line["message"]) == ("error", "a long text")
 
 
 @pytest.mark.parametrize(
@@ -182,6 +184,7 @@ def test_no_other_log_is_written_beside_the_servers(monkeypatch: pytest.MonkeyPa
         ("", "holds no key; write one per line."),
         ("short\n", "is too short or has non-ASCII characters; use at least 16 characters"),
         (f"{ALL}\n{ALL} mood\n", "is listed twice"),
+        (f"{SOME} mood,a-prompt-with-a-long-name\n", "separate it and the names of its prompts"),
     ],
 )
 def test_a_bad_key_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
@@ -322,6 +325,29 @@ def test_the_defaults_are_the_engines() -> None:
     assert limits_of(ServeSettings()) == Limits()
 
 
+def test_of_two_servers_that_start_at_once_on_a_port_one_gives_up(
+    tiny: Backbone,
+    library: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("softprompts", "transformers", "uvicorn"):  # whose logs the server takes over
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
+        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+
+        def load(*_: object) -> Backbone:
+            other.listen()  # it has loaded its model first
+            return tiny
+
+        monkeypatch.setattr("softprompts.backbone.load_backbone", load)
+        port = str(other.getsockname()[1])
+        assert main(["serve", "--library", str(library), "--port", port]) == 2
+    assert f"cannot listen on 127.0.0.1:{port} (Address already in use)" in capsys.readouterr().err
+
+
 # -- clients that go away --------------------------------------------------------------------------
 
 
@@ -363,6 +389,14 @@ def test_whoever_hangs_up_stops_costing(server: Running) -> None:
     wait_until(lambda: server.engine.stats().decoding == 0, 2)
     assert server.engine.stats().cancelled == before + 1
     server.wait_for_line(request_id="hung-up", status=499)
+
+
+def test_a_client_may_leave_while_it_sends(server: Running) -> None:
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ALL}\r\n"
+    address = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((address[0], int(address[1]))) as client:
+        client.sendall(f"{head}Content-Length: 99\r\nX-Request-Id: left\r\n\r\n{{".encode())
+    assert server.wait_for_line(request_id="left")["status"] == 499
 
 
 # -- a library that changes ------------------------------------------------------------------------
@@ -442,6 +476,24 @@ def test_a_failure_is_logged_and_hides_its_cause(
     assert line["error"] == "RuntimeError"
     assert any("in fail" in frame or " fail" in frame for frame in line["traceback"])
     assert SECRET not in server.log.getvalue() + json.dumps(reply)
+
+
+def test_an_error_of_many_requests_has_no_longer_lines_than_one_of_few() -> None:
+    error, log = RuntimeError(), io.StringIO()
+
+    def origin() -> None:
+        raise error
+
+    with pytest.raises(RuntimeError):
+        origin()
+    for _ in range(200):
+        try:
+            raise error
+        except RuntimeError:
+            JsonLog(log).error("failed", error)
+    lines = [json.loads(line)["traceback"] for line in log.getvalue().splitlines()]
+    assert all(line[-1].endswith(" origin") for line in lines)
+    assert max(map(len, lines)) <= 50
 
 
 def test_metrics_count_what_happens(server: Running) -> None:

@@ -66,7 +66,7 @@ def main(options: argparse.Namespace) -> int:
         )
     model = options.model or _model_of(folders)
     check_model(model)
-    with _listener(settings.host, settings.port) as listener:
+    with _listener(settings) as listener:
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         announce = partial(_announce, options, settings, len(keys), url)
@@ -94,6 +94,10 @@ def _serve(
     engine = AsyncEngine(backbone, folders, limits=limits_of(settings))
     server = make_server(create_app(engine, settings, keys, log), settings)
     server.on_ready = lambda: announce(backbone.name, len(engine.names()))
+    try:
+        listener.listen(server.config.backlog)
+    except OSError as error:  # of two servers that are starting, both have bound the port
+        raise _cannot_listen(settings, error) from None
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again when it has ended
         signal.signal(number, lambda *_: None)
     server.run(sockets=[listener])
@@ -162,16 +166,21 @@ def _model_of(folders: Sequence[Path]) -> str:
     return next(iter(models))
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def _listener(settings: ServeSettings) -> socket.socket:
     """A socket to listen on, bound before anything slow is loaded."""
+    host, port = settings.host, settings.port
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except OSError as error:
-        raise UserError(
-            f"The server cannot listen on {host}:{port} ({error.strerror or error}); choose "
-            "another --host or --port."
-        ) from None
+        raise _cannot_listen(settings, error) from None
     return listener
+
+
+def _cannot_listen(settings: ServeSettings, error: OSError) -> UserError:
+    return UserError(
+        f"The server cannot listen on {settings.host}:{settings.port} "
+        f"({error.strerror or error}); choose another --host or --port."
+    )

@@ -266,7 +266,7 @@ class AsyncEngine:
             ("logprobs", sampling.logprobs, int, 0, MOST_LOGPROBS),
         ]
         for name, value, kind, low, high in ranges:
-            if value is not None and not isinstance(value, kind):
+            if isinstance(value, bool) or not isinstance(value, kind | None):
                 number = "whole number" if kind is int else "number"
                 raise BadRequest(f"{name} is {value!r}; it must be a {number}.")
             if value is not None and not low <= value <= high:

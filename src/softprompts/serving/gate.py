@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .http_errors import HttpError
+from .http_errors import GONE, HttpError
 from .keys import ANYONE, Key, Keys
 from .logs import JsonLog
 from .metrics import OTHER, Metrics
@@ -174,6 +174,8 @@ class Gate:
                     message = await receive()
             except TimeoutError:
                 raise HttpError(408, "The request did not arrive in time; send it again.") from None
+            if message["type"] == "http.disconnect":
+                raise HttpError(GONE, "The client closed the connection.")
             size += len(message.get("body", b""))
             complete = not message.get("more_body", False)
             if size > self.max_body:

@@ -73,7 +73,7 @@ def read_keys(path: str | Path | None = None, variable: str = VARIABLE) -> Keys:
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise UserError(f"The key file {path} cannot be read ({reason}).") from None
-    keys = [*_parse(text, str(path)), *_parse(os.environ.get(variable, ""), variable)]
+    keys = _parse(text, str(path)) + _parse(os.environ.get(variable, ""), variable, commas=True)
     if path is not None and not keys:
         raise UserError(f"The key file {path} holds no key; write one per line.")
     return Keys(keys)
@@ -88,10 +88,17 @@ def check_open(keys: Keys, host: str, allow: bool) -> None:
         )
 
 
-def _parse(text: str, source: str) -> list[tuple[str, list[str]]]:
+def _parse(text: str, source: str, commas: bool = False) -> list[tuple[str, list[str]]]:
+    """Keys and their prompts; in a file, a prompt after a comma must not be taken for a key."""
     keys = []
     for line in text.splitlines():
-        for entry in line.partition("#")[0].split(","):
+        entries = line.partition("#")[0].split(",")
+        if len(entries) > 1 and not commas:
+            raise UserError(
+                f"A line of {source} has a comma; write one key per line, and separate it and the "
+                "names of its prompts with spaces."
+            )
+        for entry in entries:
             if not entry.strip():
                 continue
             secret, *prompts = entry.split()

@@ -8,6 +8,10 @@ import time
 import traceback
 from typing import Any, TextIO
 
+FRAMES = 50
+"""The innermost frames of a traceback that are logged. An error of a whole batch is raised by all
+its requests, and collects the frames of each."""
+
 
 class JsonLog:
     """Writes one JSON object per line; from any thread."""
@@ -27,21 +31,21 @@ class JsonLog:
 
     def info(self, event: str, **fields: Any) -> None:
         if not self.quiet:
-            self._write("info", event, fields)
+            self.write("info", event, fields)
 
     def warn(self, event: str, **fields: Any) -> None:
-        self._write("warning", event, fields)
+        self.write("warning", event, fields)
 
     def error(self, event: str, error: BaseException, **fields: Any) -> None:
         """An internal error, with its traceback, but without the values in it."""
-        frames = traceback.extract_tb(error.__traceback__)
+        frames = traceback.extract_tb(error.__traceback__, limit=-FRAMES)
         where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
         fields |= {"error": type(error).__name__, "traceback": where}
         if self.texts:
             fields["message"] = str(error)
-        self._write("error", event, fields)
+        self.write("error", event, fields)
 
-    def _write(self, level: str, event: str, fields: dict[str, Any]) -> None:
+    def write(self, level: str, event: str, fields: dict[str, Any]) -> None:
         now = time.time()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03}Z"
         entry = {"time": stamp, "level": level, "event": event, **self._fields, **fields}
@@ -50,7 +54,7 @@ class JsonLog:
             print(line, file=self.stream or sys.stderr, flush=True)
 
     def take_over(self, *names: str) -> None:
-        """Write the warnings of these loggers of Python's, in place of what wrote them before."""
+        """Write the warnings and errors of these loggers of Python's, and no others do."""
         for name in names:
             logging.getLogger(name).handlers = [_Handler(self)]
             logging.getLogger(name).propagate = False
@@ -62,4 +66,5 @@ class _Handler(logging.Handler):
         self.log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.log.warn("log", message=record.getMessage(), logger=record.name)
+        fields = {"message": record.getMessage(), "logger": record.name}
+        self.log.write(record.levelname.lower(), "log", fields)

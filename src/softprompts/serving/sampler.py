@@ -47,15 +47,22 @@ def _sampled(logits: Tensor, answers: Sequence[Answer]) -> Tensor:
     temperature, top_p, noise = columns.unsqueeze(-1).unbind(1)
     logits = logits.double() - logits.amax(-1, keepdim=True)  # no temperature makes them infinite
     probabilities = (logits / temperature).softmax(-1)
-    order = None
-    if any(top < 1 for _, top, _ in settings):
-        probabilities, order = probabilities.sort(dim=-1, descending=True, stable=True)
-        before = probabilities.cumsum(-1) - probabilities
-        probabilities = probabilities * ((before < top_p) | (before == 0) | (top_p >= 1))
+    nucleus = [row for row, (_, top, _) in enumerate(settings) if top < 1]
+    if nucleus:
+        rows = index_of(nucleus, logits.device)
+        probabilities[rows] = _most_probable(probabilities[rows], top_p[rows])
+    # all draw in the vocabulary's order, so that a seed's token is the same beside any other row
     total = probabilities.cumsum(-1)
-    drawn = (total <= noise * total[:, -1:]).sum(-1, keepdim=True)
-    drawn = drawn.clamp(max=logits.shape[1] - 1)
-    return (drawn if order is None else order.gather(-1, drawn))[:, 0]
+    drawn = (total <= noise * total[:, -1:]).sum(-1)
+    return drawn.clamp(max=logits.shape[1] - 1)
+
+
+def _most_probable(probabilities: Tensor, top_p: Tensor) -> Tensor:
+    """The probabilities [B, V] of the fewest tokens with `top_p` [B, 1] together, and zeros."""
+    values, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    before = values.cumsum(-1) - values
+    kept = values * ((before < top_p) | (before == 0))
+    return torch.zeros_like(kept).scatter(-1, order, kept)
 
 
 def _logprobs(

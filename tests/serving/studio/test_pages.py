@@ -162,6 +162,19 @@ def test_sources_are_found_by_examples_whatever_their_columns(server: Running) -
     assert (status, "The rows have one column" in page) == (400, True)
 
 
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ('{"text": "x", "label": "sun"}\n{"text": "y"}', "Row 2 has no label; complete it"),
+        ('{"label": "sun"}\n{"text": "y", "label": "rain"}', "Row 1 has no text; complete it"),
+        ("{}", "The rows have no columns; they need a text and a label"),
+    ],
+)
+def test_rows_that_lack_columns_are_named(rows: str, message: str, server: Running) -> None:
+    status, page, _ = get(f"{server.url}/studio/sources", {"rows": rows})
+    assert (status, message in page) == (400, True)
+
+
 def test_the_map_has_all_prompts_in_clusters(server: Running) -> None:
     page = get(f"{server.url}/studio/map")[1]
     picture = re.findall(r'<svg[^>]*class="map".*?</svg>', page)[0]
@@ -259,6 +272,7 @@ def test_there_is_no_studio_unless_asked_for(tiny: Backbone, library: Path) -> N
         ("id,stars,review\n1,5,Great food\n2,1,Never again\n3,5,Lovely", "review", "stars", False),
         ("a\tb\nlong text here\tx\nanother long one\tx\nthird\ty", "a", "b", False),
         ('{"text": "one two", "y": 1}\n{"text": "three", "y": 0}', "text", "y", False),
+        ('{"y": 1}\n{"text": "one two", "y": 1}\n{"text": "three", "y": 0}', "text", "y", False),
         (
             "article,summary\n" + "\n".join(f"a long text {i} {i},short {i}" for i in range(30)),
             "article",

@@ -29,11 +29,10 @@ class Columns:
 def guess_columns(rows: Sequence[Row]) -> Columns:
     """The label is in a column of such a name, or else in the one with the fewest values; the text
     is in the other column with the longest ones."""
-    names = list(rows[0].values)
+    names = list(dict.fromkeys(name for row in rows for name in row.values))
     if len(names) < 2:
-        raise UserError(
-            f"The rows have one column, {names[0]!r}; they need a text and a label, and a header."
-        )
+        columns = f"one column, {names[0]!r}" if names else "no columns"
+        raise UserError(f"The rows have {columns}; they need a text and a label, and a header.")
     values = {name: [str(row.values.get(name) or "") for row in rows] for name in names}
     named = [name for name in names if name.lower() in LABEL_NAMES]
     repeated = [name for name in names if len(set(values[name])) > 1]

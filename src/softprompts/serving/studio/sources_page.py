@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ...errors import UserError
 from ...tasks import Row
 from ..answers import unless_gone
 from ..requests import BadRequest, Fit, ServedPrompt
@@ -73,6 +74,10 @@ async def _results(studio: Studio, visit: Visit, pasted: str) -> Html:
     rows = (await asyncio.to_thread(parse_rows, pasted))[:MOST_ROWS]
     prompts = {prompt.name: prompt for prompt in await visit.prompts(studio)}
     columns = guess_columns(rows)
+    for number, row in enumerate(rows, 1):
+        for name in (columns.text, columns.label):
+            if row.values.get(name) in (None, ""):
+                raise UserError(f"Row {number} has no {name}; complete it, or leave it out.")
     search = studio.engine.search(
         [_as_read(row, columns, list(prompts.values())) for row in rows],
         SHOWN,
