@@ -57,6 +57,30 @@ def prompts(rows: int, length: int = 4) -> Tensor:
     )
 
 
+def test_rows_that_fit_are_not_made_too_long_by_the_prompts_of_others(backbone: Backbone) -> None:
+    """A long prompt with a short text, beside a short prompt with a long text."""
+    if backbone.max_positions is None:
+        pytest.skip("has no limit")
+    room = backbone.max_positions - 8  # for special tokens and the target
+    short, long = backbone.token_ids(["good", "good film " * room])
+    rows, lengths = [short, backbone.truncate(long, room - 2)], [40, 2]
+    vectors = torch.randn(2, 40, 32, generator=torch.Generator().manual_seed(1))
+    candidates = [backbone.tokenise_targets(LABELS)] * 2
+
+    def scores(part: slice) -> Tensor:
+        text = backbone.embed_rows(rows[part])._replace(prompt_lengths=torch.tensor(lengths[part]))
+        longest = max(lengths[part])
+        return backbone.scores(vectors[part, :longest], text, candidates[part])
+
+    alone = torch.cat([scores(slice(0, 1)), scores(slice(1, 2))])
+    torch.testing.assert_close(scores(slice(0, 2)), alone, rtol=1e-4, atol=1e-4)
+    text = backbone.embed_rows(rows)._replace(prompt_lengths=torch.tensor(lengths))
+    targets = backbone.tokenise_targets(LABELS)
+    nll, gradient = backbone.padded_gradients(vectors, text, targets, torch.ones(2), torch.zeros(2))
+    assert bool(nll.isfinite().all())
+    assert bool(gradient.isfinite().all())
+
+
 def places(backbone: Backbone) -> list[Place]:
     return [place for place in PLACES if place != "after-bos" or backbone.special_token_counts[0]]
 

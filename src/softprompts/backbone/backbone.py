@@ -270,6 +270,9 @@ class Backbone(TokenizedModel):
         The prompt stays float32 until here.
         """
         embeds, mask = text.with_prompt(prompt)
+        if self.max_positions is not None and mask.shape[1] > self.max_positions:
+            width = int(mask.sum(1).max())  # the longest prompt and text are of different rows
+            embeds, mask = embeds[:, :width], mask[:, :width]
         return {"inputs_embeds": embeds, "attention_mask": mask}
 
     # -- outputs ---------------------------------------------------------------------------------
