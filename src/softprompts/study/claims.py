@@ -195,7 +195,9 @@ def _value(kind: str, value: Any) -> Any:
         and _is_list(parts["than"]),
         "correlates": _is_count(value),
         "retrieval": _is_count(value)
-        or (set(parts) == {"k", "oracle"} and _is_count(parts["k"]) and _is_number(parts["oracle"])),
+        or (
+            set(parts) == {"k", "oracle"} and _is_count(parts["k"]) and _is_number(parts["oracle"])
+        ),
     }
     if not understood[kind]:
         raise UserError(f"{kind} is {_short(value)}; it needs {NEEDS[kind]}.")
