@@ -12,6 +12,8 @@ from typing import Any, Self, TypedDict, TypeVar
 from ..tasks.statistics import Interval, paired_test
 
 SIGNIFICANCE = 0.05
+ROUNDING = 0.01
+"""Scores are rounded before they are saved."""
 Pairs = Sequence[tuple[float, float]]
 """The scores of two systems on the same units."""
 Key = TypeVar("Key")
@@ -118,16 +120,28 @@ def paired_scores(
     """The scores of two systems' runs by seed, and over what they are paired: over rows, where
     `row_scores` are known of the same ones (by their number and the digest of their `targets`, or,
     of runs of earlier versions, of their texts, too), each row by its mean over the seeds of both;
-    or else over these seeds."""
+    or else over these seeds. So, too, where more rows are right but a score such as F1 is no
+    higher: rows then say nothing about the difference between the scores."""
     runs = [(one[seed], other[seed]) for seed in one if seed in other]
+    seeds = [(first["score"], second["score"]) for first, second in runs]
     known = all(run.get("targets") for pair in runs for run in pair)
     key = "targets" if known else "digest"
     rows = {(len(run.get("row_scores") or ()), run.get(key)) for pair in runs for run in pair}
     if len(rows) != 1 or not next(iter(rows))[0]:
-        return "seeds", [(first["score"], second["score"]) for first, second in runs]
+        return "seeds", seeds
     means = ([fmean(row) for row in zip(*(run["row_scores"] for run in system), strict=True)]
              for system in zip(*runs, strict=True))  # fmt: skip
-    return "rows", list(zip(*means, strict=True))
+    pairs = list(zip(*means, strict=True))
+    by_row, by_seed = (fmean(a - b for a, b in part) for part in (pairs, seeds))
+    if same_mean(by_row, by_seed) or by_row * by_seed > 0:
+        return "rows", pairs
+    return "seeds", seeds
+
+
+def same_mean(by_row: float, by_seed: float) -> bool:
+    """Whether the mean difference of the rows is that of the scores, which were rounded when they
+    were saved. A metric such as F1 is not the mean of its rows."""
+    return abs(by_row - by_seed) < ROUNDING
 
 
 @dataclass(frozen=True)
