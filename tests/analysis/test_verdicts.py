@@ -431,3 +431,15 @@ def test_claims_that_are_not_understood_are_refused(changes: dict[str, Any], mes
         check_claims(read_claims([{**entry, **changes}]), dict(study.grids()))
     with pytest.raises(UserError, match="it needs claim"):
         read_claims(["x"])
+
+
+@pytest.mark.parametrize(
+    "expect", [{"retrieval": 3}, {"correlates": 1}, {"alike": {"a": ["x"], "b": ["y"]}}]
+)
+def test_what_one_analysis_shows_is_not_expected_of_several(expect: dict[str, Any]) -> None:
+    claims = read_claims([{"claim": 1, "text": "t", "paper": "p", "expect": [expect]}])
+    one = StudyConfig.of({"targets": ["helpdesk/intent"], "variants": {"a": {}}})
+    check_claims(claims, dict(one.grids()))
+    two = StudyConfig.of({"targets": ["helpdesk/intent"], "variants": {"a": {}, "b": {}}})
+    with pytest.raises(UserError, match="but the study has 2, one for each variant and backbone"):
+        check_claims(claims, dict(two.grids()))

@@ -32,7 +32,9 @@ TAKES = (
 """What can be taken of the selected runs on a task."""
 SELECTED = ("variant", "source", "stage", "backbone", "k")
 COMPARED = ("better", "lower", "no_worse")
-KINDS = (*COMPARED, "contrast", "pairs", "alike", "closer", "correlates", "retrieval")
+OF_ONE_ANALYSIS = ("alike", "closer", "correlates", "retrieval")
+"""Kinds that read what `study report` finds about the transfers of one variant and backbone."""
+KINDS = (*COMPARED, "contrast", "pairs", *OF_ONE_ANALYSIS)
 LEAST = 1.0
 
 
