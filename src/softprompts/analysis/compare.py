@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, TypedDict
 
-from ..tasks.statistics import Interval
+from ..tasks.statistics import Interval, same_mean
 from .runs import RunRecord, Runs
-from .spread import PairedTest, Pairs, paired_scores, same_mean, t_interval
+from .spread import PairedTest, Pairs, paired_scores, t_interval
 
 
 class Comparison(TypedDict):

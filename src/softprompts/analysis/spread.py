@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, Self, TypedDict, TypeVar
 
-from ..tasks.statistics import Interval, paired_test
+from ..tasks.statistics import Interval, paired_test, rows_agree
 
 SIGNIFICANCE = 0.05
-ROUNDING = 0.01
-"""Scores are rounded before they are saved."""
 Pairs = Sequence[tuple[float, float]]
 """The scores of two systems on the same units."""
 Key = TypeVar("Key")
@@ -133,15 +131,7 @@ def paired_scores(
              for system in zip(*runs, strict=True))  # fmt: skip
     pairs = list(zip(*means, strict=True))
     by_row, by_seed = (fmean(a - b for a, b in part) for part in (pairs, seeds))
-    if same_mean(by_row, by_seed) or by_row * by_seed > 0:
-        return "rows", pairs
-    return "seeds", seeds
-
-
-def same_mean(by_row: float, by_seed: float) -> bool:
-    """Whether the mean difference of the rows is that of the scores, which were rounded when they
-    were saved. A metric such as F1 is not the mean of its rows."""
-    return abs(by_row - by_seed) < ROUNDING
+    return ("rows", pairs) if rows_agree(by_row, by_seed) else ("seeds", seeds)
 
 
 @dataclass(frozen=True)
