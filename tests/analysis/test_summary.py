@@ -18,7 +18,7 @@ from scipy import stats
 
 from softprompts.analysis.folder_report import report
 from softprompts.analysis.runs import arm_names, read_runs
-from softprompts.analysis.spread import holm, t_interval
+from softprompts.analysis.spread import PairedTest, holm, paired_scores, t_interval
 from softprompts.analysis.summary import summarize
 from softprompts.analysis.summary_page import markdown, page
 from softprompts.config import run_config
@@ -473,3 +473,24 @@ def test_rows_are_the_same_whatever_stands_around_their_texts(tmp_path: Path) ->
     assert tested_over(("a", ""), ("a", "")) == ("rows", False)
     assert tested_over(("a", ""), ("b", "")) == ("seeds", False), "by the interval of three seeds"
     assert tested_over(("a", "t"), ("a", "u"))[0] == "seeds"
+
+
+@pytest.mark.parametrize(
+    ("scores", "over"),
+    [((0.0, 0.0), "seeds"), ((5.0, 9.0), "seeds"), ((9.0, 5.0), "rows"), ((80.0, 10.0), "rows")],
+)
+def test_rows_test_a_score_only_if_it_moves_as_they_do(
+    scores: tuple[float, float], over: str
+) -> None:
+    """A prompt that answers no label is right on fewer rows than one that answers a single label,
+    but both have a Matthews correlation of 0."""
+    rights = [100.0] * 16 + [0.0] * 4, [100.0] * 2 + [0.0] * 18
+    first, second = (
+        {seed: {"score": score, "row_scores": rows, "targets": "d"} for seed in (0, 1)}
+        for score, rows in zip(scores, rights, strict=True)
+    )
+    found, pairs = paired_scores(first, second)
+    assert (found, len(pairs)) == (over, 20 if over == "rows" else 2)
+    test = PairedTest.of(found, pairs)
+    assert test is not None
+    assert (test.p < 0.01) == (over == "rows")

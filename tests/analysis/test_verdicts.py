@@ -290,6 +290,7 @@ def test_many_pairs_are_more_than_one() -> None:
     ]
     some = replace(runs, records=records)
     assert verdict(some, {"pairs": {"helps": 25}})["verdict"] == HELD
+    assert verdict(some, {"pairs": "helps", "tasks": ["b", "c"]})["verdict"] == NOT_HELD
     assert verdict(some, {"pairs": {"helps": 50}})["verdict"] == TOO_WEAK
 
 
@@ -399,9 +400,17 @@ def test_the_small_study_on_t5_tiny_is_judged_by_its_recipes_claims() -> None:
         ({"expect": [{"better": {"varant": "a"}, "than": "b"}]}, "did you mean variant"),
         ({"expect": [{"contrast": ["a"]}]}, "contrast is a list of"),
         ({"expect": [{"contrast": []}]}, "contrast is a list of"),
-        ({"expect": [{"pairs": "help"}]}, "pairs is 'help'; as a mapping, it needs helps or hurts"),
-        ({"expect": [{"closer": {"task": "a"}}]}, "it needs task, than, to"),
-        ({"expect": [{"retrieval": {"k": 3}}]}, "it needs k, oracle"),
+        ({"expect": [{"pairs": "help"}]}, "pairs is 'help'; it needs helps or hurts"),
+        ({"expect": [{"closer": {"task": "a"}}]}, "it needs task, and the lists"),
+        ({"expect": [{"closer": {"task": "a", "to": "b", "than": ["c"]}}]}, "the lists to and"),
+        ({"expect": [{"alike": {"qa": "a", "nli": ["b"]}}]}, "two groups of tasks or more"),
+        ({"expect": [{"alike": {"qa": ["a"]}}]}, "two groups of tasks or more"),
+        ({"expect": [{"correlates": "four"}]}, "correlates is 'four'; it needs a number of"),
+        ({"expect": [{"pairs": {"helps": "ten"}}]}, "alone or with a percentage"),
+        ({"expect": [{"retrieval": {"k": 3}}]}, "or k and oracle"),
+        ({"expect": [{"retrieval": 0}]}, "it needs a number of sources"),
+        ({"expect": [{"retrieval": 3, "tasks": ["a"]}]}, "'tasks' is not part of retrieval"),
+        ({"expect": [{"better": 1, "than": 2}]}, "better compares numbers alone"),
         ({"expect": [{"better": "a", "than": "b", "by": 3, "least": 1}]}, "'least' is not part"),
         ({"expect": [{"better": "c", "than": "b"}]}, "names the variant 'c', which the study"),
         (
@@ -422,3 +431,15 @@ def test_claims_that_are_not_understood_are_refused(changes: dict[str, Any], mes
         check_claims(read_claims([{**entry, **changes}]), dict(study.grids()))
     with pytest.raises(UserError, match="it needs claim"):
         read_claims(["x"])
+
+
+@pytest.mark.parametrize(
+    "expect", [{"retrieval": 3}, {"correlates": 1}, {"alike": {"a": ["x"], "b": ["y"]}}]
+)
+def test_what_one_analysis_shows_is_not_expected_of_several(expect: dict[str, Any]) -> None:
+    claims = read_claims([{"claim": 1, "text": "t", "paper": "p", "expect": [expect]}])
+    one = StudyConfig.of({"targets": ["helpdesk/intent"], "variants": {"a": {}}})
+    check_claims(claims, dict(one.grids()))
+    two = StudyConfig.of({"targets": ["helpdesk/intent"], "variants": {"a": {}, "b": {}}})
+    with pytest.raises(UserError, match="but the study has 2, one for each variant and backbone"):
+        check_claims(claims, dict(two.grids()))

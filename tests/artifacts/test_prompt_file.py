@@ -70,8 +70,8 @@ def test_numbers_that_are_not_finite_are_refused(folder: RunFolder) -> None:
     [
         ({"length": 4}, "does not match its card"),
         ({"count": 2, "route": "soft"}, "does not match its card"),
-        ({"count": 2}, "cannot read the prompt .* need a route"),
-        ({"route": "no such"}, "cannot read the prompt .*There is no route"),
+        ({"count": 2}, "prompt .* cannot be read .* need a route"),
+        ({"route": "no such"}, "There is no route .*; if a plugin registers it, name the plugin"),
     ],
 )
 def test_a_card_that_does_not_match_is_refused(

@@ -58,6 +58,12 @@ def test_every_claim_of_a_recipe_has_its_rule_in_words() -> None:
     ) in rules
 
 
+def test_the_rule_of_a_contrast_shows_its_weights() -> None:
+    expect = [{"contrast": [[-1, "a"], [0.5, "b"], [2, "c"], [-0.5, 7]]}]
+    (claim,) = read_claims([{"claim": 1, "text": "t", "paper": "p", "expect": expect}])
+    assert claim.expect[0].name == "- a + 0.5 b + 2 c - 0.5 7:"
+
+
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = str(ROOT / "recipes" / "lester-table3-small.yaml")
     assert main(["study", "plan", recipe, "--rows-per-second", "1000"]) == 0

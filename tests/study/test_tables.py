@@ -52,6 +52,14 @@ def test_runs_are_judged_by_test_rows_where_a_task_has_some() -> None:
     )
 
 
+def test_tables_round_once() -> None:
+    """11.547 is 11.5, as `softprompts report` shows it, not 11.55 and then 11.6."""
+    results = [result("a", score, seed=n) for n, score in enumerate((40.0, 60.0, 60.0))]
+    (row,) = table = score_table(as_runs(results))
+    assert row["mean"] == {"mean": 53.3333, "std": 11.547}
+    assert "| 53.3 ± 11.5 |" in markdown(table)
+
+
 def test_a_bar_in_a_name_does_not_end_its_cell() -> None:
     results = [result("a|b", 60.0), result("a|b", 70.0, source="c|d", stage="transfer")]
     text = markdown(score_table(as_runs(results)))

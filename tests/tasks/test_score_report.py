@@ -75,6 +75,20 @@ def test_reports_hold_enough_digits_to_be_rounded_once_more() -> None:
     assert [f"{limit:.1f}" for limit in half.intervals["accuracy"]] == ["9.5", "90.5"]
 
 
+@pytest.mark.parametrize(
+    ("predicted", "tested"), [("x" * 20, False), ("b" * 20, False), ("g" * 14 + "b" * 6, True)]
+)
+def test_right_rows_test_another_metric_only_if_it_moves_as_they_do(
+    predicted: str, tested: bool
+) -> None:
+    """No answers and the majority class both have a Matthews correlation of 0."""
+    rows = examples("g" * 14 + "b" * 6)
+    given = ["none"] * 20 if predicted[0] == "x" else answers(predicted)
+    majority = {"majority": ["good"] * 20}
+    report = score_report(rows, given, ["matthews_corrcoef"], LABELS, majority)
+    assert ("p" in report.baselines["majority"]) == tested
+
+
 @pytest.mark.parametrize("name", ["accuracy", "macro_f1", "f1", "matthews_corrcoef"])
 def test_intervals_hold_the_score_and_shrink_with_the_rows(name: str) -> None:
     generator = random.Random(1)

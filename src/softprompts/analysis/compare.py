@@ -4,12 +4,9 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, TypedDict
 
-from ..tasks.statistics import Interval
+from ..tasks.statistics import Interval, same_mean
 from .runs import RunRecord, Runs
 from .spread import PairedTest, Pairs, paired_scores, t_interval
-
-ROUNDING = 0.01
-"""Scores are rounded before they are saved."""
 
 
 class Comparison(TypedDict):
@@ -38,12 +35,11 @@ def compare(
     if len(tasks) == 1:
         over, pairs = paired_scores(*arms[0])
     by_unit = [a - b for a, b in pairs]
-    test = PairedTest.of(over, pairs)
-    # a metric such as F1 is not the mean of its rows, which then only serve the test
-    same_mean = abs(fmean(by_unit) - fmean(differences)) < ROUNDING
+    test, means = PairedTest.of(over, pairs), (fmean(by_unit), fmean(differences))
     return {
-        "difference": round(fmean(differences), 4),
-        "interval": t_interval(by_unit if same_mean else differences),
+        "difference": round(means[1], 4),
+        # rows that a metric such as F1 is not the mean of only serve the test
+        "interval": t_interval(by_unit if same_mean(*means) else differences),
         "p": None if test is None else float(f"{test.p:.4g}"),
         "over": over,
         "pairs": len(pairs),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, Self, TypedDict, TypeVar
 
-from ..tasks.statistics import Interval, paired_test
+from ..tasks.statistics import Interval, paired_test, rows_agree
 
 SIGNIFICANCE = 0.05
 Pairs = Sequence[tuple[float, float]]
@@ -118,16 +118,20 @@ def paired_scores(
     """The scores of two systems' runs by seed, and over what they are paired: over rows, where
     `row_scores` are known of the same ones (by their number and the digest of their `targets`, or,
     of runs of earlier versions, of their texts, too), each row by its mean over the seeds of both;
-    or else over these seeds."""
+    or else over these seeds. So, too, where more rows are right but a score such as F1 is no
+    higher: rows then say nothing about the difference between the scores."""
     runs = [(one[seed], other[seed]) for seed in one if seed in other]
+    seeds = [(first["score"], second["score"]) for first, second in runs]
     known = all(run.get("targets") for pair in runs for run in pair)
     key = "targets" if known else "digest"
     rows = {(len(run.get("row_scores") or ()), run.get(key)) for pair in runs for run in pair}
     if len(rows) != 1 or not next(iter(rows))[0]:
-        return "seeds", [(first["score"], second["score"]) for first, second in runs]
+        return "seeds", seeds
     means = ([fmean(row) for row in zip(*(run["row_scores"] for run in system), strict=True)]
              for system in zip(*runs, strict=True))  # fmt: skip
-    return "rows", list(zip(*means, strict=True))
+    pairs = list(zip(*means, strict=True))
+    by_row, by_seed = (fmean(a - b for a, b in part) for part in (pairs, seeds))
+    return ("rows", pairs) if rows_agree(by_row, by_seed) else ("seeds", seeds)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,8 @@ def _mean(runs: Runs, part: Sequence[RunRecord], tasks: Sequence[str]) -> MeanAn
     value = mean_over(runs, part, tasks)
     if value is None:
         return None
-    return {"mean": round(value.mean, 2), "std": value.std and round(value.std, 2)}
+    rounded = value.rounded()
+    return {"mean": rounded["mean"], "std": rounded["std"]}
 
 
 def markdown(table: Sequence[ScoreRow]) -> str:

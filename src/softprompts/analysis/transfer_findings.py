@@ -27,7 +27,11 @@ def _pairs(part: Expectation, runs: Runs, analysis: Mapping[str, Any]) -> Findin
     ((effect, share),) = value.items()
     helps = effect == "helps"
     baseline = select(Selector(), runs)
-    transfers = [run for run in runs.records if run.stage == "transfer" and run.scores]
+    transfers = [
+        run
+        for run in runs.records
+        if run.stage == "transfer" and run.scores and run.task in (part.tasks or (run.task,))
+    ]
     tests: list[tuple[float, float]] = []
     pairs = grouped(((run.arm.get("source"), run.task), run) for run in transfers)
     for (_, task), found in pairs.items():

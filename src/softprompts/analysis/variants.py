@@ -60,9 +60,9 @@ def _row(
     first, second = map(fmean, zip(*means, strict=True))
     return {
         "target": target,
-        "first_score": round(first, 2),
-        "second_score": round(second, 2),
-        "change": round(second - first, 2),
+        "first_score": round(first, 4),
+        "second_score": round(second, 4),
+        "change": round(second - first, 4),
         "seeds": seeds,
         **paired_columns(test),
     }

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..config import PLUGIN_HINT
 from ..errors import UserError
 from ..files.tensors import read_tensors
 from ..prompt.prompt import Prompt, folded_prompt
@@ -28,8 +29,8 @@ def prompt_of(tensors: Mapping[str, Tensor], card: Card, path: Path) -> Prompt:
         config = card.prompt.config()
     except UserError as error:
         raise UserError(
-            f"This version cannot read the prompt {path.parent} ({error.message.rstrip('.')}); "
-            "tune it again."
+            f"The prompt {path.parent} cannot be read ({error.message.rstrip('.')}); "
+            f"{PLUGIN_HINT}; if it is of another version, tune it again."
         ) from None
     vectors, hidden = tensors.get("vectors"), card.backbone.hidden
     mismatch = UserError(f"{path} does not match its card; copy the folder again.")

@@ -1,7 +1,7 @@
 """Settings, kinds, presets and lists of runs. No torch, so that every --help is instant."""
 
 from .kinds import TABLES, heads, optimizers, routes, shapes, starts
-from .plugins import load_plugins
+from .plugins import PLUGIN_HINT, load_plugins
 from .presets import PRESETS
 from .products import Member, expand_lists, spell
 from .prompt import PromptConfig
@@ -14,6 +14,7 @@ from .yaml_file import read_config, read_yaml
 __all__ = [
     "DATA_PATHS",
     "DEFAULT_MODEL",
+    "PLUGIN_HINT",
     "PRESETS",
     "TABLES",
     "Choice",

@@ -17,6 +17,8 @@ from ..errors import UserError
 
 GROUP = "softprompts.plugins"
 VARIABLE = "SOFTPROMPTS_PLUGINS"
+PLUGIN_HINT = f"if a plugin registers it, name the plugin with --plugin or in {VARIABLE}"
+"""What to do about an unknown name."""
 
 
 def load_plugins() -> None:

@@ -32,7 +32,9 @@ TAKES = (
 """What can be taken of the selected runs on a task."""
 SELECTED = ("variant", "source", "stage", "backbone", "k")
 COMPARED = ("better", "lower", "no_worse")
-KINDS = (*COMPARED, "contrast", "pairs", "alike", "closer", "correlates", "retrieval")
+OF_ONE_ANALYSIS = ("alike", "closer", "correlates", "retrieval")
+"""Kinds that read what `study report` finds about the transfers of one variant and backbone."""
+KINDS = (*COMPARED, "contrast", "pairs", *OF_ONE_ANALYSIS)
 LEAST = 1.0
 
 
@@ -77,7 +79,7 @@ class Expectation:
         if not self.terms:
             return f"{self.kind}: {json.dumps(self.value)}".replace('"', "")
         if self.kind == "contrast":
-            terms = " ".join(f"{'+' if w > 0 else '-'} {arm}" for w, arm in self.terms)
+            terms = " ".join(f"{_weight(weight)} {arm}" for weight, arm in self.terms)
             return f"{terms.removeprefix('+ ')}:"
         (_, first), (_, second) = self.terms
         margin = f" by {self.above:g}" if self.above > 0 else ""
@@ -150,11 +152,16 @@ def _expectation(entry: Any) -> Expectation:
         if not isinstance(arms, list) or not arms or not all(map(_is_pair, arms)):
             raise UserError("contrast is a list of [weight, arm].")
         settings["terms"] = tuple((float(weight), _selector(arm)) for weight, arm in arms)
+    elif tasks is not None and kind != "pairs":
+        raise UserError(f"'tasks' is not part of {kind}.")
     else:
         settings["value"] = _value(kind, arms)
+    terms = settings.get("terms")
+    if terms and all(selector.constant is not None for _, selector in terms):
+        raise UserError(f"{kind} compares numbers alone; name an arm.")
     margin = "within" if kind == "no_worse" else "by" if "by" in values else "least"
     points = values.pop(margin, LEAST)
-    if not isinstance(points, int | float) or isinstance(points, bool):
+    if not _is_number(points):
         raise UserError(f"{margin} is {points!r}; it must be a number of points.")
     if values:
         raise UserError(f"{next(iter(values))!r} is not part of {kind}.")
@@ -162,32 +169,61 @@ def _expectation(entry: Any) -> Expectation:
     return Expectation(kind, above=float(bounds[0]), least=float(bounds[1]), **settings)
 
 
-SHAPES: dict[str, tuple[set[str], ...]] = {
-    "pairs": ({"helps"}, {"hurts"}),
-    "closer": ({"task", "to", "than"},),
-    "retrieval": ({"k", "oracle"},),
+def _weight(weight: float) -> str:
+    """A weight before an arm: `+`, `-`, `- 0.5`."""
+    size = "" if abs(weight) == 1 else f" {abs(weight):g}"
+    return f"{'-' if weight < 0 else '+'}{size}"
+
+
+NEEDS = {
+    "pairs": "helps or hurts, alone or with a percentage",
+    "alike": "two groups of tasks or more, each a list",
+    "closer": "task, and the lists to and than",
+    "correlates": "a number of targets",
+    "retrieval": "a number of sources, or k and oracle (a percentage)",
 }
-"""The keys of what some expectations name, if it is a mapping."""
+"""What expectations that compare no arms are about."""
 
 
 def _value(kind: str, value: Any) -> Any:
     """What an expectation that compares no arms is about."""
-    shapes = SHAPES.get(kind)
-    if shapes is None:
-        return value
-    plain = {"pairs": value in ("helps", "hurts"), "retrieval": isinstance(value, int)}
-    if plain.get(kind) or (isinstance(value, Mapping) and set(value) in shapes):
-        return value
-    keys = " or ".join(", ".join(sorted(shape)) for shape in shapes)
-    raise UserError(f"{kind} is {_short(value)}; as a mapping, it needs {keys}.")
+    parts = dict(value) if isinstance(value, Mapping) else {}
+    understood = {
+        "pairs": value in ("helps", "hurts")
+        or (len(parts) == 1 and _is_number(parts.get("helps", parts.get("hurts")))),
+        "alike": len(parts) > 1 and all(map(_is_list, parts.values())),
+        "closer": set(parts) == {"task", "to", "than"}
+        and _is_list(parts["to"])
+        and _is_list(parts["than"]),
+        "correlates": _is_count(value),
+        "retrieval": _is_count(value)
+        or (
+            set(parts) == {"k", "oracle"} and _is_count(parts["k"]) and _is_number(parts["oracle"])
+        ),
+    }
+    if not understood[kind]:
+        raise UserError(f"{kind} is {_short(value)}; it needs {NEEDS[kind]}.")
+    return value
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _is_pair(pair: Any) -> bool:
-    return isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int | float)
+    return isinstance(pair, list) and len(pair) == 2 and _is_number(pair[0])
 
 
 def _selector(arm: Any) -> Selector:
-    if isinstance(arm, int | float) and not isinstance(arm, bool):
+    if _is_number(arm):
         return Selector(constant=float(arm))
     values = dict(arm) if isinstance(arm, Mapping) else {"variant": arm}
     take = values.pop("take", "mean")

@@ -29,7 +29,7 @@ from ..errors import UserError, as_flag, as_key, choices, closest, setting
 from ..files import safe_name
 from ..library import Similarity
 from ..tasks import BENCHMARKS, PREFIX_LM, data_folder, definition, has_rows
-from .claims import Claim, read_claims
+from .claims import OF_ONE_ANALYSIS, Claim, read_claims
 
 OPTIONS = {"output", "device", "task.data_dir", "workers", "only", "ray", "reuse"}
 """Options of `softprompts study`, which it takes as flags."""
@@ -257,8 +257,15 @@ def check_claims(claims: Sequence[Claim], grids: Mapping[str | None, Grid]) -> N
         "task": [subject.name for grid in grids.values() for _, subject in _subjects(grid)],
         "backbone": [name for grid in grids.values() for name in grid.backbones],
     }
+    analyses = sum(len(grid.backbones) for grid in grids.values())
     for claim in claims:
         for part in claim.expect:
+            if part.kind in OF_ONE_ANALYSIS and analyses > 1:
+                raise UserError(
+                    f"Claim {claim.claim} expects {part.kind}, which is judged by the analysis of "
+                    f"transfers, but the study has {analyses}, one for each variant and backbone; "
+                    "write a study without variants, on one backbone."
+                )
             selected = [pair for _, selector in part.terms for pair in selector.where]
             for name, values in [("task", part.tasks or ()), *selected]:
                 names = known.get(name, values)

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..config import load_plugins
+from ..config import PLUGIN_HINT, load_plugins
 from ..errors import UserError, closest
 from . import classification, generation, glue, qa, starter, superglue
 from .sources import Row
@@ -175,10 +175,7 @@ def definition(name: str) -> Definition:
     starters = {full.rpartition("/")[2]: full for full in _STARTERS}
     short = [full.rpartition("/")[2] for full in _TASKS]
     similar = closest(name, [*_STARTERS, *_TASKS, *short, *starters])
-    hint = (
-        "list them all with `softprompts tasks list`; if a plugin registers it, name the plugin "
-        "with --plugin or in SOFTPROMPTS_PLUGINS."
-    )
+    hint = f"list them all with `softprompts tasks list`; {PLUGIN_HINT}."
     if matches:
         hint = f"it could be {', '.join(task.name for task in matches)}."
     elif similar is not None:

@@ -7,11 +7,19 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, Self
 
 from .baselines import bag_of_words
 from .metrics import rounded, score
-from .statistics import calibration_error, interval, paired_test, row_scores, scored_rows
+from .statistics import (
+    calibration_error,
+    interval,
+    paired_test,
+    row_scores,
+    rows_agree,
+    scored_rows,
+)
 from .task import MEAN, Task
 from .task_definition import Example
 
@@ -67,13 +75,13 @@ def score_report(
 ) -> ScoreReport:
     """The report of predictions; `baselines` are the predictions of others for the same rows."""
     scores = row_scores(metrics[0], examples, predictions, labels)
-    compared = {
-        name: {
-            "metrics": rounded(score(metrics, examples, answers, labels)),
-            **_p(scores, row_scores(metrics[0], examples, answers, labels)),
-        }
-        for name, answers in baselines.items()
-    }
+    ours = rounded(score(metrics, examples, predictions, labels))
+    compared: dict[str, dict[str, Any]] = {}
+    for name, answers in baselines.items():
+        theirs = rounded(score(metrics, examples, answers, labels))
+        difference = ours[metrics[0]] - theirs[metrics[0]]
+        others = row_scores(metrics[0], examples, answers, labels)
+        compared[name] = {"metrics": theirs, **_p(scores, others, difference)}
     pairs = Counter(
         (example.target, prediction)
         for example, prediction in zip(examples, predictions, strict=True)
@@ -84,7 +92,7 @@ def score_report(
         confusion.setdefault(target, {})[prediction] = count
     return ScoreReport(
         rows=len(examples),
-        metrics=rounded(score(metrics, examples, predictions, labels)),
+        metrics=ours,
         intervals={
             name: [round(limit, 4) for limit in limits]
             for name in metrics
@@ -146,9 +154,11 @@ def bags_of_words(task: Task) -> list[tuple[Sequence[Example], list[str]]]:
     ]
 
 
-def _p(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
-    """The p-value, unless single rows have no scores."""
-    return {"p": float(f"{paired_test(first, second):.6g}")} if first else {}
+def _p(first: Sequence[float], second: Sequence[float], difference: float) -> dict[str, float]:
+    """The p-value of a difference between scores, unless single rows have none or disagree."""
+    if not first or not rows_agree(fmean(first) - fmean(second), difference):
+        return {}
+    return {"p": float(f"{paired_test(first, second):.6g}")}
 
 
 def _classes(

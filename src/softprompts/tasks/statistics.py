@@ -22,6 +22,8 @@ BINS = 15
 """Bins of confidence for the calibration error, as in Guo 2017."""
 MOST_EXACT = 12
 """Differences up to which a permutation test enumerates all signs; of more, it samples them."""
+ROUNDING = 0.01
+"""Points by which scores may differ because they are rounded."""
 MEANS = {"accuracy": None, "em": "group", "exact_match": "question"} | dict.fromkeys(
     ("rouge1", "rouge2", "rougeL", "rougeLsum")
 )
@@ -145,6 +147,18 @@ def paired_test(first: Sequence[float], second: Sequence[float]) -> float:
     if is_binary(first) and is_binary(second):
         return mcnemar(sum(d > 0 for d in differences), sum(d < 0 for d in differences))
     return _sign_flips(differences)
+
+
+def same_mean(by_row: float, by_score: float) -> bool:
+    """Whether the mean difference of the rows is that of the scores, which are rounded when they
+    are saved. A metric such as F1 is not the mean of its rows."""
+    return abs(by_row - by_score) < ROUNDING
+
+
+def rows_agree(by_row: float, by_score: float) -> bool:
+    """Whether rows can test a difference between scores: not if more of them are right, but a score
+    such as F1 is no higher."""
+    return same_mean(by_row, by_score) or by_row * by_score > 0
 
 
 def mcnemar(first_only: int, second_only: int) -> float:
