@@ -18,6 +18,7 @@ from softprompts.tasks.statistics import (
     mcnemar,
     paired_test,
     row_scores,
+    score_p,
     wilson,
 )
 from softprompts.tasks.task import Mixture
@@ -48,6 +49,15 @@ def test_mcnemar_is_exact() -> None:
     assert mcnemar(1, 9) == mcnemar(9, 1)
     assert mcnemar(0, 0) == 1.0
     assert mcnemar(1, 0) == 1.0, "one row of 20 is no evidence"
+
+
+def test_a_score_has_a_p_value_only_if_its_rows_agree_with_it() -> None:
+    first, second = [100.0] * 30 + [0.0] * 10, [0.0] * 20 + [100.0] * 20
+    assert score_p(first, second, 25.0) == pytest.approx(paired_test(first, second), rel=1e-5)
+    assert score_p(first, second, 0.0) is None, "more rows are right, but F1 is no higher"
+    assert score_p(first, second, -3.0) is None
+    assert score_p([], [], 3.0) is None, "a metric without scores of rows"
+    assert score_p(first, second[:-1], 25.0) is None
 
 
 def test_paired_tests_see_the_rows_not_the_means() -> None:

@@ -13,7 +13,7 @@ from ..errors import UserError
 from ..tasks import Example, read_rows, register_rows, rounded
 from ..tasks.metrics import metric
 from ..tasks.score_report import ScoreReport, score_report
-from ..tasks.statistics import bootstrap, paired_test, unit_scores
+from ..tasks.statistics import bootstrap, score_p, unit_scores
 from ..tuning.bank import OnRows, ignore_rows
 from ..tuning.evaluate import in_parts
 from ..tuning.progress import RowProgress
@@ -135,12 +135,11 @@ def ensemble_report(
                 **_scores(report),
                 "differences": {
                     other: {
-                        "difference": round(report.metrics[first] - scores[first], 3),
-                        "p": float(f"{paired_test(report.row_scores, row_scores):.6g}")
-                        if row_scores
-                        else None,
+                        "difference": round(difference, 3),
+                        "p": score_p(report.row_scores, row_scores, difference),
                     }
                     for other, (scores, row_scores) in compared.items()
+                    for difference in (report.metrics[first] - scores[first],)
                 },
             }
             for by, report in reports.items()

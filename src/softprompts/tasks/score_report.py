@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any, Self
 
 from .baselines import bag_of_words
@@ -15,9 +14,8 @@ from .metrics import rounded, score
 from .statistics import (
     calibration_error,
     interval,
-    paired_test,
     row_scores,
-    rows_agree,
+    score_p,
     scored_rows,
 )
 from .task import MEAN, Task
@@ -81,7 +79,8 @@ def score_report(
         theirs = rounded(score(metrics, examples, answers, labels))
         difference = ours[metrics[0]] - theirs[metrics[0]]
         others = row_scores(metrics[0], examples, answers, labels)
-        compared[name] = {"metrics": theirs, **_p(scores, others, difference)}
+        p = score_p(scores, others, difference)
+        compared[name] = {"metrics": theirs, **({} if p is None else {"p": p})}
     pairs = Counter(
         (example.target, prediction)
         for example, prediction in zip(examples, predictions, strict=True)
@@ -152,13 +151,6 @@ def bags_of_words(task: Task) -> list[tuple[Sequence[Example], list[str]]]:
         for examples in (member.validation, member.test)
         if member.labels and examples
     ]
-
-
-def _p(first: Sequence[float], second: Sequence[float], difference: float) -> dict[str, float]:
-    """The p-value of a difference between scores, unless single rows have none or disagree."""
-    if not first or not rows_agree(fmean(first) - fmean(second), difference):
-        return {}
-    return {"p": float(f"{paired_test(first, second):.6g}")}
 
 
 def _classes(

@@ -155,6 +155,16 @@ def same_mean(by_row: float, by_score: float) -> bool:
     return abs(by_row - by_score) < ROUNDING
 
 
+def score_p(first: Sequence[float], second: Sequence[float], difference: float) -> float | None:
+    """The p-value of a difference between two scores, from those of the same rows; None if single
+    rows have none, or disagree with the difference."""
+    if not first or len(first) != len(second):
+        return None
+    if not rows_agree(fmean(first) - fmean(second), difference):
+        return None
+    return float(f"{paired_test(first, second):.6g}")
+
+
 def rows_agree(by_row: float, by_score: float) -> bool:
     """Whether rows can test a difference between scores: not if more of them are right, but a score
     such as F1 is no higher."""

@@ -23,7 +23,7 @@ from ..files import exclusive, safe_name, write_json
 from ..library import Similarity, default_folder
 from ..library.library import Entry, Library, Match, ignore
 from ..tasks import register_data
-from ..tasks.statistics import paired_test
+from ..tasks.statistics import score_p
 from ..tuning import Run, RunFailedError, Watcher
 from ..tuning.progress import make_watcher
 from ..tuning.summary import write_table
@@ -332,7 +332,8 @@ def _keep_best(
     kept = max(scores, key=scores.__getitem__)  # the first of equals is the most similar
     gain = None
     if baseline is not None and baseline["score"] is not None:
-        gain = _gain(results[kept], baseline) | _paired(outcomes[kept], outcomes[usual])
+        gain = _gain(results[kept], baseline)
+        gain |= _paired(outcomes[kept], outcomes[usual], gain["points"])
     record.update({"results": started, "baseline": baseline, "kept": kept, "gain": gain})
     tuned = outcomes[kept]
     assert isinstance(tuned, Tuned)
@@ -359,12 +360,13 @@ def _result(name: str, outcome: Tuned | RunFailedError) -> dict[str, Any]:
     }
 
 
-def _paired(kept: Tuned | RunFailedError, usual: Tuned | RunFailedError) -> dict[str, Any]:
-    """The p-value of the difference on the same rows, and how many there are."""
+def _paired(
+    kept: Tuned | RunFailedError, usual: Tuned | RunFailedError, points: float
+) -> dict[str, Any]:
+    """The p-value of the gain on the same rows, and how many there are."""
     first, second = (run.row_scores if isinstance(run, Tuned) else [] for run in (kept, usual))
-    if not first or len(first) != len(second):
-        return {}
-    return {"p": float(f"{paired_test(first, second):.6g}"), "rows": len(first)}
+    p = score_p(first, second, points)
+    return {} if p is None else {"p": p, "rows": len(first)}
 
 
 def _gain(kept: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:

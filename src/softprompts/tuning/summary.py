@@ -8,7 +8,7 @@ from typing import Any
 from ..artifacts.card import Card
 from ..artifacts.run_folder import write_cohort_table
 from ..config import Member, spell
-from ..tasks.statistics import paired_test
+from ..tasks.statistics import score_p
 from .run import RunFailedError
 from .tuned import Tuned
 
@@ -52,9 +52,10 @@ def _p_values(results: Sequence[Tuned | RunFailedError]) -> list[float | None]:
     def p_value(result: Tuned | RunFailedError) -> float | None:
         if isinstance(result, RunFailedError) or (rival := best.get(_rows_key(result))) is None:
             return None
-        if rival is result or len(result.row_scores) != len(rival.row_scores):
+        if rival is result:
             return None
-        return float(f"{paired_test(result.row_scores, rival.row_scores):.6g}")
+        difference = judged_score(result.card) - judged_score(rival.card)
+        return score_p(result.row_scores, rival.row_scores, difference)
 
     return list(map(p_value, results))
 
