@@ -174,9 +174,6 @@ class RunFolder:
     def write_config(self, config: RunConfig) -> None:
         config.save(self.path / CONFIG)
 
-    def copy_config(self, target: Path) -> None:
-        write_text(target / CONFIG, (self.path / CONFIG).read_text(encoding="utf-8"))
-
     def write_metrics(self, history: Sequence[Mapping[str, Any]]) -> None:
         write_text(self.path / METRICS, "".join(json.dumps(entry) + "\n" for entry in history))
 

@@ -335,10 +335,7 @@ def _keep_best(
         gain = _gain(results[kept], baseline)
         gain |= _paired(outcomes[kept], outcomes[usual], gain["points"])
     record.update({"results": started, "baseline": baseline, "kept": kept, "gain": gain})
-    tuned = outcomes[kept]
-    assert isinstance(tuned, Tuned)
-    tuned.save(output)
-    RunFolder(output / results[kept]["folder"]).copy_config(output)
+    RunFolder(output / results[kept]["folder"]).copy_prompt(output)
     write_json(output / CHOICE, record)
     return record
 
