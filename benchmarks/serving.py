@@ -155,7 +155,7 @@ class Benchmark:
                 await self._start_load()
                 if not settings.no_peft:
                     await self._compare_answers()
-                for kind in self.kinds if len(self.counts) > 1 else ():
+                for kind in self.kinds if settings.pairs and len(self.counts) > 1 else ():
                     await self._compare_counts(kind)
                 for cell in self.cells:
                     await self._measure_if_there_is_time(cell)
@@ -253,7 +253,7 @@ class Benchmark:
         assert isinstance(peer, Peft)
         prompts = [0, count // 2, count - 1]
         peer.prepare(prompts)
-        self.result["same_answers"] = {}
+        self.result["same_answers"], self.result["same_until"] = {}, {}
         for kind in self.kinds:
             rows = [(prompt_name(number), text) for number in prompts for text in self.texts[:4]]
             expected = [await ours.answer(kind, *row, tokens) for row in rows]
@@ -266,10 +266,12 @@ class Benchmark:
             if same < MIN_AGREEMENT[kind][self.backbone.dtype]:
                 raise DisagreementError(f"PEFT gives {same:.0%} of our answers ({kind}).")
             self.result["same_answers"][kind] = same
+            self.result["same_until"][kind] = statistics.fmean(same_part(*pair) for pair in pairs)
         if count > 1:
             self.result["mixed"] = peer.mixed(self.texts[0], tokens)
             self.say("PEFT's mixed batches: " + json.dumps(self.result["mixed"]))
         self.say("the same answers as PEFT: " + compact(self.result["same_answers"]))
+        self.say("the part of them that is the same: " + compact(self.result["same_until"]))
 
     # -- points ------------------------------------------------------------------------------------
 
@@ -298,7 +300,7 @@ class Benchmark:
                 point = await self._point(host, cell, None, seconds)
                 rates[count].append(point["rows_per_s"])
         ratios = [many / one for many, one in zip(*rates.values(), strict=True)]
-        record = {"kind": kind, "rows_per_s": rates, "ratio": statistics.median(ratios or [0.0])}
+        record = {"kind": kind, "rows_per_s": rates, "ratio": statistics.median(ratios)}
         self.result.setdefault("pairs", []).append(record)
         self.say(f"{kind}: {counts[0]} prompts / {counts[1]}, in turn: {record['ratio']:.2f}")
 
@@ -387,6 +389,12 @@ class Benchmark:
         for name, ratio in self.result["ratios"].items():
             self.say(f"{name}: {ratio:.2f}")
         self._save()
+
+
+def same_part(one: str, other: str) -> float:
+    """How much of two answers comes before their first difference."""
+    differ = (number for number, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differ, min(len(one), len(other))) / max(1, len(one), len(other))
 
 
 def compact(record: dict[str, Any]) -> str:

@@ -44,8 +44,9 @@ def cells(counts: Sequence[int], kinds: Sequence[str], http: bool, peft: bool) -
     found += each([most], ["ours", *peers[:1]], "uniform")
     found += each(fewest, ["ours"], "uniform") + each([most], peers[1:], "uniform")
     found += each(counts[1:-1], ["ours"], "uniform")
+    found += each([most], ["http"] * http, "uniform")
     if most > 1:  # one request at a time takes the same time for any popularity
         found += each([most], [h for h in ("ours", *peers) if h != "switching"], "zipf")
     found += each(fewest, peers, "uniform")
-    found += each([most, *fewest], ["http"] * http, "uniform")
+    found += each(fewest, ["http"] * http, "uniform")
     return found + each(counts[1:-1], peers, "uniform")

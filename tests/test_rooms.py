@@ -9,6 +9,7 @@ SOURCE, TESTS = Path(softprompts.__file__).parent, Path(__file__).parent
 OPTIONAL = {
     *("datasets", "pyarrow", "matplotlib", "scipy", "ray", "sacrebleu", "rouge_score", "openai"),
     "torch.distributed",  # not part of every build of torch
+    "numpy",  # slow to import, and bad input is refused without it
 }
 
 
