@@ -27,6 +27,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -64,8 +65,19 @@ START, UP, DOWN = 0.85, 1.12, 0.6
 def main() -> int:
     settings = arguments()
     quiet_peft()
-    asyncio.run(Benchmark(settings).run())
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(Benchmark(settings).run())
     return 0
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """The event loop that the server uses."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
 
 
 def arguments() -> argparse.Namespace:

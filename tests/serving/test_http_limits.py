@@ -467,7 +467,7 @@ def test_a_failure_is_logged_and_hides_its_cause(
     def fail(name: str) -> None:
         raise RuntimeError(SECRET)
 
-    monkeypatch.setattr(server.engine, "prompt", fail)
+    monkeypatch.setattr(server.engine, "known_prompt", fail)
     body = {"model": "mood", "prompt": "x"}
     status, reply, got = ask(f"{server.base_url}/completions", body, bearer(ALL))
     assert status == 500

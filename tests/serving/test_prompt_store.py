@@ -123,6 +123,32 @@ def test_a_removed_prompt_leaves_the_device_though_nobody_asks_for_it(tmp_path: 
     serve(backbone, tmp_path / "library", ask)
 
 
+def test_a_prompt_is_known_without_reading_until_its_files_change(tmp_path: Path) -> None:
+    backbone = random_model("t5")
+    fill(tmp_path / "library", backbone, range(2), length=3)
+    fill(tmp_path / "runs", backbone, range(2, 3), length=3)
+    library = Library(tmp_path / "library")
+
+    async def ask(engine: AsyncEngine) -> None:
+        await asyncio.to_thread(engine.names)
+        served = engine.prompt("p0")
+        assert engine.known_prompt("p0") is served
+        assert engine.known_prompt("p9") is None
+        library.add(tmp_path / "runs" / "p2", "p0", overwrite=True)
+        assert engine.known_prompt("p0") is None
+        replaced = engine.prompt("p0")
+        assert replaced is not served
+        assert engine.known_prompt("p0") is replaced
+        (tmp_path / "library" / "p1" / "prompt.safetensors").write_bytes(b"broken")
+        with pytest.raises(BrokenPrompt):
+            await engine.classify("p1", TEXTS[0])
+        assert engine.known_prompt("p1") is None
+        library.remove("p0")
+        assert engine.known_prompt("p0") is None
+
+    serve(backbone, tmp_path / "library", ask)
+
+
 def test_tiers_keep_their_bounds_and_the_answers(tmp_path: Path) -> None:
     backbone = random_model("t5")
     fill(tmp_path, backbone, range(12), length=4)

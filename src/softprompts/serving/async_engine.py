@@ -143,6 +143,10 @@ class AsyncEngine:
         """One prompt with its card; raises `UnknownPrompt` or `BrokenPrompt`."""
         return self.store.card(name)
 
+    def known_prompt(self, name: str) -> ServedPrompt | None:
+        """The same if its card was read before: no file is read for it."""
+        return self.store.known_card(name)
+
     async def _load(self, name: str) -> LoadedPrompt:
         """The present version of a prompt; a disk is read in another thread."""
         prompt = self.store.loaded(name)

@@ -10,6 +10,9 @@ T = TypeVar("T")
 
 async def together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """All results, in order."""
+    coroutines = list(coroutines)
+    if len(coroutines) == 1:  # needs no task
+        return [await coroutines[0]]
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)

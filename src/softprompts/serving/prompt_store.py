@@ -181,6 +181,17 @@ class PromptStore:
                 self._cards.popitem(last=False)
         return served
 
+    def known_card(self, name: str) -> ServedPrompt | None:
+        """A prompt's card if it was read before and its files have not changed; quick."""
+        with self._lock:
+            run, cached = self._runs.get(name), self._cards.get(name)
+            if run is None or cached is None or name in self._broken:
+                return None
+            if run.stamp() != cached[0]:
+                return None
+            self._cards.move_to_end(name)
+            return cached[1]
+
     def _list(self) -> None:
         """Bring the names up to date; quick if no folder has changed."""
         changed = False

@@ -222,10 +222,12 @@ class Api:
         """A prompt by its name, if the key may use it."""
         if not exchange.key.allows(name):
             raise unknown_prompt(name)
-        try:
-            served = await asyncio.to_thread(self.engine.prompt, name)  # it may read files
-        except UserError as error:
-            raise as_http(error, name) from None
+        served = self.engine.known_prompt(name)
+        if served is None:
+            try:
+                served = await asyncio.to_thread(self.engine.prompt, name)  # it may read files
+            except UserError as error:
+                raise as_http(error, name) from None
         exchange.prompt = name
         return served
 
@@ -324,14 +326,15 @@ def create_app(
         title="softprompts", version=__version__, lifespan=lifespan, summary="Prompts by name."
     )
     routes: dict[str, Callable[..., Any]] = {
+        # the busiest first, because they are tried in order
+        "POST /v1/classify": api.classify,
+        "POST /v1/completions": api.completions,
+        "POST /v1/chat/completions": api.chat,
         "GET /health": api.health,
         "GET /ready": api.ready,
         "GET /metrics": api.prometheus,
         "GET /v1/models": api.models,
         "GET /v1/models/{name:path}": api.model,
-        "POST /v1/completions": api.completions,
-        "POST /v1/chat/completions": api.chat,
-        "POST /v1/classify": api.classify,
         "POST /classify": api.classify,  # vLLM's own path
         "POST /v1/embeddings": api.embed,
         "POST /v1/search": api.search,
