@@ -31,7 +31,7 @@ from softprompts.files import write_json
 
 KINDS = {
     "matrix products": r"gemm|cutlass|nvjet|cublas|::mm|::addmm|::bmm|xmma|splitK",
-    "attention": r"attention|attend|flash|fmha|^_forward$|^_to_key$|^_to_query$",
+    "attention": r"attention|attend|flash|fmha|^(forward|key_value_gradient|query_gradient)$",
     "activations": r"gelu|tanh|relu|silu",
     "norms": r"rsqrt|norm|pow_sum",
     "softmax and loss": r"softmax|logsumexp|cross_entropy|nll",

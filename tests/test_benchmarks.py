@@ -190,7 +190,7 @@ def test_a_profile_shows_where_the_time_of_a_step_goes(
     assert step_profile.main(["--model", str(tmp_path / "none")]) == 2
     names = {
         "nvjet_sm90_tst_128x192": "matrix products",
-        "_to_key": "attention",
+        "key_value_gradient": "attention",
         "triton_poi_fused_add": "other pointwise",
     }
     assert {name: step_profile.kind_of(name) for name in names} == names
