@@ -3,13 +3,14 @@ tasks, as cohorts: every candidate and seed of one backbone and task learns at o
 
     python benchmarks/defaults.py CANDIDATES.yaml --output RESULTS.jsonl --data DIR \
         --backbones DIR [--tasks A,B] [--models A,B] [--seeds 0,1,2] [--workers 4] [--steps 400]
+    python benchmarks/defaults.py auto --output RESULTS.jsonl --data DIR --backbones DIR ...
 
-CANDIDATES.yaml maps names to settings as in a run's file. A tenth of the training rows (at most
-`--held-out`) is held out of training and chooses; the official validation rows (at most
-`--validation`) choose nothing and are what is reported. A run is judged at its last step: there is
-no best checkpoint. At the rungs of a tournament of `tune --auto`, candidates are judged as it would
-judge them; benchmarks/auto_table.py replays it from there. Records already in the output are not
-run again.
+CANDIDATES.yaml maps names to settings as in a run's file; `auto` runs `tune --auto` as it is. A
+tenth of the training rows (at most `--held-out`) is held out of training and chooses; the official
+validation rows (at most `--validation`) choose nothing and are what is reported. A run is judged at
+its last step: there is no best checkpoint. At the rungs of a tournament of `tune --auto`,
+candidates are judged as it would judge them; benchmarks/auto_table.py replays it from there.
+Records already in the output are not run again.
 """
 
 import argparse
@@ -27,6 +28,7 @@ import yaml
 
 from softprompts.backbone import Backbone, load_backbone
 from softprompts.config import run_config
+from softprompts.config.candidates import make_candidates
 from softprompts.config.run import merge_layers
 from softprompts.errors import UserError
 from softprompts.tasks import Task, load_task
@@ -35,6 +37,7 @@ from softprompts.tuning.auto import MOST, rung_steps
 from softprompts.tuning.cohort import Cohort
 from softprompts.tuning.evaluate import answer_all
 from softprompts.tuning.run import check_losses
+from softprompts.tuning.tune import tune_auto
 
 MODELS = ("t5-tiny", "flan-t5-small", "smollm2-135m", "minilm-l6")
 TASKS = (
@@ -42,6 +45,7 @@ TASKS = (
     *("glue/sst2", "glue/mrpc", "textcls/trec", "textcls/agnews", "textcls/cr", "textcls/sst5"),
     *("helpdesk/intent", "helpdesk/urgency"),
 )
+AUTO = "auto"
 Settings = dict[str, Any]
 
 
@@ -58,7 +62,8 @@ def work(queue: Any, results: Any, options: argparse.Namespace, deadline: float)
                 backbones.clear()
                 folder = model if model == "t5-tiny" else str(options.backbones / model)
                 backbones[model] = load_backbone(folder, "auto", options.device)
-            for record in run_job(backbones[model], task, members, options):
+            run = run_auto if members[0][0] == AUTO else run_job
+            for record in run(backbones[model], task, members, options):
                 results.put({"model": model, "task": task, **record})
         except Exception as error:  # the other jobs go on
             results.put({"model": model, "task": task, "error": f"{type(error).__name__}: {error}"})
@@ -72,22 +77,8 @@ def run_job(
     options: argparse.Namespace,
 ) -> Iterator[Settings]:
     """The records of all candidates and seeds of one backbone and task."""
-    began = time.monotonic()
-    base: Settings = {
-        "model": backbone.name,
-        "task": {
-            "task": name,
-            "cap_validation": options.validation,
-            **({} if name.startswith("helpdesk") else {"data_dir": str(options.data)}),
-        },
-        "tuning": {
-            "steps": options.steps,
-            "evaluate_every": 10**6,
-            "checkpoint_every": 10**6,
-            "max_length": 256,
-            "baselines": False,
-        },
-    }
+    began, base = time.monotonic(), base_settings(backbone, name, options)
+    base = merge_layers(base, {"tuning": {"evaluate_every": 10**6, "checkpoint_every": 10**6}})
     configs = [
         run_config(merge_layers(base, settings, {"seed": seed})) for _, settings, seed in members
     ]
@@ -136,6 +127,47 @@ def run_job(
         }
 
 
+def run_auto(
+    backbone: Backbone,
+    name: str,
+    members: Sequence[tuple[str, Settings, int]],
+    options: argparse.Namespace,
+) -> Iterator[Settings]:
+    """What `tune --auto` makes of one backbone and task, for each seed."""
+    base = base_settings(backbone, name, options)
+    for candidate, settings, seed in members:
+        began = time.monotonic()
+        candidates, built_in = make_candidates(merge_layers(base, settings, {"seed": seed}))
+        tuned = tune_auto(candidates, None, built_in, backbone=backbone)
+        record: Any = tuned.tournament
+        yield {
+            "candidate": candidate,
+            "seed": seed,
+            "metric": tuned.card.metric,
+            "winner": record["candidates"][record["winner"]],
+            "winner_steps": record["steps"],
+            "rungs": [
+                {"step": rung["step"], "standings": rung["standings"]} for rung in record["rungs"]
+            ],
+            "held_out_rows": record["held_out"],
+            "runs_cost": record["cost"]["runs"],
+            "metrics": tuned.metrics,
+            "job_seconds": round(time.monotonic() - began, 1),
+        }
+
+
+def base_settings(backbone: Backbone, name: str, options: argparse.Namespace) -> Settings:
+    return {
+        "model": backbone.name,
+        "task": {
+            "task": name,
+            "cap_validation": options.validation,
+            **({} if name.startswith("helpdesk") else {"data_dir": str(options.data)}),
+        },
+        "tuning": {"steps": options.steps, "max_length": 256, "baselines": False},
+    }
+
+
 def rung(run: Run, task: Task, answers: Sequence[str], start: int) -> Settings:
     """What a tournament sees of a run at a rung: its score, its training loss since the step
     `start`, and which of the held-out rows it gets right, a bit each."""
@@ -166,7 +198,9 @@ def main() -> None:
     lines = options.output.read_text().splitlines() if options.output.exists() else []
     keys = ("model", "task", "candidate", "seed")
     recorded = {tuple(json.loads(line).get(key) for key in keys) for line in lines}
-    candidates = yaml.safe_load(options.candidates.read_text())
+    candidates = {AUTO: {}}
+    if options.candidates != Path(AUTO):
+        candidates = yaml.safe_load(options.candidates.read_text())
     chosen = options.only or list(candidates)
     jobs = []
     for model in options.models:
@@ -214,7 +248,7 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("candidates", type=Path)
+    add("candidates", type=Path, help=f"a YAML file, or {AUTO}")
     add("--output", type=Path, required=True)
     add("--data", type=Path, required=True)
     add("--backbones", type=Path, required=True)

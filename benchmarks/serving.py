@@ -46,6 +46,7 @@ from softprompts.config import TaskConfig
 from softprompts.errors import UserError, as_flag
 from softprompts.files import write_json
 from softprompts.serving.async_engine import AsyncEngine
+from softprompts.serving.garbage import short_collections
 from softprompts.serving.requests import Limits
 from softprompts.tasks import load_task
 
@@ -65,7 +66,7 @@ START, UP, DOWN = 0.85, 1.12, 0.6
 def main() -> int:
     settings = arguments()
     quiet_peft()
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+    with short_collections(), asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(Benchmark(settings).run())
     return 0
 
@@ -199,11 +200,10 @@ class Benchmark:
     # -- hosts -------------------------------------------------------------------------------------
 
     async def _host(self, name: str, count: int) -> Host:
-        key = name, (count if name in ("ours", "http") else 0)
+        """A host; the HTTP server has the engine that is also measured without it."""
+        key = (name, 0) if name in PEERS else ("ours", count)
         if key not in self.hosts:
-            self.hosts[key] = (
-                self._peft(name) if name in PEERS else await self._ours(name == "http", count)
-            )
+            self.hosts[key] = self._peft(name) if name in PEERS else await self._ours(count)
         return self.hosts[key]
 
     def _peft(self, name: str) -> Peft:
@@ -224,9 +224,9 @@ class Benchmark:
             prefix_bytes=tier,
         )
 
-    async def _ours(self, http: bool, count: int) -> Ours:
+    async def _ours(self, count: int) -> Ours:
         engine = AsyncEngine(self.backbone, self.folder / str(count), limits=self._limits())
-        if http:
+        if any(cell.host == "http" and cell.prompts == count for cell in self.cells):
             self.urls[count] = await self.stack.enter_async_context(http_server(engine))
         else:
             await self.stack.enter_async_context(engine)
@@ -243,7 +243,6 @@ class Benchmark:
         tier = engine.worker.tier
         record = {
             "prompts": count,
-            "http": http,
             "list_s": listed - began,
             "loads_per_s": count / (loaded - listed),
             "first_use_s": warm - loaded,

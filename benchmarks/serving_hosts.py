@@ -148,8 +148,9 @@ class Ours:
         for start in range(0, count, TOGETHER):
             numbers = range(start, min(start + TOGETHER, count))
             prompts = [store.load(prompt_name(number)) for number in numbers]
-            tier.load(prompts)
-            tier.read(prompts)
+            with self.engine.worker.turns:
+                tier.load(prompts)
+                tier.read(prompts)
 
 
 class Waiting:

@@ -35,6 +35,7 @@ from .requests import (
 from .row_pool import index_of
 from .sampler import next_tokens
 from .slots import Rows, rows_for
+from .turns import turns_of
 
 log = logging.getLogger("softprompts.serving")
 
@@ -68,7 +69,7 @@ class Worker:
 
     def __init__(self, backbone: Backbone, limits: Limits, deliver: Deliver) -> None:
         self.backbone, self.limits, self.deliver = backbone, limits, deliver
-        self.tier = DeviceTier(backbone, limits)
+        self.tier, self.turns = DeviceTier(backbone, limits), turns_of(backbone.model)
         self._max_positions = backbone.max_positions
         self._condition = threading.Condition()
         self._incoming: list[Job] = []
@@ -146,7 +147,8 @@ class Worker:
     def _run(self) -> None:
         incoming: list[Job] | None = []
         try:
-            self.tier.recording = try_recording(self.backbone, self.limits)
+            with self.turns:
+                self.tier.recording = try_recording(self.backbone, self.limits)
             while (incoming := self._wait()) is not None:
                 self._serve(incoming)
         except BaseException:  # nobody may wait for a thread that has ended
@@ -169,8 +171,9 @@ class Worker:
     def _serve(self, incoming: list[Job]) -> None:
         began, self._finished = time.perf_counter(), 0
         try:
-            self._round(incoming)
-            self._drop_retired()
+            with self.turns:
+                self._round(incoming)
+                self._drop_retired()
         except Exception as error:  # the thread must live, whatever happens
             self._fail_all(incoming, error)
         self._flush()

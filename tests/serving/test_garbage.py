@@ -1,0 +1,48 @@
+"""Garbage collections of a server with many objects."""
+
+import gc
+import weakref
+
+import pytest
+
+from softprompts.serving import garbage
+from softprompts.serving.garbage import short_collections
+
+
+class Node:
+    """An object that can refer to itself."""
+
+    other: "Node"
+
+
+def cycle() -> Node:
+    node = Node()
+    node.other = node
+    return node
+
+
+def test_what_survives_a_long_collection_is_left_out_of_later_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(garbage, "LONG", 0.0)
+    garbage_before, alive = weakref.ref(cycle()), cycle()
+    with short_collections():
+        gc.collect()
+        assert garbage_before() is None
+        assert not any(seen is alive for seen in gc.get_objects())
+        later = weakref.ref(cycle())
+        gc.collect()
+        assert later() is None
+    assert any(seen is alive for seen in gc.get_objects())
+
+
+def test_short_collections_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "LONG", 60.0)
+    alive = cycle()
+    with short_collections():
+        gc.collect()
+        assert any(seen is alive for seen in gc.get_objects())
+    callbacks = len(gc.callbacks)
+    with short_collections():
+        assert len(gc.callbacks) == callbacks + 1
+    assert len(gc.callbacks) == callbacks
