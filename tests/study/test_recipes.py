@@ -29,7 +29,7 @@ SMOKE, SMALL, PAPER = (
 )
 CPU = [path for path in RECIPES if path.stem.endswith("-cpu")]
 LISTED: dict[int, Any] = yaml.safe_load((ROOT / "docs" / "claims.yaml").read_text())["claims"]
-NO_CLAIM = {"lester-figure2", "decoder-methods", "residual-head-cpu"}
+NO_CLAIM = {"lester-figure2", "decoder-methods", "residual-head-cpu", "smop-router-cpu"}
 """The first shows how prompts are served; no paper has decoder-only models; the last asks why a
 claim did not hold."""
 
