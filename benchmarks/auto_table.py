@@ -1,11 +1,15 @@
-"""What `tune --auto` would have chosen, and what that is worth: its tournament replayed from the
+r"""What `tune --auto` would have chosen, and what that is worth: its tournament replayed from the
 records of benchmarks/defaults.py, by the rule of `tune --auto` itself.
 
     python benchmarks/auto_table.py benchmarks/results/rungs-h200.jsonl
+    python benchmarks/auto_table.py benchmarks/results/{candidates,rungs,auto}-h200.jsonl \
+        benchmarks/results/auto-cpu.jsonl
 
-The candidates of the records are trained to the end, and judged on the way at the rungs of a
-tournament, so a tournament among them needs no more training. Its score is that of its winner on
-the validation rows, which chose nothing; every score of a table is of runs on the same rows.
+If there are records of `tune --auto` itself (`benchmarks/defaults.py auto`), they are compared with
+the presets, which were run with other seeds. The rest replays tournaments: the candidates of the
+records are trained to the end, and judged on the way at the rungs of a tournament, so a tournament
+among them needs no more training. Its score is that of its winner on the validation rows, which
+chose nothing; every score of a table is of runs on the same rows.
 Records with fewer rungs, of an earlier rule, are not replayed. The last lines show what a choice
 at once, at the first or the second rung of all records, would score, compare the presets
 chosen with hindsight for each backbone and task, by the mean over all recorded seeds, and show what
@@ -13,19 +17,22 @@ a vote of three seeds of the default would gain on the held-out rows of the last
 """
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from defaults_table import Records, read, scores
+from softprompts.analysis.spread import t_interval
 from softprompts.artifacts.tournament import Standing
 from softprompts.config.candidates import sizes
-from softprompts.tuning.auto import leaving, rank
+from softprompts.tuning.auto import in_words, leaving, rank
 
 COMPETING = ("mixture", "prompt-tuning", "residual-labels-20", "residual", "single-lr1")
 """The candidates of `tune --auto` on a GPU, the default method first."""
 PRESETS = ("mixture", "prompt-tuning", "residual")
 """Presets that were run with every seed."""
+AUTO, HINDSIGHT = "auto", "best preset with hindsight"
 Runs = Mapping[str, dict[str, Any]]
 
 
@@ -62,6 +69,7 @@ def judge(
 
 def main() -> None:
     records = read(*sys.argv[1:])
+    measured(records)
     pairs: dict[tuple[str, str, int], dict[str, dict[str, Any]]] = {}
     for (model, task, candidate, seed), record in records.items():
         if len(record.get("rungs", ())) == len(sizes(len(COMPETING))):
@@ -77,24 +85,60 @@ def main() -> None:
             "auto": score[winner],
             "auto, default not protected": score[play(runs, None)],
             **{name: score[name] for name in COMPETING},
-            "best preset with hindsight": max(score[name] for name in PRESETS),
+            HINDSIGHT: max(score[name] for name in PRESETS),
             "best candidate with hindsight": max(score.values()),
         }
         table.setdefault(model, []).append(row)
-        best = row["best preset with hindsight"]
+        best = row[HINDSIGHT]
         print(
             f"| {model} | {task} | {seed} | {winner} | {row['auto']:.1f} | {row['mixture']:.1f} "
             f"| {best:.1f} |"
         )
+    print_means(table)
+    chosen_at_once(records)
+    chosen_per_pair(records)
+    votes_of_seeds(records)
+
+
+def measured(records: Records) -> None:
+    """`tune --auto` as it is, beside the presets: by pairs of backbone and task, each the mean over
+    its seeds."""
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for (model, task, candidate, _), record in records.items():
+        score = record["metrics"][record["metric"]]
+        found.setdefault((model, task), {}).setdefault(candidate, []).append(score)
+    rows: dict[str, list[dict[str, float]]] = {}
+    for (model, _), by_candidate in sorted(found.items()):
+        if {AUTO, *PRESETS} <= set(by_candidate):
+            means = {name: fmean(by_candidate[name]) for name in (AUTO, *PRESETS)}
+            best = max(means[name] for name in PRESETS)
+            rows.setdefault(model, []).append({**means, HINDSIGHT: best})
+    if not rows:
+        return
+    print_means(rows)
+    every = [row for of in rows.values() for row in of]
+    for other in (*PRESETS, HINDSIGHT):
+        gains = [row[AUTO] - row[other] for row in every]
+        low, high = t_interval(gains) or (gains[0], gains[0])
+        print(
+            f"auto - {other}: {fmean(gains):+.1f} ({low:+.1f} to {high:+.1f}), better on "
+            f"{sum(gain > 0 for gain in gains)} of {len(gains)}"
+        )
+    autos = [record for (*_, name, _), record in records.items() if name == AUTO]
+    winners = Counter(in_words(record["winner"]) for record in autos)
+    print("winners: " + "; ".join(f"{name}: {count} times" for name, count in winners.items()))
+    costs = [record["runs_cost"] for record in autos]
+    print(f"cost, in runs of the winner: {min(costs)} to {max(costs)}\n")
+
+
+def print_means(table: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
+    """The means of each row's numbers, by model and over all."""
     columns = {**table, "all": [row for rows in table.values() for row in rows]}
     heads = [f"{model} ({len(rows)})" for model, rows in columns.items()]
     print(f"\n| | {' | '.join(heads)} |\n|---|{'---:|' * len(heads)}")
     for name in columns["all"][0]:
         means = [f"{fmean(row[name] for row in rows):.1f}" for rows in columns.values()]
         print(f"| {name} | {' | '.join(means)} |")
-    chosen_at_once(records)
-    chosen_per_pair(records)
-    votes_of_seeds(records)
 
 
 def chosen_at_once(records: Records) -> None:

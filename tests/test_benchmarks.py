@@ -4,6 +4,7 @@ import json
 import multiprocessing.dummy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -230,3 +231,37 @@ def test_the_page_on_choosing_has_the_tables_of_its_script(monkeypatch: pytest.M
     del records["t5-tiny", "a", "prompt-tuning", 1]
     (row,) = script.comparison(records, ["mixture"], "prompt-tuning").splitlines()[2:]
     assert row == "| `mixture`: 16 x 20 tokens | **+3.0 (+3.0 to +3.0), 8 of 8** |"
+
+
+def test_auto_is_compared_with_the_presets_of_each_pair(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def record(task: str, candidate: str, seed: int, score: float) -> dict[str, Any]:
+        run = {"model": "t5", "task": task, "candidate": candidate, "seed": seed}
+        made = {"metric": "accuracy", "metrics": {"accuracy": score}}
+        if candidate == "auto":
+            made |= {"winner": {"preset": "mixture", "lr": 0.3}, "runs_cost": 1.9}
+        return run | made
+
+    presets = {"mixture": 70.0, "prompt-tuning": 80.0, "residual": 75.0}
+    rows = [
+        *(record("a", preset, seed, 60.0 + seed) for preset in presets for seed in (0, 2)),
+        record("a", "auto", 5, 65.0),
+        *(record("b", preset, 0, score) for preset, score in presets.items()),
+        record("b", "auto", 5, 79.0),
+        record("c", "mixture", 0, 10.0),  # without the other presets
+        record("c", "auto", 5, 90.0),
+    ]
+    path = tmp_path / "records.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    table = load_script("benchmarks/auto_table.py")
+    table.measured(table.read(str(path)))
+    shown = capsys.readouterr().out
+    assert "| | t5 (2) | all (2) |" in shown
+    assert "| auto | 72.0 | 72.0 |" in shown
+    assert "| mixture | 65.5 | 65.5 |" in shown
+    assert "| best preset with hindsight | 70.5 | 70.5 |" in shown
+    assert "auto - mixture: +6.5 (" in shown
+    assert "better on 1 of 2" in shown.split("hindsight:")[1]
+    assert "winners: mixture, lr 0.3: 3 times" in shown

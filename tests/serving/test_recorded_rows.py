@@ -252,6 +252,38 @@ def test_plain_passes_after_cached_prompts_stay_within_the_window(
         assert got == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+def test_large_batches_are_split_so_that_their_passes_are_recorded(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone, rows = model(kind), list[int]()
+    prompt = tuned(backbone, 1, ["good", "bad"], scoring="labels", length=5)
+    texts = ["a" * (1 + size % 20) for size in range(50)]
+    expected = [prompt.probabilities([text])[0] for text in texts]
+    monkeypatch.setattr(inference, "MAX_WORK", 16 * inference.FEWEST_COLUMNS * backbone.hidden**2)
+
+    async def ask(engine: AsyncEngine) -> list[dict[str, float]]:
+        await engine.classify("mood", "a")  # which starts the recording
+        recording = engine.worker.tier.recording
+        assert recording is not None
+        scores, plain = recording.scores, type(backbone).scores
+
+        def count(prompt: Any, text: Any, candidates: Any) -> Any:
+            rows.append(len(candidates))
+            return scores(prompt, text, candidates)
+
+        monkeypatch.setattr(recording, "scores", count)
+        monkeypatch.setattr(type(backbone), "scores", None)
+        found = await asyncio.gather(*(engine.classify("mood", text) for text in texts))
+        monkeypatch.setattr(type(backbone), "scores", plain)
+        return [answer.probabilities for answer in found]
+
+    for got, of_text in zip(run(backbone, {"mood": prompt}, ask), expected, strict=True):
+        assert got == pytest.approx(of_text, rel=1e-4, abs=1e-6)
+    assert max(rows) == 16
+    assert sum(rows) >= len(texts)
+
+
 def test_an_engine_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """And goes on without, if the model cannot be recorded."""
     backbone = model("t5")

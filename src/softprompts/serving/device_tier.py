@@ -28,6 +28,8 @@ from .requests import Limits
 from .row_pool import NO_ROWS, RowPool, Rows, index_of
 
 Item = TypeVar("Item")
+FEW_ROWS = 8
+"""Rows of a recorded pass below which a batch is not split, so that its passes can be recorded."""
 
 
 class DeviceTier:
@@ -153,10 +155,28 @@ class ServedBank(PromptBank):
         for kind, batch in self._batches(queries, scoring, limits.batch_rows):
             while batch:  # the longest texts are the first, and more of the shorter ones fit
                 most = max(1, limits.batch_tokens // max(sizes[index] for index in batch))
-                if self.tier.recording is not None:  # whose passes have a power of two
-                    most = 1 << (most.bit_length() - 1)
+                longest = max(self._columns(kind, queries[index]) for index in batch)
+                most = self._recorded_rows(most, longest)
                 yield kind, batch[:most]
                 batch = batch[most:]
+
+    def _recorded_rows(self, most: int, columns: int) -> int:
+        """How many of at most so many rows to take, so that their pass is recorded."""
+        recording = self.tier.recording
+        if recording is None:
+            return most
+        most = rows = 1 << (most.bit_length() - 1)  # passes have a power of two
+        while rows > FEW_ROWS and not recording.fits(rows, columns):
+            rows //= 2
+        return rows if recording.fits(rows, columns) else most
+
+    def _columns(self, kind: BatchKind, query: Query) -> int:
+        """The columns that a row needs in a pass: of its text, and of its prompt if that is not
+        cached."""
+        number, row = query
+        if kind.cached:
+            return len(row) - len(self._opening(number) or ())
+        return len(row) + self.predictors[number].prompt.config.length
 
     def score(
         self,
@@ -165,7 +185,7 @@ class ServedBank(PromptBank):
         candidates: Sequence[Sequence[Sequence[int]]],
     ) -> Tensor:
         """The log-probability of each row's own candidates [B, C]."""
-        recording = self._recording(rows) if kind.pool is None else None
+        recording = self._recording(kind, rows) if kind.pool is None else None
         if recording is not None:
             prompt, text = self._prompts_and_text(kind, _padded(rows))
             scores = recording.scores(prompt, text, _padded(candidates))
@@ -177,7 +197,7 @@ class ServedBank(PromptBank):
     def prefill(self, kind: BatchKind, rows: Sequence[Query]) -> DecodingState:
         """Process prompts and texts up to where the answers begin; the state may have more rows
         than these."""
-        recording = self._recording(rows)
+        recording = self._recording(kind, rows)
         if recording is not None:
             state = recording.prefill(*self._prompts_and_text(kind, _padded(rows)))
             if state is not None:
@@ -187,10 +207,9 @@ class ServedBank(PromptBank):
         assert isinstance(backbone, Generative)
         return backbone.prefill(prompt, text)
 
-    def _recording(self, rows: Sequence[Query]) -> Recording | None:
+    def _recording(self, kind: BatchKind, rows: Sequence[Query]) -> Recording | None:
         """The recorded passes, if one for these rows is worth it."""
-        recording = self.tier.recording
-        longest = max(self.predictors[n].prompt.config.length + len(row) for n, row in rows)
+        recording, longest = self.tier.recording, max(self._columns(kind, row) for row in rows)
         fits = recording is not None and recording.fits(padded_rows(len(rows)), longest)
         return recording if fits else None
 
