@@ -1,8 +1,8 @@
-"""Short garbage collections, however many prompts are loaded.
+"""Keeps garbage collections short, however many prompts are loaded.
 
-Ten thousand prompts are more than a million Python objects, and a full collection would look at all
-of them for up to a second, in which nothing is answered. Objects that have survived a collection
-that took long are therefore left out of later ones.
+Ten thousand prompts are more than a million Python objects. A full collection would scan all of
+them, for up to a second, during which no request is answered. Objects that survive a long
+collection are therefore excluded from later ones.
 """
 
 import gc
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 LONG = 0.02
-"""Seconds that a collection may take without consequences."""
+"""Seconds; a full collection that takes longer has its survivors frozen."""
 
 
 @contextmanager
 def short_collections() -> Iterator[None]:
-    """Inside, what survives a full collection that took long is frozen; unfrozen at the end."""
+    """Within, objects that survive a long full collection are frozen; at the end, unfrozen."""
     began, frozen = 0.0, False
 
     def on_collection(phase: str, info: dict[str, int]) -> None:

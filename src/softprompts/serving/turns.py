@@ -1,4 +1,4 @@
-"""Engines that share a model use it in turn: a pass changes the model's modules while it lasts."""
+"""Engines that share a model take turns: a pass changes the model's modules while it runs."""
 
 import threading
 from weakref import WeakKeyDictionary
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Turns:
-    """A lock that is handed on in the order in which it was asked for."""
+    """A fair lock: threads acquire it in the order in which they asked for it."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
