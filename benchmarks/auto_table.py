@@ -6,7 +6,8 @@ records of benchmarks/defaults.py, by the rule of `tune --auto` itself.
         benchmarks/results/auto-cpu.jsonl
 
 If there are records of `tune --auto` itself (`benchmarks/defaults.py auto`), they are compared with
-the presets, which were run with other seeds. The rest replays tournaments: the candidates of the
+the presets by the means over the seeds that were run of each. Its winner is trained for 1.5 times
+as many steps as a preset. The rest replays tournaments: the candidates of the
 records are trained to the end, and judged on the way at the rungs of a tournament, so a tournament
 among them needs no more training. Its score is that of its winner on the validation rows, which
 chose nothing; every score of a table is of runs on the same rows.
@@ -75,6 +76,8 @@ def main() -> None:
         if len(record.get("rungs", ())) == len(sizes(len(COMPETING))):
             pairs.setdefault((model, task, seed), {})[candidate] = record
     complete = {key: runs for key, runs in pairs.items() if set(COMPETING) <= set(runs)}
+    if not complete:
+        return
     table: dict[str, list[dict[str, float]]] = {}
     print("| model | task | seed | winner | auto | default | best of the presets |")
     print("|---|---|---:|---|---:|---:|---:|")
@@ -108,11 +111,13 @@ def measured(records: Records) -> None:
         score = record["metrics"][record["metric"]]
         found.setdefault((model, task), {}).setdefault(candidate, []).append(score)
     rows: dict[str, list[dict[str, float]]] = {}
-    for (model, _), by_candidate in sorted(found.items()):
+    compared = set[tuple[str, str]]()
+    for (model, task), by_candidate in sorted(found.items()):
         if {AUTO, *PRESETS} <= set(by_candidate):
             means = {name: fmean(by_candidate[name]) for name in (AUTO, *PRESETS)}
             best = max(means[name] for name in PRESETS)
             rows.setdefault(model, []).append({**means, HINDSIGHT: best})
+            compared.add((model, task))
     if not rows:
         return
     print_means(rows)
@@ -124,7 +129,11 @@ def measured(records: Records) -> None:
             f"auto - {other}: {fmean(gains):+.1f} ({low:+.1f} to {high:+.1f}), better on "
             f"{sum(gain > 0 for gain in gains)} of {len(gains)}"
         )
-    autos = [record for (*_, name, _), record in records.items() if name == AUTO]
+    autos = [
+        record
+        for (model, task, name, _), record in records.items()
+        if name == AUTO and (model, task) in compared
+    ]
     winners = Counter(in_words(record["winner"]) for record in autos)
     print("winners: " + "; ".join(f"{name}: {count} times" for name, count in winners.items()))
     costs = [record["runs_cost"] for record in autos]

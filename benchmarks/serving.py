@@ -46,7 +46,6 @@ from softprompts.config import TaskConfig
 from softprompts.errors import UserError, as_flag
 from softprompts.files import write_json
 from softprompts.serving.async_engine import AsyncEngine
-from softprompts.serving.garbage import short_collections
 from softprompts.serving.requests import Limits
 from softprompts.tasks import load_task
 
@@ -66,7 +65,7 @@ START, UP, DOWN = 0.85, 1.12, 0.6
 def main() -> int:
     settings = arguments()
     quiet_peft()
-    with short_collections(), asyncio.Runner(loop_factory=loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(Benchmark(settings).run())
     return 0
 

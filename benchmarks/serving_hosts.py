@@ -102,9 +102,11 @@ async def http_server(engine: AsyncEngine) -> AsyncIterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         running = asyncio.create_task(server.serve(sockets=[listener]))
         await ready.wait()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        await running
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await running
 
 
 @dataclass

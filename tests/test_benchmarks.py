@@ -264,4 +264,4 @@ def test_auto_is_compared_with_the_presets_of_each_pair(
     assert "| best preset with hindsight | 70.5 | 70.5 |" in shown
     assert "auto - mixture: +6.5 (" in shown
     assert "better on 1 of 2" in shown.split("hindsight:")[1]
-    assert "winners: mixture, lr 0.3: 3 times" in shown
+    assert "winners: mixture, lr 0.3: 2 times" in shown

@@ -32,6 +32,7 @@ from softprompts.serving.requests import (
     UnknownPrompt,
 )
 from softprompts.serving.sampler import next_tokens
+from softprompts.serving.worker import Worker
 from softprompts.tuning.tuned import Tuned
 
 from ..chat_models import chat_model
@@ -442,25 +443,32 @@ def test_answers_begin_together_beside_many_in_progress(monkeypatch: pytest.Monk
         ]
 
     monkeypatch.setattr(worker, "_begin", counted)
-    monkeypatch.setattr(worker, "_step_for", lambda seconds: worker._step())
-    worker._round(jobs(1))
-    worker._round(jobs(2))
+    monkeypatch.setattr(worker, "_step_for", lambda seconds, until: worker._step())
+    play_round(worker, jobs(1))
+    play_round(worker, jobs(2))
     assert begun == [1, 2], "few in progress are not kept waiting for long"
-    worker._round(jobs(29))
+    play_round(worker, jobs(29))
     begun.clear()
     for _ in range(12):
-        worker._round(jobs(1))
+        play_round(worker, jobs(1))
     assert begun == [4, 5]
     for _ in range(8):
-        worker._round([])
+        play_round(worker, [])
     assert begun == [4, 5, 3], "none waits for more than eight tokens"
 
 
+def play_round(worker: Worker, jobs: list[Job], until: float = 0.0) -> None:
+    worker._taken = jobs
+    worker._round(until)
+
+
 @torch.no_grad()
+@pytest.mark.parametrize(("seconds", "other"), [(10.0, 0.0), (0.0, 10.0), (10.0, 5.0)])
 def test_what_is_in_progress_gets_as_much_time_as_what_begins(
-    monkeypatch: pytest.MonkeyPatch,
+    seconds: float, other: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or new answers could keep those in progress from ever ending."""
+    """Or new answers, or those of another engine of the model, could keep those in progress from
+    ever ending."""
     backbone = random_model("t5")
     engine = AsyncEngine(backbone, prompts={"free": tuned(backbone, 7, [], length=3)})
     worker, begin, step, now = engine.worker, engine.worker._begin, engine.worker._step, 0.0
@@ -468,7 +476,7 @@ def test_what_is_in_progress_gets_as_much_time_as_what_begins(
 
     def slow_begin(jobs: list[Job]) -> None:
         nonlocal now
-        now += 10.0
+        now += seconds
         begin(jobs)
 
     def slow_step() -> None:
@@ -483,8 +491,9 @@ def test_what_is_in_progress_gets_as_much_time_as_what_begins(
     monkeypatch.setattr(worker, "_step", slow_step)
     sampling = Sampling(max_tokens=60, stream=False)
     prompt = engine.store.load("free")
-    worker._round([Job(prompt, TEXTS[0], "tenant", 0, None, Mock(), sampling=sampling)])
-    assert steps == 10
+    job = Job(prompt, TEXTS[0], "tenant", 0, None, Mock(), sampling=sampling)
+    play_round(worker, [job], until=other)
+    assert steps == (10 if seconds else 9), "as long as the turn before, less one step"
 
 
 def test_short_rows_share_a_pass_though_long_ones_need_their_own() -> None:

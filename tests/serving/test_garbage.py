@@ -1,12 +1,16 @@
-"""Garbage collections of a server with many objects."""
+"""Garbage collections of a process that serves many prompts."""
 
+import asyncio
 import gc
 import weakref
 
 import pytest
 
 from softprompts.serving import garbage
+from softprompts.serving.async_engine import AsyncEngine
 from softprompts.serving.garbage import short_collections
+
+from ..models import random_model
 
 
 class Node:
@@ -42,7 +46,28 @@ def test_short_collections_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     with short_collections():
         gc.collect()
         assert any(seen is alive for seen in gc.get_objects())
-    callbacks = len(gc.callbacks)
+
+
+def test_who_leaves_first_unfreezes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "LONG", 0.0)
+    alive, callbacks = cycle(), len(gc.callbacks)
     with short_collections():
+        with short_collections():
+            gc.collect()
+            assert len(gc.callbacks) == callbacks + 1
+        assert not any(seen is alive for seen in gc.get_objects())
+    assert any(seen is alive for seen in gc.get_objects())
+    assert len(gc.callbacks) == callbacks
+
+
+def test_engines_have_short_collections_while_they_run() -> None:
+    callbacks = len(gc.callbacks)
+
+    async def serve() -> None:
+        engine = await AsyncEngine(random_model("t5")).start()
         assert len(gc.callbacks) == callbacks + 1
+        await engine.close()
+        await engine.close()
+
+    asyncio.run(serve())
     assert len(gc.callbacks) == callbacks

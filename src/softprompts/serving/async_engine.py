@@ -22,6 +22,7 @@ from ..errors import UserError
 from ..tasks.questions import Question, check_question
 from ..tuning.tuned import Tuned
 from .example_fit import all_fits
+from .garbage import short_collections
 from .jobs import Job, Message, ignore, seconds_left
 from .prompt_store import Key, LoadedPrompt, PromptStore
 from .requests import (
@@ -87,6 +88,7 @@ class AsyncEngine:
         self._versions: dict[str, Key] = {}
         """The version of each prompt that was asked last."""
         self._counts: dict[str, PromptCounts] = {}
+        self._collections = contextlib.ExitStack()
 
     # -- its life ----------------------------------------------------------------------------------
 
@@ -95,6 +97,7 @@ class AsyncEngine:
         if self.worker.thread.ident is not None:
             raise UserError("An engine can be started only once; create another one.")
         self._loop = asyncio.get_running_loop()
+        self._collections.enter_context(short_collections())
         self.worker.thread.start()
         self._loaders.submit(self.store.names)
         return self
@@ -105,6 +108,7 @@ class AsyncEngine:
         if self.worker.thread.ident is not None:
             await asyncio.to_thread(self.worker.thread.join)
         self._loaders.shutdown(wait=False, cancel_futures=True)
+        self._collections.close()
 
     async def __aenter__(self) -> "AsyncEngine":
         return await self.start()

@@ -155,8 +155,9 @@ class ServedBank(PromptBank):
         for kind, batch in self._batches(queries, scoring, limits.batch_rows):
             while batch:  # the longest texts are the first, and more of the shorter ones fit
                 most = max(1, limits.batch_tokens // max(sizes[index] for index in batch))
-                longest = max(self._columns(kind, queries[index]) for index in batch)
-                most = self._recorded_rows(most, longest)
+                if kind.pool is None:  # with a head, a pass is not recorded
+                    longest = max(self._columns(kind, queries[index]) for index in batch)
+                    most = self._recorded_rows(most, longest)
                 yield kind, batch[:most]
                 batch = batch[most:]
 

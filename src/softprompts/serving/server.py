@@ -25,7 +25,6 @@ from ..version import __version__
 from .answers import Asker, unless_gone
 from .async_engine import AsyncEngine
 from .concurrency import together
-from .garbage import short_collections
 from .gate import TIMEOUT, Exchange, Gate, exchange_of, failure
 from .http_errors import GONE, HttpError, as_http, unknown_prompt
 from .keys import Keys, read_keys
@@ -315,8 +314,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await engine.start()
         try:
-            with short_collections():
-                yield
+            yield
         finally:
             try:
                 async with asyncio.timeout(settings.grace):

@@ -1,27 +1,42 @@
 """Engines that share a model take turns: a pass changes the model's modules while it runs."""
 
 import threading
+import time
+from collections import deque
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
 
 class Turns:
-    """A fair lock: threads acquire it in the order in which they asked for it."""
+    """A fair lock: threads acquire it in the order in which they asked for it.
+
+    with turns as lasted:  # the seconds of the turn that this one waited for; 0 if it did not wait
+        ...
+    """
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._next = self._current = 0
+        self._condition, self._queue = threading.Condition(), deque[object]()
+        self._began = self._lasted = 0.0
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> float:
+        ticket = object()
         with self._condition:
-            number, self._next = self._next, self._next + 1
-            while number != self._current:
-                self._condition.wait()
+            waits = bool(self._queue)
+            self._queue.append(ticket)
+            try:
+                self._condition.wait_for(lambda: self._queue[0] is ticket)
+            except BaseException:  # the others must not wait for this ticket
+                self._queue.remove(ticket)
+                self._condition.notify_all()
+                raise
+            self._began = time.perf_counter()
+            return self._lasted if waits else 0.0
 
     def __exit__(self, *error: object) -> None:
         with self._condition:
-            self._current += 1
+            self._lasted = time.perf_counter() - self._began
+            self._queue.popleft()
             self._condition.notify_all()
 
 

@@ -73,6 +73,7 @@ class Worker:
         self._max_positions = backbone.max_positions
         self._condition = threading.Condition()
         self._incoming: list[Job] = []
+        self._taken: list[Job] = []  # in this round
         self._closing = self._giving_up = self._stopped = self._disturbed = False
         self._next_check = 0.0
         self._scoring, self._starting = FairQueue[Job](), FairQueue[Job]()
@@ -145,45 +146,48 @@ class Worker:
 
     @torch.no_grad()
     def _run(self) -> None:
-        incoming: list[Job] | None = []
         try:
             with self.turns:
                 self.tier.recording = try_recording(self.backbone, self.limits)
-            while (incoming := self._wait()) is not None:
-                self._serve(incoming)
+            while self._wait():
+                self._serve()
         except BaseException:  # nobody may wait for a thread that has ended
             with self._condition:
                 self._stopped = True
-            self._fail_all([*(incoming or ()), *self._incoming], Stopped(STOPPED))
+            self._fail_all([*self._taken, *self._incoming], Stopped(STOPPED))
             self._flush()
             raise
 
-    def _wait(self) -> list[Job] | None:
-        """The new jobs, once there is work; None when all is done and the worker is closed."""
+    def _wait(self) -> bool:
+        """Wait for work; whether there is any, which there is not once all is done and the worker
+        is closed."""
         with self._condition:
             while not (self.waiting or self._groups or self._disturbed):
                 if self._closing:
-                    return None
+                    return False
                 self._condition.wait()
-            incoming, self._incoming = self._incoming, []
-        return incoming
+        return True
 
-    def _serve(self, incoming: list[Job]) -> None:
-        began, self._finished = time.perf_counter(), 0
+    def _serve(self) -> None:
+        began, self._finished, self._taken = time.perf_counter(), 0, []
         try:
-            with self.turns:
-                self._round(incoming)
+            with self.turns as lasted:
+                until = time.perf_counter() + lasted
+                with self._condition:
+                    self._taken, self._incoming = self._incoming, []
+                self._round(until)
                 self._drop_retired()
         except Exception as error:  # the thread must live, whatever happens
-            self._fail_all(incoming, error)
+            self._fail_all(self._taken, error)
         self._flush()
         if self._finished:
             spent = (time.perf_counter() - began) / self._finished
             before = self._seconds_per_job or spent
             self._seconds_per_job = 0.8 * before + 0.2 * spent
 
-    def _round(self, incoming: list[Job]) -> None:
-        self._admit(incoming)
+    def _round(self, until: float) -> None:
+        """A round. It may last until then, as long as that of another engine before."""
+        self._admit(self._taken)
         self._drop_stopped()
         began, most = time.perf_counter(), self.limits.batch_rows
         self._attempt(self._score, self._scoring.take(most, self._score_pace.budget))
@@ -193,7 +197,7 @@ class Worker:
             self._width = max((a.job.tokens + a.job.max_tokens for a in answers), default=0)
             budget = self._begin_pace.budget
             self._attempt(self._begin, self._starting.take(most, budget, self._has_slots))
-        self._step_for(time.perf_counter() - began)
+        self._step_for(time.perf_counter() - began, until)
 
     def _may_begin(self) -> bool:
         """Whether answers may begin now, for whose first tokens all those in progress wait: if they
@@ -201,13 +205,18 @@ class Worker:
         waiting = len(self._starting)
         return waiting * FEW_STEPS >= self.decoding or self._steps >= FEW_STEPS
 
-    def _step_for(self, seconds: float) -> None:
-        """Generate one more token, and more for as long as was spent on others."""
-        until = time.perf_counter() + seconds
+    def _step_for(self, seconds: float, until: float) -> None:
+        """Generate one more token, and more for as long as was spent on others, here or by another
+        engine before."""
+        began = time.perf_counter()
         self._step()
-        while self._groups and time.perf_counter() < until:
+        now = time.perf_counter()
+        # one step early, so that engines which take turns do not make each other's longer
+        end = max(began + seconds, until - (now - began))
+        while self._groups and now < end:
             self._flush()
             self._step()
+            now = time.perf_counter()
 
     def _step(self) -> None:
         """Generate one more token of every answer."""
