@@ -64,6 +64,9 @@ class RunConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_device(self.device)
+        if self.tuning.trains == "model":
+            if self.dtype not in ("auto", "fp32") or self.device in SPREADS:
+                raise whole_model_error()
         length, most = self.prompt.length, self.tuning.max_length or MAX_LENGTH
         if length >= most and (self.tuning.max_length or not self.tuning.text_length):
             raise UserError(
@@ -101,6 +104,14 @@ def check_device(name: str) -> str:
     if name.partition(":")[0] not in DEVICES:
         raise device_error(name)
     return name
+
+
+def whole_model_error() -> UserError:
+    return UserError(
+        "Tuning the whole model needs fp32 weights on one device, not sharded; "
+        f"set {setting('dtype', 'fp32')}, and launch without FSDP or a {setting('device')} that "
+        "spreads the model."
+    )
 
 
 def device_error(name: str) -> UserError:

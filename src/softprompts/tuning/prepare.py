@@ -9,7 +9,7 @@ from typing import Any
 from ..artifacts.run_folder import RunFolder
 from ..backbone import Backbone, chats_by_default
 from ..config import Choice, RunConfig, TaskConfig, TuningConfig, absolute_data
-from ..config.run import MAX_LENGTH, check_head
+from ..config.run import MAX_LENGTH, check_head, whole_model_error
 from ..errors import UserError, setting
 from ..prompt import Material, Prompt, Source, build_prompt, empty_prompt
 from ..tasks import Task
@@ -25,11 +25,7 @@ def check_trainable(config: RunConfig, task: Task, backbone: Backbone, sharded: 
             f"{setting('preset', 'model-tuning')} sets both."
         )
     if whole_model and (backbone.dtype != "fp32" or sharded or backbone.is_spread):
-        raise UserError(
-            "Tuning the whole model needs fp32 weights on one device, not sharded; "
-            f"set {setting('dtype', 'fp32')}, and launch without FSDP or a "
-            f"{setting('device')} that spreads the model."
-        )
+        raise whole_model_error()
     if backbone.generates:
         check_head(config, backbone.name)
     if not task.labels and not backbone.generates:
