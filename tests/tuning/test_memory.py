@@ -6,6 +6,7 @@ from typing import Any
 import datasets
 import pandas
 import pytest
+import torch
 
 import softprompts
 from softprompts.config import TaskConfig
@@ -89,15 +90,32 @@ def test_floats_of_lower_precision_are_read_as_in_a_file(tmp_path: Path) -> None
         frame,
         frame.astype({"score": "Float32"}),
         frame.astype({"score": "float16"}),
+        frame.astype({"score": "float[pyarrow]"}),
         dataset,
         dict(frame),
         {"text": ["a"] * 3, "score": frame["score"].to_numpy()},
+        {"text": ["a"] * 3, "score": torch.tensor([3.2, 0.1, torch.nan])},
+        [{"text": "a", "score": score} for score in frame["score"].to_numpy()],
     ):
         assert register_rows(data) == register_rows(rows)
     pair = register_rows((["a"] * 3, frame["score"]))
     assert [row.values["label"] for row in read_rows(pair)] == scores
     for file in ("rows.parquet", "dataset"):
         assert [row.values["score"] for row in read_rows(str(tmp_path / file))] == scores
+
+
+def test_hidden_columns_of_a_dataset_are_left_out() -> None:
+    features = datasets.Features(
+        {
+            "text": datasets.Value("string"),
+            "score": datasets.Value("float32"),
+            "label": datasets.ClassLabel(names=["no", "yes"]),
+        }
+    )
+    rows = [{"text": "a", "score": 3.2, "label": 1}]
+    dataset = datasets.Dataset.from_list(rows, features=features)
+    visible = register_rows(dataset.with_format("python", columns=["text"]))
+    assert visible == register_rows([{"text": "a"}])
 
 
 def test_splits_of_a_dataset_dict_and_class_names() -> None:

@@ -133,7 +133,7 @@ def _records(data: Any, path: str) -> list[dict[str, Any]]:
             "file, a DataFrame, a dataset, a list of rows such as "
             "[{'text': '...', 'label': '...'}], a dict of columns, or a tuple of texts and labels."
         )
-    return _plain_rows(data)
+    return _plain_rows(as_written(row, {}) for row in data)
 
 
 def _plain_rows(rows: Iterable[Mapping[Any, Any]]) -> list[dict[str, Any]]:

@@ -347,8 +347,9 @@ def dataset_rows(dataset: Any, class_names: bool = True) -> Iterator[dict[str, A
     }
     for values in dataset:
         for column, labels in names.items():
-            if isinstance(values[column], int) and -1 <= values[column] < len(labels):
-                values[column] = [*labels, None][values[column]]
+            value = values.get(column)  # a view of the dataset may hide columns
+            if isinstance(value, int) and -1 <= value < len(labels):
+                values[column] = [*labels, None][value]
         yield as_written(values, types)
 
 
@@ -356,12 +357,14 @@ def as_written(values: Mapping[Any, Any], types: Mapping[Any, object]) -> dict[A
     """A row as a text file holds it: NaN as an empty cell, and floats of lower precision, by the
     types of their columns, with their own digits (3.2, not 3.200000047683716)."""
     row = {column: None if is_nan(value) else value for column, value in values.items()}
-    for column, name in types.items():
-        precision = NARROW_FLOATS.get(str(name).lower())
-        if precision is not None and isinstance(row[column], numbers.Real):
+    for column, value in row.items():
+        name = str(getattr(value, "dtype", types.get(column))).lower()
+        precision = NARROW_FLOATS.get(name.removeprefix("torch.").removesuffix("[pyarrow]"))
+        is_number = isinstance(value, numbers.Real) or getattr(value, "ndim", None) == 0
+        if precision is not None and is_number:
             import numpy
 
-            row[column] = float(str(numpy.dtype(precision).type(row[column])))
+            row[column] = float(str(numpy.dtype(precision).type(value)))
     return row
 
 
