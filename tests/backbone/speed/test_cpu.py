@@ -1,6 +1,7 @@
 """Frozen models on a CPU: the same numbers as torch's own modules."""
 
 import copy
+import pickle
 from functools import partial
 from typing import Any
 
@@ -100,6 +101,18 @@ def test_copies_of_a_matrix_follow_it() -> None:
     module(states)
     module.load_state_dict({name: 2 * value for name, value in module.state_dict().items()})
     torch.testing.assert_close(module(states), nn.Linear.forward(module, states))
+    module.requires_grad_()(states)
+    assert "_copies" not in vars(module), "they are of no use to a trained matrix, which changes"
+
+
+@needs_onednn
+def test_gradients_of_gradients_are_refused() -> None:
+    module = nn.Linear(192, 200).requires_grad_(False)
+    cpu.speed_up(module)
+    states = torch.randn(3, 192, requires_grad=True)
+    (gradient,) = torch.autograd.grad(module(states).square().sum(), states, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
 
 
 def test_gated_gelus_are_as_exact_as_torchs() -> None:
@@ -137,6 +150,19 @@ def test_feed_forward_layers_are_faster(backbone: EncoderDecoder) -> None:
         plain = layer(states)
     torch.testing.assert_close(with_gradient, plain)
     torch.testing.assert_close(without, plain)
+
+
+@needs_onednn
+def test_a_model_can_be_pickled(backbone: EncoderDecoder) -> None:
+    ids = torch.tensor([[5, 7, 9, 1]])
+    copied = pickle.loads(pickle.dumps(backbone.model))
+    for model in (copied, copy.deepcopy(backbone.model)):
+        assert len(fast_modules(model)) == len(fast_modules(backbone.model)) > 0
+        with torch.no_grad():
+            answers = [
+                m(input_ids=ids, decoder_input_ids=ids).logits for m in (model, backbone.model)
+            ]
+        torch.testing.assert_close(*answers)
 
 
 def fast_modules(model: nn.Module) -> list[nn.Module]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from transformers.pytorch_utils import Conv1D
 
 from .layout import Layout
@@ -88,7 +89,10 @@ class OneDnn(nn.Module):
         return cast(Tensor, self.weight)
 
     def forward(self, states: Tensor) -> Tensor:
-        if not (_by_onednn(self.weight) and states.dtype == torch.float32 and states.numel()):
+        if not _by_onednn(self.weight):
+            self.__dict__.pop("_copies", None)
+            return cast(Tensor, super().forward(states))
+        if states.dtype != torch.float32 or not states.numel():
             return cast(Tensor, super().forward(states))
         if torch.is_grad_enabled() and states.requires_grad:
             return cast(Tensor, _Linear.apply(states, self))  # type: ignore[no-untyped-call]
@@ -139,6 +143,7 @@ class _Linear(torch.autograd.Function):
         return layer.product(states)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, None]:
         return ctx.layer.gradient(gradient[0]), None
 
@@ -180,11 +185,20 @@ class GatedGelu(nn.Module):
             product = _sigmoid_argument(hidden).sigmoid_().mul_(hidden).mul_(gate)
         return cast(Tensor, self.wo(product))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle, which finds no class by the name of this one."""
+        return _new_gated_gelu, (type(self).__bases__[1],), vars(self)
+
 
 @cache
 def _faster_gated_gelu(original: type[nn.Module]) -> type[GatedGelu]:
     """Models each have a class of their own for it."""
     return type(f"Faster{original.__name__}", (GatedGelu, original), {})
+
+
+def _new_gated_gelu(original: Any) -> GatedGelu:
+    faster = _faster_gated_gelu(original)
+    return faster.__new__(faster)
 
 
 CUBE = 0.044715
