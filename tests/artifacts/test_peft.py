@@ -121,6 +121,12 @@ def test_we_import_what_peft_saves_with_the_same_logits(
     assert again.card.method.startswith("imported from PEFT")
 
 
+def _rescore(path: Path, score: float) -> None:
+    card = json.loads(path.read_text())
+    card["metrics"] = dict.fromkeys(card["metrics"], score)
+    path.write_text(json.dumps(card))
+
+
 @needs_peft
 def test_the_default_run_exports_a_mean_prompt_that_peft_loads_by_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -140,6 +146,11 @@ def test_the_default_run_exports_a_mean_prompt_that_peft_loads_by_itself(
     printed = capsys.readouterr().out
     assert "PEFT cannot route" in printed
     assert re.search(r"on 6 rows, where the mixture has [\d.]+ \(p = [\d.]+\);", printed)
+    _rescore(tmp_path / "run" / "prompt.json", 1.5)
+    again = ["prompts", "export", str(tmp_path / "run"), "--output", str(tmp_path / "again")]
+    assert main(again) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"on 6 rows, where the mixture has 1\.5;", printed), "rows that disagree"
     model = peft.AutoPeftModelForSeq2SeqLM.from_pretrained(  # finds t5-tiny
         output, dtype=torch.float32
     ).eval()

@@ -57,7 +57,7 @@ def main(options: argparse.Namespace) -> int:
     from ..serving.vllm import CLIENT, check_family, write_vllm
     from ..serving.vllm import FILES as VLLM_FILES
     from ..tasks.score_report import task_report
-    from ..tasks.statistics import paired_test
+    from ..tasks.statistics import score_p
     from ..tuning.tuned import load
 
     entry = named_prompt(options.prompt, options.library)
@@ -87,9 +87,10 @@ def main(options: argparse.Namespace) -> int:
         answers = single.predictor()(inputs)
         report = task_report(task, "validation", answers, baselines=False)
         prompt, result["metrics"], result["rows"] = single.prompt, report.metrics, report.rows
-        routed = folder.row_scores("validation")
-        if routed and len(routed) == len(report.row_scores):
-            result["p"] = paired_test(report.row_scores, routed)
+        name, score = next(iter(report.metrics.items()))
+        if name in card.metrics:
+            routed = folder.row_scores("validation")
+            result["p"] = score_p(report.row_scores, routed, score - card.metrics[name])
     if for_vllm:
         write_vllm(output, prompt, card)
         result["folder"] = str(output)

@@ -224,6 +224,7 @@ class _GatedGelu(torch.autograd.Function):
         return torch.mul(activated, gate, out=y)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, Tensor]:
         by_states, by_gate = ctx.saved_tensors
         return gradient[0] * by_states, gradient[0] * by_gate
@@ -301,6 +302,7 @@ class _Attention(torch.autograd.Function):
         return output.index_select(0, cells.positions).view_as(packed[2])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor | None, ...]:
         saved: Sequence[Tensor] = ctx.saved_tensors
         inputs, weights, cells = saved[:3], saved[3:], ctx.cells
