@@ -64,9 +64,9 @@ class RunConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_device(self.device)
-        if self.tuning.trains == "model":
-            if self.dtype not in ("auto", "fp32") or self.device in SPREADS:
-                raise whole_model_error()
+        whole_model = self.tuning.trains == "model"
+        if whole_model and (self.dtype not in ("auto", "fp32") or self.device in SPREADS):
+            raise whole_model_error()
         length, most = self.prompt.length, self.tuning.max_length or MAX_LENGTH
         if length >= most and (self.tuning.max_length or not self.tuning.text_length):
             raise UserError(
