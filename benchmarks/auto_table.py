@@ -6,15 +6,16 @@ records of benchmarks/defaults.py, by the rule of `tune --auto` itself.
         benchmarks/results/auto-cpu.jsonl
 
 If there are records of `tune --auto` itself (`benchmarks/defaults.py auto`), they are compared with
-the presets by the means over the seeds that were run of each. Its winner is trained for 1.5 times
-as many steps as a preset. The rest replays tournaments: the candidates of the
-records are trained to the end, and judged on the way at the rungs of a tournament, so a tournament
-among them needs no more training. Its score is that of its winner on the validation rows, which
-chose nothing; every score of a table is of runs on the same rows.
-Records with fewer rungs, of an earlier rule, are not replayed. The last lines show what a choice
-at once, at the first or the second rung of all records, would score, compare the presets
-chosen with hindsight for each backbone and task, by the mean over all recorded seeds, and show what
-a vote of three seeds of the default would gain on the held-out rows of the last rung.
+the presets by the means over the seeds that were run of each; of two records of the same run, the
+last one counts. Its winner is trained for 1.5 times as many steps as a preset.
+
+The rest replays tournaments: the candidates of the records are trained to the end, and judged on
+the way at the rungs of a tournament, so a tournament among them needs no more training. Its score
+is that of its winner on the validation rows, which chose nothing; every score of a table is of runs
+on the same rows. Records with fewer rungs, of an earlier rule, are not replayed. The last lines
+show what a choice at once, at the first or the second rung of all records, would score, compare the
+presets chosen with hindsight for each backbone and task, by the mean over all recorded seeds, and
+show what a vote of three seeds of the default would gain on the held-out rows of the last rung.
 """
 
 import sys
@@ -110,25 +111,28 @@ def measured(records: Records) -> None:
     for (model, task, candidate, _), record in records.items():
         score = record["metrics"][record["metric"]]
         found.setdefault((model, task), {}).setdefault(candidate, []).append(score)
-    rows: dict[str, list[dict[str, float]]] = {}
-    compared = set[tuple[str, str]]()
-    for (model, task), by_candidate in sorted(found.items()):
+    compared: dict[tuple[str, str], dict[str, float]] = {}
+    seeds = set[int]()
+    for pair, by_candidate in sorted(found.items()):
         if {AUTO, *PRESETS} <= set(by_candidate):
             means = {name: fmean(by_candidate[name]) for name in (AUTO, *PRESETS)}
-            best = max(means[name] for name in PRESETS)
-            rows.setdefault(model, []).append({**means, HINDSIGHT: best})
-            compared.add((model, task))
-    if not rows:
+            compared[pair] = {**means, HINDSIGHT: max(means[name] for name in PRESETS)}
+            seeds.update(len(by_candidate[name]) for name in PRESETS)
+    if not compared:
         return
+    rows: dict[str, list[dict[str, float]]] = {}
+    for (model, _), row in compared.items():
+        rows.setdefault(model, []).append(row)
     print_means(rows)
-    every = [row for of in rows.values() for row in of]
+    print(f"seeds of a preset: {min(seeds)} to {max(seeds)}")
     for other in (*PRESETS, HINDSIGHT):
-        gains = [row[AUTO] - row[other] for row in every]
+        gains = [row[AUTO] - row[other] for row in compared.values()]
         low, high = t_interval(gains) or (gains[0], gains[0])
         print(
             f"auto - {other}: {fmean(gains):+.1f} ({low:+.1f} to {high:+.1f}), better on "
             f"{sum(gain > 0 for gain in gains)} of {len(gains)}"
         )
+    print_largest_gain(compared)
     autos = [
         record
         for (model, task, name, _), record in records.items()
@@ -138,6 +142,21 @@ def measured(records: Records) -> None:
     print("winners: " + "; ".join(f"{name}: {count} times" for name, count in winners.items()))
     costs = [record["runs_cost"] for record in autos]
     print(f"cost, in runs of the winner: {min(costs)} to {max(costs)}\n")
+
+
+def print_largest_gain(compared: Mapping[tuple[str, str], Mapping[str, float]]) -> None:
+    """The pair that gains most over the default, its share, and the mean gain of the others."""
+    gains = {pair: row[AUTO] - row[PRESETS[0]] for pair, row in compared.items()}
+    model, task = most = max(gains, key=lambda pair: gains[pair])
+    others = [gain for pair, gain in gains.items() if pair != most]
+    if not others or sum(gains.values()) <= 0:
+        return
+    row = compared[most]
+    print(
+        f"largest gain over {PRESETS[0]}: {model}, {task}, {row[AUTO]:.1f} against "
+        f"{row[PRESETS[0]]:.1f}, {gains[most] / sum(gains.values()):.1%} of the sum; "
+        f"without it {fmean(others):+.1f}"
+    )
 
 
 def print_means(table: Mapping[str, Sequence[Mapping[str, float]]]) -> None:

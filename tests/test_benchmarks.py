@@ -262,6 +262,9 @@ def test_auto_is_compared_with_the_presets_of_each_pair(
     assert "| auto | 72.0 | 72.0 |" in shown
     assert "| mixture | 65.5 | 65.5 |" in shown
     assert "| best preset with hindsight | 70.5 | 70.5 |" in shown
+    assert "seeds of a preset: 1 to 2" in shown
     assert "auto - mixture: +6.5 (" in shown
+    largest = "mixture: t5, b, 79.0 against 70.0, 69.2% of the sum; without it +4.0"
+    assert f"largest gain over {largest}" in shown
     assert "better on 1 of 2" in shown.split("hindsight:")[1]
     assert "winners: mixture, lr 0.3: 2 times" in shown
