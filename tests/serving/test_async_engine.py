@@ -121,6 +121,23 @@ def test_probabilities_and_routes_are_those_of_the_prompt(kind: str) -> None:
             assert got.route == pytest.approx(route, rel=1e-4)
 
 
+@pytest.mark.usefixtures("slow_submissions")
+def test_what_is_asked_at_once_shares_passes() -> None:
+    backbone = random_model("t5")
+    prompts = {f"mood {n}": tuned(backbone, n, MOODS, "{text}", "labels") for n in range(5)}
+    prompts["free"] = tuned(backbone, 7, [], length=3)
+    one_token = Sampling(max_tokens=1)
+
+    async def ask(engine: AsyncEngine) -> None:
+        labels = [engine.classify(f"mood {n}", TEXTS[n]) for n in range(5)]
+        answers = [anext(engine.generate("free", text, one_token)) for text in TEXTS[:4]]
+        await asyncio.gather(*labels, *answers)
+        stats = engine.stats()
+        assert (stats.passes, stats.rows) == (2, 9), "one for labels, one for first tokens"
+
+    run(backbone, prompts, ask)
+
+
 def generated(backbone: Backbone, prompt: Tuned, text: str, tokens: int) -> str:
     """A greedy answer of up to `tokens` tokens, alone."""
     predictor = prompt.predictor()

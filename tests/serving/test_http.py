@@ -263,6 +263,19 @@ def test_labels_have_vllms_shape(server: Running, all_prompts: dict[str, Tuned])
     assert "has no labels to choose among" in reply["error"]["message"]
 
 
+@pytest.mark.usefixtures("slow_submissions")
+def test_the_texts_of_a_request_share_a_pass(server: Running) -> None:
+    for route, body in [
+        ("classify", {"model": "mood", "input": TEXTS[:5]}),
+        ("completions", {"model": "mood", "prompt": TEXTS[:5]}),
+        ("completions", {"model": "free", "prompt": TEXTS[:5], "max_tokens": 1}),
+    ]:
+        before = server.engine.stats()
+        assert ask(f"{server.base_url}/{route}", body)[0] == 200
+        after = server.engine.stats()
+        assert (after.passes - before.passes, after.rows - before.rows) == (1, 5), body
+
+
 def test_tasks_are_embedded_and_searched(
     client: OpenAI, server: Running, backbone: Backbone
 ) -> None:

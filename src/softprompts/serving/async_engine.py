@@ -8,7 +8,7 @@ import contextlib
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from numbers import Real
@@ -21,6 +21,7 @@ from ..backbone import Backbone, Conversation
 from ..errors import UserError
 from ..tasks.questions import Question, check_question
 from ..tuning.tuned import Tuned
+from .concurrency import together
 from .example_fit import all_fits
 from .garbage import short_collections
 from .jobs import Job, Message, ignore, seconds_left
@@ -150,6 +151,18 @@ class AsyncEngine:
     def known_prompt(self, name: str) -> ServedPrompt | None:
         """The same if its card was read before: no file is read for it."""
         return self.store.known_card(name)
+
+    async def preload(self, names: Iterable[str], timeout: float | None = None) -> None:
+        """Read prompts that are not in memory yet, so that questions for them can share a batch.
+
+        Prompts that cannot be used are skipped; questions for them are refused.
+        """
+
+        async def read(name: str) -> None:
+            with contextlib.suppress(UnknownPrompt, BrokenPrompt):
+                await self._load(name)
+
+        await _in_time(together(map(read, names)), self._deadline(timeout))
 
     async def _load(self, name: str) -> LoadedPrompt:
         """The present version of a prompt; a disk is read in another thread."""
@@ -334,10 +347,12 @@ class AsyncEngine:
         return await self._only(job, self._submit(job))
 
     def _submit(self, job: Job) -> asyncio.Queue[Message]:
-        """The messages for a job, as they come."""
+        """The messages for a job, as they come. All jobs that are submitted in one iteration of the
+        event loop go to the worker together."""
         messages: asyncio.Queue[Message] = asyncio.Queue()
         job.reply = messages.put_nowait
         self.worker.submit(job)
+        asyncio.get_running_loop().call_soon(self.worker.hand_over)
         return messages
 
     async def _only(self, job: Job, messages: asyncio.Queue[Message]) -> Message:

@@ -72,6 +72,7 @@ class Worker:
         self.tier, self.turns = DeviceTier(backbone, limits), turns_of(backbone.model)
         self._max_positions = backbone.max_positions
         self._condition = threading.Condition()
+        self._submitted: list[Job] = []  # but not handed over yet
         self._incoming: list[Job] = []
         self._taken: list[Job] = []  # in this round
         self._closing = self._giving_up = self._stopped = self._disturbed = False
@@ -96,7 +97,7 @@ class Worker:
     # -- from other threads ------------------------------------------------------------------------
 
     def submit(self, job: Job) -> None:
-        """Take a job; raises `QueueFull`, `Closed` or `Stopped`."""
+        """Take a job for the next `hand_over`; raises `QueueFull`, `Closed` or `Stopped`."""
         with self._condition:
             if self._stopped:
                 raise Stopped(STOPPED)
@@ -111,8 +112,16 @@ class Worker:
                 raise QueueFull(
                     f"{waiting} requests are waiting; try again in {seconds:.1f} seconds.", seconds
                 )
-            self._incoming.append(job)
-            self._condition.notify()
+            self._submitted.append(job)
+
+    def hand_over(self) -> None:
+        """Give the thread all jobs submitted so far. It takes them in the same round, so they share
+        batches."""
+        with self._condition:
+            if self._submitted:
+                self._incoming += self._submitted
+                self._submitted.clear()
+                self._condition.notify()
 
     def cancel(self, job: Job) -> None:
         """Stop working on a job; nothing more is delivered for it."""
@@ -132,11 +141,13 @@ class Worker:
         """Take no more jobs, and end the thread when those taken are finished or given up."""
         with self._condition:
             self._closing, self._giving_up = True, self._giving_up or not finish
+            self.hand_over()
             self._condition.notify()
 
     @property
     def waiting(self) -> int:
-        return len(self._incoming) + len(self._scoring) + len(self._starting)
+        accepted = len(self._submitted) + len(self._incoming)
+        return accepted + len(self._scoring) + len(self._starting)
 
     @property
     def decoding(self) -> int:
@@ -154,6 +165,7 @@ class Worker:
         except BaseException:  # nobody may wait for a thread that has ended
             with self._condition:
                 self._stopped = True
+                self.hand_over()
             self._fail_all([*self._taken, *self._incoming], Stopped(STOPPED))
             self._flush()
             raise
@@ -162,7 +174,9 @@ class Worker:
         """Wait for work; whether there is any, which there is not once all is done and the worker
         is closed."""
         with self._condition:
-            while not (self.waiting or self._groups or self._disturbed):
+            while not any(
+                (self._incoming, self._scoring, self._starting, self._groups, self._disturbed)
+            ):
                 if self._closing:
                     return False
                 self._condition.wait()
@@ -354,7 +368,8 @@ class Worker:
         with self._condition:
             retired, self._retired = self._retired, []
             if retired:
-                waiting = (*self._incoming, *self._scoring, *self._starting)
+                accepted = (*self._submitted, *self._incoming)
+                waiting = (*accepted, *self._scoring, *self._starting)
                 used = {job.prompt.key for job in waiting}
                 self._retired = [key for key in retired if key in used]
         for key in retired:

@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -27,6 +28,7 @@ from softprompts.library.library import Library
 from softprompts.serving.async_engine import AsyncEngine
 from softprompts.serving.engine import make_engine
 from softprompts.serving.keys import Keys
+from softprompts.serving.prompt_store import LoadedPrompt
 from softprompts.serving.studio import map_page, tuner
 from softprompts.serving.studio.columns import guess_columns, parse_rows
 from softprompts.serving.studio.markup import element, table
@@ -35,6 +37,7 @@ from softprompts.serving.studio.tuner import STOPPED, Events, Order, tune
 from softprompts.serving.studio.tuning_runs import LOG, TuningRun, TuningRuns, _follow
 
 from ..http_server import Running, running
+from ..test_engine import MOODS, tuned
 from .conftest import ALL, PAGES, TEXT, toy_settings
 
 SOME = "a-key-for-some-prompts"
@@ -146,6 +149,31 @@ def test_the_playground_answers_as_predict_does(server: Running, library: Path) 
     assert "reads the columns kind, text" in cards["pair"]
     row = {"text": json.dumps({"kind": "is it", "text": TEXT}), "prompt": "pair"}
     assert 'class="answer">' in get(f"{server.url}/studio/playground", row)[1]
+
+
+@pytest.mark.usefixtures("slow_submissions")
+def test_the_prompts_of_the_playground_share_a_pass(
+    tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"mood {number}" for number in range(5)]
+    for number, name in enumerate(names):
+        prompt = tuned(tiny, number, MOODS, scoring="labels", length=3 + number)
+        prompt.save(tmp_path / "library" / name)
+    engine = AsyncEngine(tiny, tmp_path / "library")
+    load = engine.store.load
+
+    def load_slowly(name: str) -> LoadedPrompt:
+        time.sleep(0.05 * names.index(name))  # so that the first is there before the others
+        return load(name)
+
+    monkeypatch.setattr(engine.store, "load", load_slowly)
+    with running(engine, ServeSettings(studio=True)) as server:
+        for _ in range(2):  # from disk, and from memory
+            before = server.engine.stats()
+            page = get(f"{server.url}/studio/playground", {"text": TEXT, "prompt": names})[1]
+            assert page.count('class="answer"') == 1 + len(names), "and the ensemble"
+            after = server.engine.stats()
+            assert (after.passes - before.passes, after.rows - before.rows) == (1, 5)
 
 
 def test_sources_are_found_by_examples_whatever_their_columns(server: Running) -> None:

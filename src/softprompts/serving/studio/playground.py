@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import UserError
-from ..answers import unless_gone
+from ..answers import Asker, unless_gone
 from ..concurrency import together
 from ..engine import majority
+from ..gate import exchange_of
 from ..http_errors import HttpError, as_http
 from ..requests import QueueFull, Sampling, ServedPrompt
 from .context import Page, Studio, Visit, score_of
@@ -56,8 +57,7 @@ async def show(studio: Studio, visit: Visit) -> Page:
     question = visit.value("text")
     answers = None
     if visit.request.method == "POST":
-        names = {prompt.name for prompt in prompts}
-        answers = await _answers(studio, visit, chosen, names, question)
+        answers = await _answers(studio, visit, chosen, prompts, question)
     body = [
         paragraph("One text, several prompts, one batch of one frozen model."),
         _form(prompts, chosen, question),
@@ -67,19 +67,28 @@ async def show(studio: Studio, visit: Visit) -> Page:
 
 
 async def _answers(
-    studio: Studio, visit: Visit, chosen: list[str], names: set[str], question: str
+    studio: Studio, visit: Visit, chosen: list[str], prompts: Sequence[ServedPrompt], question: str
 ) -> Html:
-    unknown = [name for name in chosen if name not in names]
+    by_name = {prompt.name: prompt for prompt in prompts}
+    unknown = [name for name in chosen if name not in by_name]
     if unknown:
         return notice(f"There is no prompt {unknown[0]!r}.", error=True)
     if not chosen or not question:
         return notice("Choose at least one prompt, and write a text.", error=True)
     if len(chosen) > MOST_PROMPTS:
         return notice(f"Choose at most {MOST_PROMPTS} prompts.", error=True)
-    row = _row(question)
-    work = together([_ask(studio, visit, name, row) for name in chosen])
+    work = _ask_all(studio, visit, [by_name[name] for name in chosen], _row(question))
     results = await unless_gone(visit.request, work)
     return element("div", _ensembles(results), map(_result_card, results), class_="cards")
+
+
+async def _ask_all(
+    studio: Studio, visit: Visit, prompts: Sequence[ServedPrompt], row: str | dict[str, Any]
+) -> list[Result]:
+    """The answers of all prompts, which are asked when all are in memory, to share a batch."""
+    exchange_of(visit.request).prompt = prompts[-1].name
+    await studio.engine.preload((prompt.name for prompt in prompts), studio.timeout)
+    return await together(_ask(visit.asker(studio, prompt.name), prompt, row) for prompt in prompts)
 
 
 def _row(question: str) -> str | dict[str, Any]:
@@ -94,12 +103,10 @@ def _row(question: str) -> str | dict[str, Any]:
     return question
 
 
-async def _ask(studio: Studio, visit: Visit, name: str, row: str | dict[str, Any]) -> Result:
-    began = time.perf_counter()
-    asker = visit.asker(studio, name)
+async def _ask(asker: Asker, prompt: ServedPrompt, row: str | dict[str, Any]) -> Result:
+    name, began = prompt.name, time.perf_counter()
     try:
-        served = await visit.prompt(studio, name)
-        if served.labels:
+        if prompt.labels:
             one = await asker.classify(row)
             seconds = time.perf_counter() - began
             return Result(name, one.label, one.probabilities, one.route, seconds)
