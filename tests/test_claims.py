@@ -81,6 +81,34 @@ def test_a_claim_holds_only_if_all_its_recipes_have_run(copy: Path) -> None:
     assert "| too weak to tell |" in row(script().page(copy), 24)
 
 
+def test_neither_another_model_nor_a_record_stands_in_for_a_recipe_that_has_not_run(
+    copy: Path,
+) -> None:
+    """Claim 14 is tested on two models by the same rule, and claim 19 has a record, too."""
+    for name in ("spot-figure3-small", "smop-figure1-small"):
+        shutil.copy(ROOT / "recipes" / f"{name}.yaml", copy / "recipes")
+    report(copy, "spot-small", 14, "held")
+    record = "benchmarks/results/smop-t5-large-h200.json"
+    (copy / record).parent.mkdir(parents=True)
+    shutil.copy(ROOT / record, copy / record)
+    page = script().page(copy)
+    for number, recipe in ((14, "spot-figure3-small"), (19, "smop-figure1-small")):
+        assert "| held in part |" in row(page, number)
+        assert f"../recipes/{recipe}.yaml" in row(page, number)
+        report(copy, recipe, number, "held")
+        assert "| held |" in row(script().page(copy), number)
+
+
+def test_reservations_and_later_studies_stand_beside_the_report(copy: Path) -> None:
+    later = "[residual-head-cpu](../results/residual-head-cpu/README.md)"
+    assert later not in row(script().page(copy), 24), "not without a report"
+    report(copy, "residual-table1-small", 24, "did not hold")
+    report(copy, "spot-small", 14, "held")
+    page = script().page(copy)
+    assert later in row(page, 24)
+    assert "*Tasks of one cluster mostly share their answer words" in row(page, 14)
+
+
 @pytest.mark.parametrize(
     ("tiny", "flan", "verdict"),
     [
