@@ -5,12 +5,14 @@ from typing import Any, cast
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from softprompts.backbone import Backbone, Causal, chats_by_default, with_chat
 from softprompts.backbone.chat import Chat
 from softprompts.errors import UserError
 
 from ..chat_models import FAMILIES, chat_model
+from .test_real import HOME
 
 TEXTS = [
     "the food was great",
@@ -21,6 +23,23 @@ TEXTS = [
 ]
 TARGETS = ["positive", "negative", "is it good"]
 DATE = {"date_string": "26 Jul 2024"}
+WRITTEN = {
+    "llama-3": "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nis it?<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "llama-3.2": "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
+    "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nis it?<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "qwen-2.5": "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
+    "assistant.<|im_end|>\n<|im_start|>user\nis it?<|im_end|>\n<|im_start|>assistant\n",
+    "qwen-3": "<|im_start|>user\nis it?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+    "gemma-3": "<bos><start_of_turn>user\nis it?<end_of_turn>\n<start_of_turn>model\n",
+    "smollm-2": "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by "
+    "Hugging Face<|im_end|>\n<|im_start|>user\nis it?<|im_end|>\n<|im_start|>assistant\n",
+    "mistral-0.1": "<s>[INST] is it? [/INST]",
+    "mistral-0.3": "<s>[INST] is it?[/INST]",
+}
+"""What the published templates of these models write before an answer."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -44,6 +63,13 @@ def template_ids(tokenizer: Any, turns: list[dict[str, str]], **options: Any) ->
     return ids
 
 
+def check_written(view: Chat, text: str, answer: str) -> None:
+    """The ids of a text and a target are those of these strings."""
+    (row,), (ids,) = view.token_ids(["is it?"]), view.tokenise_targets(["yes"])
+    encoded = view.tokenizer([text, text + answer], add_special_tokens=False)["input_ids"]
+    assert [row, [*row, *ids]] == encoded
+
+
 def test_a_text_is_the_users_turn_up_to_the_answer(family: str) -> None:
     view = chat(family)
     for text, row in zip(TEXTS, view.token_ids(TEXTS), strict=True):
@@ -62,6 +88,66 @@ def test_text_and_target_are_the_full_conversation(family: str) -> None:
             assert not view.tokenizer.decode(full[len(row) + len(ids) :]).strip()
             assert ids[-1] == end
             assert end not in ids[:-1]
+
+
+def test_texts_and_targets_are_written_as_the_published_templates_do(family: str) -> None:
+    answer = " yes" if family == "mistral-0.3" else "yes"
+    check_written(chat(family), WRITTEN[family], answer + FAMILIES[family].end)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "written"),
+    [
+        (  # its first release writes the header of an answer after every conversation
+            "llama-3",
+            {"{% if add_generation_prompt %}": "{% if true %}"},
+            (WRITTEN["llama-3"], "yes<|eot_id|>"),
+        ),
+        (  # Mistral Nemo
+            "mistral-0.3",
+            {'"[INST] "': '"[INST]"', '" " + message["content"] | trim': 'message["content"]'},
+            ("<s>[INST]is it?[/INST]", "yes</s>"),
+        ),
+        (  # 0.1 and 0.2 as published later
+            "mistral-0.1",
+            {
+                "'[INST] '": "' [INST] '",
+                "message['content'] + eos_token + ' '": "' ' + message['content'] + eos_token",
+            },
+            ("<s> [INST] is it? [/INST]", " yes</s>"),
+        ),
+    ],
+    ids=["Llama 3, first", "Mistral Nemo", "Mistral 0.2, later"],
+)
+def test_variants_of_a_template_that_models_were_published_with(
+    family: str, changes: dict[str, str], written: tuple[str, str]
+) -> None:
+    model = chat_model(family, "variant-instruct")
+    template = FAMILIES[family].template
+    for old, new in changes.items():
+        assert old in template
+        template = template.replace(old, new)
+    model.tokenizer.chat_template = template
+    check_written(cast(Chat, with_chat(model, True)), *written)
+
+
+def test_the_tokenizer_of_smollm2() -> None:
+    """Its own, with its own template, if SOFTPROMPTS_BACKBONES names a folder with it."""
+    folder = HOME / "smollm2-135m"
+    if not folder.is_dir():
+        pytest.skip("no smollm2-135m; set SOFTPROMPTS_BACKBONES to the folder it is in")
+    model = chat_model("smollm-2", "its-own-tokenizer")
+    model.tokenizer = AutoTokenizer.from_pretrained(folder)
+    view = cast(Chat, with_chat(model, True))
+    assert view.tokenizer.decode(view.token_ids(["is it?"])[0]) == WRITTEN["smollm-2"]
+    end = view.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert view.end_of_turn == [end]
+    for text, row in zip(TEXTS, view.token_ids(TEXTS), strict=True):
+        assert row == template_ids(view.tokenizer, conversation(text), add_generation_prompt=True)
+        for target, ids in zip(TARGETS, view.tokenise_targets(TARGETS), strict=True):
+            full = template_ids(view.tokenizer, conversation(text, target))
+            assert full[: len(row) + len(ids)] == [*row, *ids]
+            assert ids[-1] == end
 
 
 def test_there_is_one_bos(family: str) -> None:
