@@ -154,6 +154,8 @@ class Backbone(TokenizedModel):
     def _has_kernels(self) -> bool:
         """Whether our attention kernels run here, and fit the model's heads."""
         config = self.model.config
+        if not config.is_encoder_decoder:
+            config = config.get_text_config()
         size = getattr(config, "d_kv", None) or getattr(config, "head_dim", None)
         if size is None:
             size = config.hidden_size // config.num_attention_heads

@@ -24,7 +24,7 @@ from .generative import Generative
 from .kv_cache import DecodingState, PromptCache, stretches_positions
 from .modules import only_columns
 from .speed.decoding import DecodingGraphs
-from .speed.packed_rows import CAUSAL_TYPES, PackedRows
+from .speed.packed_rows import CAUSAL_TYPES, COMPOSITE_TYPES, PackedRows
 
 CACHES_PROMPTS = frozenset(
     {
@@ -102,7 +102,7 @@ class Causal(Generative):
 
     @cached_property
     def packed(self) -> PackedRows | None:
-        if self.model.config.model_type not in CAUSAL_TYPES:
+        if self.model.config.model_type not in CAUSAL_TYPES | COMPOSITE_TYPES:
             return None
         return PackedRows(self.model, causal=True)
 

@@ -13,7 +13,12 @@ from torch._dynamo.utils import counters
 
 from softprompts.backbone import Backbone, Causal, Masked, Text
 from softprompts.backbone.speed import kernels
-from softprompts.backbone.speed.packed_rows import CAUSAL_TYPES, MASKED_TYPES, PackedRows
+from softprompts.backbone.speed.packed_rows import (
+    CAUSAL_TYPES,
+    COMPOSITE_TYPES,
+    MASKED_TYPES,
+    PackedRows,
+)
 from softprompts.backbone.speed.row_layout import row_layout
 from softprompts.config import Choice, heads
 from softprompts.prompt.head import LinearHead
@@ -45,7 +50,11 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 2.0,
         "attn_implementation": "eager",  # the fused one caps no scores before transformers 5.20
     },
-    "gemma3_text": {"head_dim": 32, "sliding_window": 20},
+    "gemma3_text": {
+        "head_dim": 32,
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
     "smollm3": {"no_rope_layers": [1, 0, 1]},
     "distilbert": {"dim": 64, "hidden_dim": 96, "n_layers": 3, "n_heads": 4},
     "modernbert": {"local_attention": 16, "global_attn_every_n_layers": 2},
@@ -53,17 +62,29 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "granite": {"attention_multiplier": 0.25},
     "bert": {"hidden_act": "gelu"},
 }
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 
 
 @cache
 def random_backbone(kind: str) -> Backbone:
     """A small random model of this type, with whatever makes its attention special."""
     torch.manual_seed(0)
-    causal = kind in CAUSAL_TYPES
+    causal = kind not in MASKED_TYPES
     sizes = WIDTHS | (GROUPED if causal else {})
-    config = transformers.AutoConfig.for_model(
-        kind, **(COMMON | sizes | {"bos_token_id": 1, "eos_token_id": 2} | SPECIAL.get(kind, {}))
-    )
+    text_kind = f"{kind}_text" if kind in COMPOSITE_TYPES else kind
+    special = {"bos_token_id": 1, "eos_token_id": 2} | SPECIAL.get(text_kind, {})
+    config = transformers.AutoConfig.for_model(text_kind, **(COMMON | sizes | special))
+    if kind in COMPOSITE_TYPES:
+        config = transformers.AutoConfig.for_model(
+            kind, text_config=config.to_dict(), vision_config=VISION, mm_tokens_per_image=1
+        )
     if causal:
         model = transformers.AutoModelForCausalLM.from_config(config)
         return Causal(model, byte_tokenizer(), f"random-{kind}")
@@ -105,7 +126,7 @@ def check(
         assert float((ours - plain).norm()) <= 1e-4 * float(plain.norm())
 
 
-@pytest.mark.parametrize("kind", sorted(CAUSAL_TYPES))
+@pytest.mark.parametrize("kind", sorted(CAUSAL_TYPES | COMPOSITE_TYPES))
 @pytest.mark.parametrize("place", ["prefix", "suffix"])
 def test_decoder_only_models(kind: str, place: Any) -> None:
     backbone = random_backbone(kind)
@@ -203,6 +224,15 @@ def test_models_that_cannot_be_packed_are_padded() -> None:
     assert backbone.packed is None
 
 
+def test_the_kernels_fit_the_heads_of_a_text_model_beside_a_vision_tower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernels, "AVAILABLE", True)
+    backbone = random_backbone("gemma3")
+    assert not hasattr(backbone.model.config, "head_dim")
+    assert type(backbone)._has_kernels.func(backbone)  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("kind", ["llama", "bert"])
 def test_a_diverged_prompt_does_not_affect_others(kind: str) -> None:
     backbone = random_backbone(kind)
@@ -236,10 +266,11 @@ def test_a_prompt_is_read_once() -> None:
     assert len(row_layout(text, (8, 20), True, targets, 2).source) == 20 * 8 + tokens
 
 
-@pytest.mark.parametrize("kind", ["llama", "modernbert"])
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "modernbert"])
 def test_the_model_is_left_unchanged(kind: str) -> None:
     backbone = random_backbone(kind)
-    implementation = backbone.model.config._attn_implementation
+    configs = [module.config for module in backbone.model.modules() if hasattr(module, "config")]
+    implementations = [config._attn_implementation for config in configs]
     text = backbone.embed_rows(inputs(backbone))
     backbone.gradients(
         torch.zeros(len(SIZES), 2, backbone.hidden),
@@ -248,7 +279,7 @@ def test_the_model_is_left_unchanged(kind: str) -> None:
         torch.ones(len(SIZES)),
         torch.zeros(len(SIZES)),
     )
-    assert backbone.model.config._attn_implementation == implementation
+    assert [config._attn_implementation for config in configs] == implementations
     assert all("forward" not in vars(part) for part in backbone.model.modules())
 
 
@@ -262,7 +293,7 @@ BATCHES = [SIZES, [5] * 3, [70, 3, 3, 9], SIZES[::-1], [200] * 8, SIZES]
 
 @gpu
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns a lot on a GPU
-@pytest.mark.parametrize("kind", sorted(CAUSAL_TYPES | MASKED_TYPES))
+@pytest.mark.parametrize("kind", sorted(CAUSAL_TYPES | COMPOSITE_TYPES | MASKED_TYPES))
 @pytest.mark.parametrize("compiled", [False, True], ids=["recorded", "compiled"])
 def test_recorded_and_compiled_steps(kind: str, compiled: bool) -> None:
     backbone = random_backbone(kind)

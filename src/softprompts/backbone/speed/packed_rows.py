@@ -43,6 +43,8 @@ CAUSAL_TYPES = frozenset(
     }
 )
 """Decoder-only model types that are known to fit: a test compares each with the plain model."""
+COMPOSITE_TYPES = frozenset({"gemma3"})
+"""Those that have a vision tower beside their text model, whose layers fit; Gemma 3 from 4B on."""
 MASKED_TYPES = frozenset(
     {"bert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert", "distilbert"}
 )
