@@ -1,5 +1,5 @@
-"""What a step does not do: wait for the device, or store what only the gradient of a frozen weight
-would need."""
+"""What a step does not do: read a prompt twice, compute logits that no loss needs, wait for the
+device, or store what only the gradient of a frozen weight would need."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -164,3 +164,55 @@ def test_nothing_is_stored_for_a_frozen_weights_gradient(
             products.matrices[_storage(weight)] for weight in block.parameters() if weight.dim() > 1
         } <= products.used
     assert all(weight.grad is None for weight in backbone.model.parameters())
+
+
+PROMPTS: list[dict[str, Any]] = [
+    {"preset": "prompt-tuning", "prompt": {"length": 20}, "seed": seed} for seed in range(3)
+]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_prompt_is_read_once_per_run_and_step(
+    count: int, toy_csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P + sum(T) tokens pass through a decoder-only model for each run, not sum(P + T)."""
+    runs = make(toy_csv, random_model("llama"), *PROMPTS[:count])
+    batches, passed, next_batches = list[Any](), list[int](), Run.micro_batches
+
+    def kept(run: Run) -> Any:
+        batches.extend(next_batches(run))
+        return batches[-1:]
+
+    def count_tokens(module: Any, args: Any, inputs: dict[str, Any]) -> None:
+        passed.append(inputs["inputs_embeds"].shape[:2].numel())
+
+    monkeypatch.setattr(Run, "micro_batches", kept)
+    model = runs[0].backbone.model.base_model
+    hook = model.register_forward_pre_hook(count_tokens, with_kwargs=True)
+    Cohort(runs, [None] * count).step()
+    hook.remove()
+    assert len(batches) == count
+    assert all(len(batch.inputs) == 8 for batch in batches)
+    texts = sum(len(ids) for batch in batches for ids in batch.inputs)
+    read = sum(len(ids) - 1 for batch in batches for ids in batch.targets)  # all but the last
+    assert sum(passed) == 20 * count + texts + read
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns"), [("llama", 2), ("gpt2", 2), ("opt", 2), ("gemma2", 2), ("bert", 1)]
+)
+@pytest.mark.parametrize("count", [1, 3])
+def test_logits_are_computed_for_targets_only(
+    kind: str, columns: int, count: int, toy_csv: Path
+) -> None:
+    """8 rows of each run, with a label and an end of sequence, or with a mask."""
+    backbone = random_model(kind)
+    runs = make(toy_csv, backbone, *PROMPTS[:count])
+    assert backbone.packs_rows
+    logits: list[int] = []
+    hook = backbone.model.get_output_embeddings().register_forward_hook(
+        lambda module, inputs, output: logits.append(output.shape[:-1].numel())
+    )
+    Cohort(runs, [None] * count).step()
+    hook.remove()
+    assert sum(logits) == 8 * columns * count

@@ -62,9 +62,9 @@ def replaced_attention(implementations: Sequence[tuple[Any, str]]) -> Iterator[N
 def only_columns(encoder: nn.Module, columns: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
     """Inside, modules after the encoder see only the hidden states of `columns` [B, N].
 
-    Some models (OPT) bypass their encoder's own call, or are their own encoder (Llama 4). For
-    these, the yielded function selects the columns from the logits; for all others it returns the
-    logits as they are.
+    Some models bypass their encoder's own call and call its decoder (OPT). Others are their own
+    encoder (Llama 4): for these, the yielded function selects the columns from the logits; for all
+    others it returns the logits as they are.
     """
     selected: list[bool] = []
 
@@ -73,13 +73,16 @@ def only_columns(encoder: nn.Module, columns: Tensor) -> Iterator[Callable[[Tens
         return states.gather(1, index.expand(-1, -1, states.shape[2]))
 
     def select_output(module: nn.Module, inputs: Any, output: Any) -> Any:
-        if "last_hidden_state" in output:
+        if getattr(output, "last_hidden_state", None) is not None and not selected:
             selected.append(True)
             output.last_hidden_state = select(output.last_hidden_state)
         return output
 
-    hook = encoder.register_forward_hook(select_output)
+    decoder = getattr(encoder, "decoder", None)
+    parts = [encoder, decoder] if isinstance(decoder, nn.Module) else [encoder]
+    hooks = [part.register_forward_hook(select_output) for part in parts]
     try:
         yield lambda logits: logits if selected else select(logits)
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
