@@ -345,6 +345,20 @@ def test_evaluation_uses_smaller_batches_when_memory_is_short(
     assert_same(run, wanted)
 
 
+def test_steps_are_recorded_only_if_enough_of_them_are_left(
+    toy_csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """50 in one of the runs, not counting those that a resumed run has done."""
+    runs = make(toy_csv, random_model("gpt2"), MIXED[0], MIXED[1])
+    calls: list[dict[str, bool]] = []
+    monkeypatch.setattr(runs[0].backbone, "accelerate", lambda **options: calls.append(options))
+    for steps, done, expected in ((49, 0, 0), (50, 0, 1), (59, 10, 0), (60, 10, 1)):
+        runs[1].steps, runs[1].step = steps, done
+        calls.clear()
+        Cohort(runs, [None, None])
+        assert calls == [{}] * expected, "recorded, not compiled"
+
+
 def test_layers_are_compiled_only_if_much_training_is_left(
     toy_csv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
