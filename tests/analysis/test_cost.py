@@ -104,6 +104,19 @@ def test_the_formula_is_what_torch_counts_in_an_answer(kind: str) -> None:
     assert total == architecture.answer(PROMPT + TEXT, TARGET).total
 
 
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_the_formula_is_what_torch_counts_when_a_mask_is_filled(kind: str) -> None:
+    backbone = random_model(kind)
+    backbone.model.set_attn_implementation("eager")
+    architecture = Architecture.of(backbone.model, backbone.family)
+    prompt = torch.randn(1, PROMPT, backbone.hidden)
+    ids = [*range(10, 9 + TEXT), backbone.tokenizer.mask_token_id]
+    text, labels = backbone.embed_rows([ids]), [[[20], [21], [22]]]
+    total, scores = counted(lambda: backbone.scores(prompt, text, labels))
+    assert scores.shape == (1, 3)
+    assert total == architecture.answer(PROMPT + TEXT, 1).total
+
+
 @pytest.mark.parametrize(
     ("preset", "prompt"),
     [
@@ -170,6 +183,17 @@ def test_smops_table_of_costs() -> None:
     flops = [row.inference_flops for row in order]
     assert flops == sorted(flops)
     assert full.stored == full.parameters
+
+
+@pytest.mark.parametrize(("batch", "percent"), [(8, 20.3), (16, 25.2), (32, 28.6)])
+def test_the_memory_that_smop_saves_grows_with_the_batch(batch: int, percent: float) -> None:
+    """The numbers in docs/cost.md, at T5-large's width and 256 text tokens."""
+    settings: dict[str, Any] = {"text": 256, "batch_size": batch}
+    smop, plain = (
+        softprompts.cost("t5-v1.0-large", **method, **settings)[0]
+        for method in ({"preset": "smop"}, {"preset": "prompt-tuning", "prompt": {"length": 100}})
+    )
+    assert 100 * (1 - smop.memory / plain.memory) == pytest.approx(percent, abs=0.05)
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama", "bert"])
