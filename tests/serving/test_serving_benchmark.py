@@ -75,6 +75,19 @@ def test_ours_and_peft_are_asked_the_same_rows(
     assert {key[2:] for key in cells} == {("zipf", "ours"), ("zipf", "batched")}
 
 
+@pytest.mark.parametrize(
+    "names", [("serving-t5-base-h200", "serving-llama-1b-h200"), ("serving-t5-tiny-cpu",)]
+)
+def test_the_page_has_the_tables_of_the_records(names: tuple[str, ...]) -> None:
+    tables = load_script("benchmarks/serving_table.py")
+    folder = ROOT / "benchmarks" / "results"
+    records = [json.loads((folder / f"{name}.json").read_text()) for name in names]
+    page = (ROOT / "results" / "serving.md").read_text()
+    assert tables.table(*records) in page
+    if len(records) == 1:
+        assert tables.summary(*records) in page
+
+
 def test_a_bad_number_of_prompts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="--prompts is '1,x'"):
         run(monkeypatch, "--prompts", "1,x")
