@@ -143,10 +143,21 @@ def test_a_prompt_is_known_without_reading_until_its_files_change(tmp_path: Path
         with pytest.raises(BrokenPrompt):
             await engine.classify("p1", TEXTS[0])
         assert engine.known_prompt("p1") is None
+        library.add(tmp_path / "runs" / "p2", "p1", overwrite=True)
+        repaired = engine.prompt("p1")
+        assert engine.known_prompt("p1") is repaired
         library.remove("p0")
         assert engine.known_prompt("p0") is None
 
     serve(backbone, tmp_path / "library", ask)
+
+
+def test_a_prompt_from_memory_is_always_known() -> None:
+    backbone = random_model("t5")
+    engine = AsyncEngine(backbone, prompts={"mood": tuned(backbone, 1, MOODS)})
+    known = engine.known_prompt("mood")
+    assert known is not None
+    assert known.labels == MOODS
 
 
 def test_tiers_keep_their_bounds_and_the_answers(tmp_path: Path) -> None:

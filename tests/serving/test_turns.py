@@ -74,6 +74,28 @@ def test_a_turn_is_told_how_long_the_one_before_took() -> None:
     assert waited[1] == 0, "it did not wait"
 
 
+def test_what_extends_a_turn_does_not_count() -> None:
+    turns, lasted = Turns(), list[float]()
+
+    def take() -> None:
+        with turns as before:
+            lasted.append(before)
+            while time.perf_counter() - turns._began < before:
+                turns.extend()
+                time.sleep(0.001)
+
+    threads = [threading.Thread(target=take) for _ in range(3)]
+    with turns:
+        for number, thread in enumerate(threads, 2):
+            thread.start()
+            wait_for(turns, number)
+        time.sleep(0.1)
+    for thread in threads:
+        thread.join()
+    assert lasted[0] >= 0.1
+    assert max(lasted[1:]) < 0.05, "one long turn made all others long"
+
+
 def test_who_gives_up_waiting_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = Turns()
 

@@ -183,11 +183,13 @@ class PromptStore:
 
     def known_card(self, name: str) -> ServedPrompt | None:
         """A prompt's card if it was read before and its files have not changed; quick."""
+        if name in self._fixed:
+            return self.card(name)
         with self._lock:
             run, cached = self._runs.get(name), self._cards.get(name)
-            if run is None or cached is None or name in self._broken:
+            if run is None or cached is None or run.stamp() != cached[0]:
                 return None
-            if run.stamp() != cached[0]:
+            if self._broken.get(name, ("",))[0] == cached[0]:
                 return None
             self._cards.move_to_end(name)
             return cached[1]

@@ -225,9 +225,10 @@ class Worker:
         began = time.perf_counter()
         self._step()
         now = time.perf_counter()
-        # one step early, so that engines which take turns do not make each other's longer
-        end = max(began + seconds, until - (now - began))
-        while self._groups and now < end:
+        end, until = began + seconds, until - (now - began)  # a step early
+        while self._groups and now < max(end, until):
+            if now >= end:
+                self.turns.extend()
             self._flush()
             self._step()
             now = time.perf_counter()
