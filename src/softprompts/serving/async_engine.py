@@ -21,7 +21,6 @@ from ..backbone import Backbone, Conversation
 from ..errors import UserError
 from ..tasks.questions import Question, check_question
 from ..tuning.tuned import Tuned
-from .concurrency import together
 from .example_fit import all_fits
 from .garbage import short_collections
 from .jobs import Job, Message, ignore, seconds_left
@@ -157,12 +156,10 @@ class AsyncEngine:
 
         Prompts that cannot be used are skipped; questions for them are refused.
         """
-
-        async def read(name: str) -> None:
+        deadline = self._deadline(timeout)
+        for name in names:
             with contextlib.suppress(UnknownPrompt, BrokenPrompt):
-                await self._load(name)
-
-        await _in_time(together(map(read, names)), self._deadline(timeout))
+                await _in_time(self._load(name), deadline)
 
     async def _load(self, name: str) -> LoadedPrompt:
         """The present version of a prompt; a disk is read in another thread."""

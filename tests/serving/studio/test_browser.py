@@ -15,6 +15,7 @@ from softprompts.serving.async_engine import AsyncEngine
 from softprompts.serving.keys import Keys
 
 from ...conftest import write_toy
+from ...scripts import load_script
 from ..http_server import Running, running
 from .conftest import ALL, PAGES, TEXT
 
@@ -37,29 +38,7 @@ UNNAMED = """() => [
   ...[...document.querySelectorAll('th')].filter((e) => !e.textContent.trim()),
 ].map((e) => e.outerHTML)"""
 
-# Texts whose contrast with what is behind them is below that of WCAG's level AA.
-FAINT = """() => {
-  const parse = (colour) => colour.match(/[\\d.]+/g).map(Number);
-  const light = ([r, g, b]) => {
-    const [x, y, z] = [r, g, b].map((v) => v / 255)
-      .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
-  };
-  const behind = (element) => {
-    const layers = [];
-    for (let e = element; e; e = e.parentElement) {
-      layers.push(parse(getComputedStyle(e).backgroundColor));
-    }
-    return layers.reverse().reduce((under, [r, g, b, a = 1]) =>
-      [r, g, b].map((v, i) => v * a + under[i] * (1 - a)), [255, 255, 255]);
-  };
-  const texts = [...document.querySelectorAll('body *')].filter((e) => e.offsetParent &&
-    [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) && !e.closest('svg'));
-  return texts.filter((e) => {
-    const [one, other] = [light(parse(getComputedStyle(e).color)), light(behind(e))];
-    return (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05) < 4.5;
-  }).map((e) => e.outerHTML.slice(0, 120));
-}"""
+FAINT = load_script("benchmarks/studio_pages.py").FAINT
 
 
 @contextmanager
