@@ -203,6 +203,43 @@ def test_a_prompt_of_a_decoder_is_read_once_and_dropped_when_its_table_is_full()
     assert kept <= 2
 
 
+@pytest.mark.parametrize("table", ["vectors", "heads", "prefixes"])
+def test_a_full_table_drops_the_prompt_that_was_used_least_recently(table: str) -> None:
+    """Room for two prompts of a, b and c."""
+    backbone = random_model("minilm" if table == "heads" else "llama")
+    vectors, row = 6 * backbone.hidden * 4, 2 * 2 * 2 * 8 * 4  # as in the test above
+    limits = {
+        "vectors": {"device_bytes": 2 * vectors + backbone.hidden * 4},
+        "heads": {"device_bytes": 4 * 5 * (backbone.feature_size + 1) * 4},  # two labels each
+        "prefixes": {"prefix_bytes": 13 * row},
+    }
+    prompts = {
+        name: tuned(backbone, seed, MOODS, length=6) for seed, name in enumerate("abc", start=1)
+    }
+
+    async def ask(engine: AsyncEngine) -> None:
+        async def use(names: str) -> None:
+            for name in names:
+                await engine.classify(name, TEXTS[0])
+
+        def kept() -> set[str]:
+            pool = getattr(engine.worker.tier, table)
+            return {name for name in prompts if engine.store.load(name).key in pool}
+
+        await use("ab")
+        assert kept() == {"a", "b"}
+        await use("a")
+        await use("cc")  # keys and values are kept of prompts that come again
+        assert kept() == {"a", "c"}
+        await use("ab")
+        assert kept() == {"a", "b"}
+        await use("ba")
+        await use("c")
+        assert kept() == {"a", "c"}
+
+    run(backbone, prompts, ask, **limits[table])
+
+
 def test_streamed_pieces_add_up_stop_in_time_and_report_log_probabilities() -> None:
     backbone = random_model("llama")
     prompt = {"free": tuned(backbone, 5, [], length=3)}
@@ -582,6 +619,25 @@ def test_one_busy_tenant_does_not_starve_another() -> None:
     order = run(backbone, prompts, ask, batch_rows=4)
     assert order.index("urgent") < 12
     assert max(place for place, tenant in enumerate(order) if tenant == "quiet") < 40
+
+
+def test_one_busy_prompt_does_not_starve_another() -> None:
+    """Without tenants, prompts have equal shares."""
+    backbone = random_model("t5")
+    prompts = {name: tuned(backbone, 1, MOODS, scoring="labels") for name in ("busy", "quiet")}
+
+    async def ask(engine: AsyncEngine) -> list[str]:
+        order: list[str] = []
+
+        async def classify(name: str) -> None:
+            await engine.classify(name, "word " * 60)
+            order.append(name)
+
+        await asyncio.gather(*(classify(name) for name in ["busy"] * 60 + ["quiet"] * 3))
+        return order
+
+    order = run(backbone, prompts, ask, batch_rows=4)
+    assert max(place for place, name in enumerate(order) if name == "quiet") < 20
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama", "bert"])

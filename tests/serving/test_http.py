@@ -157,6 +157,32 @@ def test_chat_is_one_message(client: OpenAI, all_prompts: dict[str, Tuned]) -> N
             client.chat.completions.create(model="free", messages=messages)
 
 
+def test_chat_takes_n_seed_and_stop_as_completions_do(client: OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": TEXTS[0]}]
+    asked: Any = {"model": "free", "temperature": 1.5, "max_tokens": 8}
+    plain = client.completions.create(**asked, prompt=TEXTS[0], n=3, seed=7)
+    texts = [choice.text for choice in plain.choices]
+    assert len(set(texts)) > 1
+    reply = client.chat.completions.create(**asked, messages=messages, n=3, seed=7)
+    assert [choice.index for choice in reply.choices] == [0, 1, 2]
+    assert [choice.message.content for choice in reply.choices] == texts
+    assert reply.usage == plain.usage
+    streamed = [""] * 3
+    for chunk in client.chat.completions.create(
+        **asked, messages=messages, n=3, seed=7, stream=True
+    ):
+        streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert streamed == texts
+    other = client.chat.completions.create(**asked, messages=messages, n=3, seed=8)
+    assert [choice.message.content for choice in other.choices] != texts
+    stop = texts[0][2:4]
+    for stops in (stop, ["never", stop]):
+        cut = client.chat.completions.create(**asked, messages=messages, seed=7, stop=stops)
+        (choice,) = cut.choices
+        assert choice.message.content == texts[0][: texts[0].index(stop)].rstrip()
+        assert choice.finish_reason == "stop"
+
+
 def test_sampling_follows_its_seed(client: OpenAI) -> None:
     asked: Any = {"model": "free", "prompt": TEXTS[0], "temperature": 1.5, "max_tokens": 8, "n": 3}
     first, again = (client.completions.create(**asked, seed=7) for _ in range(2))
@@ -233,6 +259,22 @@ def test_the_async_client_works(server: Running, all_prompts: dict[str, Tuned]) 
             return await asyncio.gather(*(read(client, text) for text in TEXTS))
 
     assert [text.strip() for text in asyncio.run(read_all())] == expected
+
+
+def test_the_async_client_chats(server: Running, all_prompts: dict[str, Tuned]) -> None:
+    questions = [(name, text) for text in TEXTS for name in ("mood", "free")]
+    expected = [all_prompts[name].predict([text], verbose=False)[0] for name, text in questions]
+
+    async def read(client: AsyncOpenAI, name: str, text: str) -> str:
+        messages: Any = [{"role": "user", "content": text}]
+        reply = await client.chat.completions.create(model=name, messages=messages)
+        return (reply.choices[0].message.content or "").strip()
+
+    async def read_all() -> list[str]:
+        async with AsyncOpenAI(base_url=server.base_url, api_key="EMPTY") as client:
+            return await asyncio.gather(*(read(client, *question) for question in questions))
+
+    assert asyncio.run(read_all()) == expected
 
 
 def test_labels_have_vllms_shape(server: Running, all_prompts: dict[str, Tuned]) -> None:

@@ -1,6 +1,7 @@
 """Priorities and deadlines of HTTP requests."""
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from softprompts.backbone import Backbone
 from softprompts.config.serve import ServeSettings
 from softprompts.serving.async_engine import AsyncEngine
+from softprompts.serving.jobs import Job
 from softprompts.serving.keys import Keys
 from softprompts.serving.server import limits_of
 
@@ -61,6 +63,39 @@ def test_lower_values_are_answered_first_whoever_asks(server: Running) -> None:
     wait_until(lambda: len(server.lines()) == 7)
     order = [line["request_id"].removeprefix("priority:") for line in server.lines()]
     assert order == ["first", "-5", "-1", "-1", "0", "0", "10"]
+
+
+def test_keys_have_equal_shares(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many texts the other one has sent before."""
+    worker, may_begin, rows = server.engine.worker, threading.Event(), list[int]()
+    score, stats, threads = worker._score, server.engine.stats, list[threading.Thread]()
+    before = stats().rows
+
+    def slow_score(jobs: list[Job]) -> None:
+        may_begin.wait(30)
+        score(jobs)
+        time.sleep(0.05)  # in which whoever has all answers can say so
+
+    def classify(key: str, texts: int) -> None:
+        body = {"model": "mood", "input": ["word " * 60] * texts}
+        status, _, _ = ask(f"{server.base_url}/classify", body, {"Authorization": f"Bearer {key}"})
+        rows.append(stats().rows - before if status == 200 else -1)
+
+    def start(key: str, texts: int, waiting: int) -> None:
+        threads.append(threading.Thread(target=classify, args=(key, texts)))
+        threads[-1].start()
+        wait_until(lambda: stats().waiting == waiting)
+
+    monkeypatch.setattr(worker, "_score", slow_score)
+    monkeypatch.setattr(worker._score_pace, "budget", 4 * 64)
+    monkeypatch.setattr(worker._score_pace, "choose", lambda tokens, seconds: None)
+    start(ONE, 40, 36)  # four are taken, and wait for the event
+    start(OTHER, 1, 37)
+    may_begin.set()
+    for thread in threads:
+        thread.join(30)
+    assert rows[1] == 41
+    assert 0 < rows[0] <= 20, "a turn of the first key has 512 tokens, and a text 64"
 
 
 def test_priorities_have_a_limit(server: Running) -> None:

@@ -183,7 +183,9 @@ def test_tiers_keep_their_bounds_and_the_answers(tmp_path: Path) -> None:
         assert stats.on_device <= 6
         await check(["p11"])
         assert engine.stats().loads == 12, "among the five that were used last"
-        await check(["p0"])
+        await check(["p7", "p0"])  # the oldest of the five, and one that takes the place of p8
+        assert engine.stats().loads == 13
+        await check(["p7"])
         assert engine.stats().loads == 13
         crowd = await asyncio.gather(*(engine.classify(name, TEXTS[0]) for name in expected))
         assert [one.label for one in crowd] == [labels[0] for labels in expected.values()]

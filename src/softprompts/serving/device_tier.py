@@ -78,7 +78,7 @@ class DeviceTier:
             if len(prompt.rows) and self.vectors.get(prompt.key) is None:
                 self.vectors.put(prompt.key, prompt.rows, keep)
             head = prompt.tuned.prompt.head
-            if head is not None and prompt.key not in self.heads:
+            if head is not None and self.heads.get(prompt.key) is None:
                 rows = torch.cat([head.weight, head.bias[:, None]], dim=1).detach()
                 self.heads.put(prompt.key, rows, keep)
 

@@ -15,6 +15,7 @@ from softprompts.serving.async_engine import AsyncEngine
 from softprompts.serving.keys import Keys
 
 from ...conftest import write_toy
+from ...models import TOY
 from ...scripts import load_script
 from ..http_server import Running, running
 from .conftest import ALL, PAGES, TEXT
@@ -168,6 +169,10 @@ def test_a_prompt_is_tuned_on_an_uploaded_file_and_served_at_once(
         page.get_by_role("button", name="Preview rows").click()
         assert page.get_by_label("Column of the text").input_value() == "review"
         assert page.get_by_label("Column of the label").input_value() == "mood"
+        first = page.get_by_role("table", name="The first 5 of 24 rows").get_by_role("row")
+        assert [row.split("\t")[-2:] for row in first.all_inner_texts()[1:]] == [
+            [f"{text}, visit 0", label] for text, label in TOY[:5]
+        ]
         facts = page.get_by_role("table", name="Estimate")
         assert "22 to train, 2 to validate" in facts.inner_text()
         assert "about" in facts.get_by_role("row", name="Time").inner_text()

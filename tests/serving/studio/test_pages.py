@@ -314,6 +314,21 @@ def test_columns_are_guessed(rows: str, text: str, label: str, free_text: bool) 
     assert (guess.text, guess.label, guess.free_text) == (text, label, free_text)
 
 
+def test_an_upload_shows_its_first_rows(server: Running) -> None:
+    lines = [f'"text {number}, with a comma",kind {number % 2}' for number in range(1, 31)]
+    upload = {"rows": "\n".join(["said,kind", *lines]), "file": "messages.csv"}
+    page = get(f"{server.url}/studio/tune", upload)[1]
+    assert "<h1>messages.csv</h1>" in page
+    caption, shown = re.findall(r"<table.*?<caption>(.*?)</caption>(.*?)</table>", page)[0]
+    assert caption == "The first 5 of 30 rows"
+    assert re.findall(r"<th[^>]*>([^<]*)</th>", shown)[:3] == ["Row", "said (text)", "kind (label)"]
+    assert re.findall(r"<td>(text [^<]*)</td><td>(kind [^<]*)</td>", shown) == [
+        (f"text {number}, with a comma", f"kind {number % 2}") for number in range(1, 6)
+    ]
+    (remove,) = re.findall(r'action="(/studio/tune/[^"]+/remove)"', page)
+    assert get(server.url + remove, {})[0] == 200
+
+
 @pytest.mark.parametrize(
     ("rows", "ending"),
     [
