@@ -364,7 +364,7 @@ def test_the_time_left_is_shown_during_the_first_cohort(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("softprompts.cli.study_progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("softprompts.study.progress.time.monotonic", lambda: now[0])
     cells = planned(
         retrieval={}, sources=["helpdesk/intent"], targets=["helpdesk/urgency"], seeds=[0, 1]
     )  # 2 x 4, 2 x 2 and 2 x 2 steps

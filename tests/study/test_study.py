@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,8 @@ from softprompts.study.checks import check_unchanged
 from softprompts.study.config import read_study
 from softprompts.study.leases import Leases
 from softprompts.study.plan import plan
-from softprompts.study.state import StudyLines, StudyState, pace
+from softprompts.study.progress import StudyLines
+from softprompts.study.state import StudyState, pace
 from softprompts.study.study import Study
 
 from .conftest import FEW, QUICK, Write, cell_path, planned, results, scores
@@ -398,6 +400,26 @@ def test_in_a_log_a_line_says_how_many_cells_are_done(capsys: pytest.CaptureFixt
         f"softprompts: 1 of {len(cells)} cells are done",
         f"softprompts: 2 of {len(cells)} cells are done, 1 failed",
     ]
+
+
+def test_in_a_log_a_long_cohort_says_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("softprompts.study.progress.time.monotonic", lambda: now[0])
+    cells = planned(**FEW)
+    lines = StudyLines(cells)
+    lines.on_update(StudyState())
+    runs: list[Any] = [SimpleNamespace(step=0, steps=cells[0].config.tuning.steps)]
+    lines.on_start(runs)
+    for seconds, step in ((5.0, 1), (31.0, 2), (40.0, 3)):
+        now[0], runs[0].step = seconds, step
+        lines.on_step(runs[0])
+    written = capsys.readouterr().err.splitlines()
+    assert len(written) == 2, "a short cohort needs no line"
+    assert re.fullmatch(
+        r"softprompts: 2 of \d+ run-steps of this cohort, about 0:\d\d:\d\d left in all", written[1]
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Where a study stands, which cells come next, and how long they will take."""
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, field
@@ -98,22 +97,6 @@ class StudyWatcher(Watcher):
 
     def on_update(self, state: StudyState) -> None:
         """Before and after every cohort."""
-
-
-class StudyLines(StudyWatcher):
-    """A line on standard error whenever cells have finished."""
-
-    def __init__(self, cells: Sequence[Cell]) -> None:
-        self.names = {cell.name for cell in cells}
-        self.line = ""
-
-    def on_update(self, state: StudyState) -> None:
-        done = len(self.names & set(state.done))
-        failed = f", {len(state.failed)} failed" if state.failed else ""
-        line = f"softprompts: {done} of {len(self.names)} cells are done{failed}"
-        if line != self.line:
-            self.line = line
-            print(line, file=sys.stderr, flush=True)
 
 
 class Pace(TypedDict):

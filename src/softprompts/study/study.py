@@ -15,9 +15,10 @@ from .checks import check_data, check_models, check_runs, check_unchanged
 from .config import StudyConfig, default_folder, read_study, study_errors, study_folder
 from .plan import Cell, plan
 from .processes import is_child, worker_processes
+from .progress import StudyLines
 from .ray_cluster import cluster, work_on_ray
 from .reuse import check_reused, reuse_cells
-from .state import StudyLines, StudyStatus, StudyWatcher, study_status
+from .state import StudyStatus, StudyWatcher, study_status
 from .workers import rerun, work
 
 Watch = Callable[[Sequence[Cell]], StudyWatcher]
