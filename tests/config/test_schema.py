@@ -1,11 +1,14 @@
 """Settings that differ or are wrong are reported in words."""
 
+import ast
+import threading
+import time
 from typing import Any
 
 import pytest
 
-from softprompts.config import coerce, difference
-from softprompts.config.schema import schema_of_hint
+from softprompts.config import RunConfig, TaskConfig, coerce, difference, schema
+from softprompts.config.schema import schema_of, schema_of_hint
 from softprompts.errors import UserError, spelled
 
 DEFAULTS: dict[str, Any] = {"tuning": {"lr": 0.3, "sentinel": False}, "seed": 0}
@@ -61,3 +64,27 @@ def test_a_value_of_the_wrong_type_says_what_to_give(value: Any, hint: Any, mess
     with pytest.raises(UserError) as refused:
         coerce("x", value, schema_of_hint(hint))
     assert str(refused.value) == message
+
+
+def test_one_thread_at_a_time_describes_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads of a server that load its first prompts would fail in `ast.parse`."""
+    parse, inside, most = ast.parse, list[int](), 0
+
+    def slow(*arguments: Any) -> ast.AST:
+        nonlocal most
+        inside.append(1)
+        most = max(most, len(inside))
+        time.sleep(0.01)
+        inside.pop()
+        return parse(*arguments)
+
+    monkeypatch.setattr(schema.ast, "parse", slow)
+    monkeypatch.setattr(schema, "_schemas", {})
+    threads = [
+        threading.Thread(target=schema_of, args=(kind,)) for kind in (RunConfig, TaskConfig) * 2
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1

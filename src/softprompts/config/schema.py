@@ -13,6 +13,7 @@ import math
 import operator
 import os
 import textwrap
+import threading
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -130,11 +131,14 @@ def _plain(value: Any, schema: Schema) -> Any:
 def schema_of(kind: type) -> Schema:
     """The JSON Schema of a dataclass. Choices and nested settings are left as references."""
     if kind not in _schemas:
-        _schemas[kind] = _describe(kind)
+        with _describing:
+            _schemas[kind] = _describe(kind)
     return _schemas[kind]
 
 
 _schemas: dict[type, Schema] = {}
+_describing = threading.RLock()
+"""`ast.parse` fails in several threads at once (cpython#106905, before 3.11.8 and 3.12.2)."""
 
 
 def _describe(kind: type) -> Schema:
