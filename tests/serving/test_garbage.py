@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,6 +12,18 @@ from softprompts.serving.async_engine import AsyncEngine
 from softprompts.serving.garbage import short_collections
 
 from ..models import random_model
+
+
+@pytest.fixture(autouse=True)
+def no_other_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The studio's tests leave a server running, whose collections are short, too."""
+    others = [callback for callback in gc.callbacks if callback is garbage._on_collection]
+    for callback in others:
+        gc.callbacks.remove(callback)
+    monkeypatch.setattr(garbage, "_users", 0)
+    monkeypatch.setattr(garbage, "_frozen", False)
+    yield
+    gc.callbacks.extend(others)
 
 
 class Node:

@@ -105,10 +105,12 @@ class AsyncEngine:
     async def close(self, *, finish: bool = True) -> None:
         """Accept no more requests; finish the accepted ones, or cancel them with `Closed`."""
         self.worker.close(finish)
-        if self.worker.thread.ident is not None:
-            await asyncio.to_thread(self.worker.thread.join)
-        self._loaders.shutdown(wait=False, cancel_futures=True)
-        self._collections.close()
+        try:
+            if self.worker.thread.ident is not None:
+                await asyncio.to_thread(self.worker.thread.join)
+        finally:
+            self._loaders.shutdown(wait=False, cancel_futures=True)
+            self._collections.close()
 
     async def __aenter__(self) -> "AsyncEngine":
         return await self.start()
