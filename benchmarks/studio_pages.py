@@ -1,7 +1,7 @@
 """The studio's playground beside a page of the same controls in Gradio, in headless Chromium.
 
-    python -m venv /tmp/gradio && /tmp/gradio/bin/pip install gradio
-    python benchmarks/studio_pages.py --gradio /tmp/gradio/bin/python --output studio-pages.json
+    python -m venv gradio-env && gradio-env/bin/pip install gradio
+    python benchmarks/studio_pages.py --gradio gradio-env/bin/python --output studio-pages.json
 
 Both pages have a text box, checkboxes, a button, an answer with probabilities, and a table (in the
 studio: a list). Each is loaded several times with an empty cache, and once more to answer. Then
