@@ -2,7 +2,8 @@ r"""Which preset, or which other settings, should be the default? Candidates on 
 tasks, as cohorts: every candidate and seed of one backbone and task learns at once.
 
     python benchmarks/defaults.py CANDIDATES.yaml --output RESULTS.jsonl --data DIR \
-        --backbones DIR [--tasks A,B] [--models A,B] [--seeds 0,1,2] [--workers 4] [--steps 400]
+        --backbones DIR [--tasks A,B] [--models A,B] [--seeds 0,1,2] [--workers 4] [--steps 400] \
+        [--plugin FILE]
     python benchmarks/defaults.py auto --output RESULTS.jsonl --data DIR --backbones DIR ...
 
 CANDIDATES.yaml maps names to settings as in a run's file; `auto` runs `tune --auto` as it is. A
@@ -17,6 +18,7 @@ import argparse
 import json
 import math
 import multiprocessing
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +31,7 @@ import yaml
 from softprompts.backbone import Backbone, load_backbone
 from softprompts.config import run_config
 from softprompts.config.candidates import make_candidates
+from softprompts.config.plugins import VARIABLE
 from softprompts.config.run import merge_layers
 from softprompts.errors import UserError
 from softprompts.tasks import Task, load_task
@@ -195,10 +198,12 @@ def report(runs: Sequence[Run], task: Task) -> list[Mapping[str, float]]:
 def main() -> None:
     options = parse()
     options.output.parent.mkdir(parents=True, exist_ok=True)
+    if options.plugin:
+        os.environ[VARIABLE] = str(options.plugin)
     lines = options.output.read_text().splitlines() if options.output.exists() else []
     keys = ("model", "task", "candidate", "seed")
     recorded = {tuple(json.loads(line).get(key) for key in keys) for line in lines}
-    candidates = {AUTO: {}}
+    candidates: dict[str, Settings] = {AUTO: {}}
     if options.candidates != Path(AUTO):
         candidates = yaml.safe_load(options.candidates.read_text())
     chosen = options.only or list(candidates)
@@ -262,6 +267,7 @@ def parse() -> argparse.Namespace:
     add("--runs", type=int, default=24, help="the most runs that learn at once")
     add("--workers", type=int, default=1)
     add("--device", default="auto")
+    add("--plugin", type=Path, help="a Python file that registers kinds")
     add("--seconds", type=float, default=1e9, help="start no job after this many seconds")
     return parser.parse_args()
 
