@@ -76,7 +76,11 @@ def test_ours_and_peft_are_asked_the_same_rows(
 
 
 @pytest.mark.parametrize(
-    "names", [("serving-t5-base-h200", "serving-llama-1b-h200"), ("serving-t5-tiny-cpu",)]
+    "names",
+    [
+        ("serving-t5-base-h200", "serving-t5-base-labels-h200", "serving-llama-1b-h200"),
+        ("serving-t5-tiny-cpu",),
+    ],
 )
 def test_the_page_has_the_tables_of_the_records(names: tuple[str, ...]) -> None:
     tables = load_script("benchmarks/serving_table.py")
