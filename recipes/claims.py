@@ -37,8 +37,9 @@ after a first look. The verdicts:
 - **too weak to tell**: neither of these, or no task is above its majority class.
 - **held in part**: it held in all reports so far, and other recipes for a GPU that test it have not
   run yet.
-- **in short runs**: the report is of a recipe for two CPU cores (200 to 300 steps of 16 rows, short
-  texts, learning rates not tuned), and no recipe for a GPU that tests the claim has run yet.
+- **in short runs**: the verdict is of a recipe for two CPU cores (200 to 300 steps of 16 rows, short
+  texts, learning rates not tuned). Recipes for a GPU that test the claim have not run yet, or were
+  too weak to tell.
 - **not run yet**: there is no report. No claim gets a verdict without one.
 
 The last column links the reports, recipes that have not run yet (`.yaml`), and studies that asked
@@ -51,7 +52,7 @@ without an interval. Most models here are smaller than the papers'.
 
 PARTLY_HELD = "held in part"
 SHORT = "-cpu.yaml"
-"""Recipes for two CPU cores. They count for a claim until one for a GPU has run."""
+"""Recipes for two CPU cores. They count for a claim until one for a GPU decides."""
 
 
 def evidence(root: Path) -> dict[int, list[dict[str, Any]]]:
@@ -82,8 +83,15 @@ def evidence(root: Path) -> dict[int, list[dict[str, Any]]]:
 
 
 def _longest(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The entries that are not of short runs, if there are any."""
-    return [entry for entry in entries if not _is_short(entry)] or entries
+    """The entries that are not of short runs, unless only short runs decide."""
+    longer = [entry for entry in entries if not _is_short(entry)]
+    if any(map(_decides, longer)) or not any(map(_decides, entries)):
+        return longer or entries
+    return entries
+
+
+def _decides(entry: Mapping[str, Any]) -> bool:
+    return entry["verdict"] in (HELD, NOT_HELD)
 
 
 def _is_short(entry: Mapping[str, Any]) -> bool:
@@ -191,7 +199,8 @@ def _verdict(
     if not entries:
         return NOT_RUN
     tests: dict[str, list[str]] = {}
-    for entry in entries:
+    short = [entry for entry in entries if _is_short(entry)]
+    for entry in short or entries:
         test = recipes.get(entry.get("recipe", ""), entry["report"])
         tests.setdefault(test, []).append(entry["verdict"])
     verdict = overall(
@@ -200,7 +209,7 @@ def _verdict(
             for verdicts in tests.values()
         ]
     )
-    if all(map(_is_short, entries)):
+    if short:
         return f"{verdict} in short runs"
     missing = set(recipes) - {entry.get("recipe") for entry in entries}
     return PARTLY_HELD if missing and verdict == HELD else verdict

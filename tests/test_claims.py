@@ -126,13 +126,16 @@ def test_a_study_on_two_models_is_decided_by_the_strong_ones(
     assert f"| {verdict} |" in row(script().page(copy), 15)
 
 
-def test_short_runs_count_until_longer_ones_have_been_made(copy: Path) -> None:
-    shutil.copy(ROOT / "recipes" / "residual-bert-small.yaml", copy / "recipes")
+def test_short_runs_count_until_longer_ones_decide(copy: Path) -> None:
     report(copy, "residual-cpu", 24, "held")
     page = script().page(copy)
     assert "1 held in short runs, 30 not run yet" in page
     assert "residual-cpu: held" in row(page, 24)
     assert "../recipes/residual-table1-small.yaml" in row(page, 24), "what is left to run"
+    report(copy, "residual-bert-small", 24, "too weak to tell")
+    page = script().page(copy)
+    assert "| held in short runs |" in row(page, 24)
+    assert "residual-bert-small: too weak to tell" in row(page, 24)
     report(copy, "residual-table1-small", 24, "did not hold")
     page = script().page(copy)
     assert "| did not hold |" in row(page, 24)
