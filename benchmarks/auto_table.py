@@ -35,6 +35,8 @@ COMPETING = ("mixture", "prompt-tuning", "residual-labels-20", "residual", "sing
 PRESETS = ("mixture", "prompt-tuning", "residual")
 """Presets that were run with every seed."""
 AUTO, HINDSIGHT = "auto", "best preset with hindsight"
+LONGER = "mixture-1200"
+"""The default method with the steps of three runs, which is what `tune --auto` may cost."""
 Runs = Mapping[str, dict[str, Any]]
 
 
@@ -112,27 +114,28 @@ def measured(records: Records) -> None:
         score = record["metrics"][record["metric"]]
         found.setdefault((model, task), {}).setdefault(candidate, []).append(score)
     compared: dict[tuple[str, str], dict[str, float]] = {}
+    longer: dict[tuple[str, str], dict[str, float]] = {}
     seeds = set[int]()
     for pair, by_candidate in sorted(found.items()):
         if {AUTO, *PRESETS} <= set(by_candidate):
             means = {name: fmean(by_candidate[name]) for name in (AUTO, *PRESETS)}
             compared[pair] = {**means, HINDSIGHT: max(means[name] for name in PRESETS)}
+            if LONGER in by_candidate:
+                longer[pair] = {
+                    **{name: means[name] for name in (AUTO, PRESETS[0])},
+                    LONGER: fmean(by_candidate[LONGER]),
+                }
             seeds.update(len(by_candidate[name]) for name in PRESETS)
     if not compared:
         return
-    rows: dict[str, list[dict[str, float]]] = {}
-    for (model, _), row in compared.items():
-        rows.setdefault(model, []).append(row)
-    print_means(rows)
+    print_means(by_model(compared))
     print(f"seeds of a preset: {min(seeds)} to {max(seeds)}")
     for other in (*PRESETS, HINDSIGHT):
-        gains = [row[AUTO] - row[other] for row in compared.values()]
-        low, high = t_interval(gains) or (gains[0], gains[0])
-        print(
-            f"auto - {other}: {fmean(gains):+.1f} ({low:+.1f} to {high:+.1f}), better on "
-            f"{sum(gain > 0 for gain in gains)} of {len(gains)}"
-        )
+        print_gain(compared, other)
     print_largest_gain(compared)
+    if longer:
+        print_means(by_model(longer))
+        print_gain(longer, LONGER)
     autos = [
         record
         for (model, task, name, _), record in records.items()
@@ -142,6 +145,25 @@ def measured(records: Records) -> None:
     print("winners: " + "; ".join(f"{name}: {count} times" for name, count in winners.items()))
     costs = [record["runs_cost"] for record in autos]
     print(f"cost, in runs of the winner: {min(costs)} to {max(costs)}\n")
+
+
+def by_model(
+    compared: Mapping[tuple[str, str], dict[str, float]],
+) -> dict[str, list[dict[str, float]]]:
+    rows: dict[str, list[dict[str, float]]] = {}
+    for (model, _), row in compared.items():
+        rows.setdefault(model, []).append(row)
+    return rows
+
+
+def print_gain(compared: Mapping[tuple[str, str], Mapping[str, float]], other: str) -> None:
+    """The mean gain over another, with its interval, and on how many pairs there is one."""
+    gains = [row[AUTO] - row[other] for row in compared.values()]
+    low, high = t_interval(gains) or (gains[0], gains[0])
+    print(
+        f"auto - {other}: {fmean(gains):+.1f} ({low:+.1f} to {high:+.1f}), better on "
+        f"{sum(gain > 0 for gain in gains)} of {len(gains)}"
+    )
 
 
 def print_largest_gain(compared: Mapping[tuple[str, str], Mapping[str, float]]) -> None:

@@ -1,18 +1,23 @@
 """Tables from the records of benchmarks/defaults.py.
 
     python benchmarks/defaults_table.py benchmarks/results/candidates-h200.jsonl [MORE.jsonl ...]
+    python benchmarks/defaults_table.py benchmarks/results/routers-h200.jsonl --against mixture
 
 For every backbone: the mean of each candidate over the tasks that all of them have with the same
 seeds, by the held-out rows, which choose, and by the validation rows, which choose nothing. The
 first table compares the candidates that were run with most seeds; its means are over seeds, then
-tasks, then backbones.
+tasks, then backbones. With --against, one table shows every candidate beside that one, on the runs
+that both have: means over tasks, and the mean difference with its 95 % interval (Student's t) over
+all pairs of backbone and task.
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+from softprompts.analysis.spread import t_interval
 
 Records = dict[tuple[str, str, str, int], dict[str, Any]]
 MOST_SEEDS = ("mixture", "prompt-tuning", "residual", "residual-labels-20")
@@ -93,8 +98,49 @@ def table(records: Records, model: str, seeds: tuple[int, ...]) -> list[str]:
     return [*lines, *(f"| {name} | {h:.1f} | {v:.1f} |" for h, v, name in sorted(rows)[::-1])]
 
 
+def against(records: Records, one: str) -> list[str]:
+    """Every candidate beside one of them."""
+    models = list(dict.fromkeys(model for model, *_ in records))
+    head = f"| candidate | {' | '.join(models)} | difference, held out | validation |"
+    lines = [head, f"|---|{'---:|' * (len(models) + 2)}"]
+    for name in dict.fromkeys(candidate for *_, candidate, _ in records):
+        pairs: dict[tuple[str, str], list[tuple[tuple[float, float], tuple[float, float]]]] = {}
+        for model, task, candidate, seed in records:
+            if candidate == name and (model, task, one, seed) in records:
+                both = records[model, task, name, seed], records[model, task, one, seed]
+                pairs.setdefault((model, task), []).append((scores(both[0]), scores(both[1])))
+        means = [
+            " / ".join(
+                f"{fmean(fmean(s[part] for s, _ in pairs[pair]) for pair in of):.1f}"
+                for part in (0, 1)
+            )
+            for of in ([pair for pair in pairs if pair[0] == model] for model in models)
+        ]
+        gains = [
+            [fmean(mine[part] - other[part] for mine, other in runs) for runs in pairs.values()]
+            for part in (0, 1)
+        ]
+        shown = [_with_interval(gain) if name != one else "" for gain in gains]
+        lines.append(f"| {name} | {' | '.join([*means, *shown])} |")
+    return lines
+
+
+def _with_interval(gains: list[float]) -> str:
+    low, high = t_interval(gains) or (gains[0], gains[0])
+    return f"{fmean(gains):+.1f} ({low:+.1f} to {high:+.1f})"
+
+
 def main() -> None:
-    records = read(*sys.argv[1:])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("records", nargs="+")
+    parser.add_argument("--against", metavar="CANDIDATE")
+    options = parser.parse_args()
+    records = read(*options.records)
+    if options.against:
+        print("\n".join(against(records, options.against)))
+        return
     print("\n".join(with_most_seeds(records)))
     for model in dict.fromkeys(of for of, *_ in records):
         for count in (1, 2, 3):
