@@ -1,15 +1,20 @@
 # A server of one model and its prompts:
 #   docker build -t softprompts .
-#   docker run -p 127.0.0.1:8000:8000 -v ./library:/library:ro -v ./keys.txt:/keys.txt:ro \
+#   docker run --init --stop-timeout 40 -p 127.0.0.1:8000:8000 \
+#     -v ./library:/library:ro -v ./keys.txt:/keys.txt:ro \
 #     softprompts --library /library --model google/flan-t5-small --api-keys /keys.txt
-# For machines of a Ray cluster: docker build --build-arg EXTRAS=serve,ray -t softprompts .
+# (--stop-timeout is longer than the server's --grace.) For machines of a Ray cluster, build with
+#   --build-arg EXTRAS=serve,ray
+# and for a smaller image without CUDA, with
+#   --build-arg PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 FROM python:3.12-slim
 
 ARG EXTRAS=serve
+ARG PIP_EXTRA_INDEX_URL
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE NOTICE ./
 COPY src ./src
-RUN pip install --no-cache-dir -c constraints.txt ".[${EXTRAS}]" && rm -rf /src/build
+RUN pip install --no-cache-dir -c constraints.txt ".[${EXTRAS}]" && rm -rf /src/*
 
 # Models are downloaded to /models; mount a folder there to keep them.
 ENV HF_HOME=/models PYTHONUNBUFFERED=1

@@ -4,8 +4,10 @@ import json
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import threading
+import time
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ import yaml
 from softprompts.backbone import Backbone
 from softprompts.cli import load_command, main
 from softprompts.cli.flags import given
-from softprompts.cli.serve_fleet import check_fleet, shortage_of
+from softprompts.cli.serve_fleet import STOP_SIGNALS, check_fleet, shortage_of
 from softprompts.config.serve import ServeSettings
 from softprompts.errors import UserError
 from softprompts.serving.client import VARIABLE
@@ -244,6 +246,30 @@ def test_sigterm_finishes_what_was_taken(served: Served) -> None:
     assert "sequence length is longer" in warning, "of transformers, which would not write JSON"
 
 
+def test_a_stop_during_start_up_is_not_lost(tmp_path: Path) -> None:
+    """Not even where SIGTERM is ignored by default, as in the first process of a container."""
+    ignoring = ["sh", "-c", 'trap "" TERM; exec "$@"', "sh"]
+    command = [sys.executable, "-m", "softprompts", "serve", "--library", str(tmp_path)]
+    process = subprocess.Popen(
+        [*ignoring, *command, "--model", "t5-tiny", "--port", "0", "--device", "cpu"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(0.3)  # the shell ignores SIGTERM by now
+    while process.poll() is None:  # the first signals may come before the command runs
+        process.terminate()
+        time.sleep(0.05)
+    assert process.communicate() == ("", "")  # it never served
+    assert process.returncode == 0
+
+
+def test_signals_are_as_before_once_the_command_has_ended(tmp_path: Path) -> None:
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    assert main(["serve", "--library", str(tmp_path)]) == 2
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+
+
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install 'softprompts\[ray\]'"):
@@ -283,6 +309,9 @@ def test_containers_are_started_with_flags_that_exist() -> None:
         assert [str(folder) for folder in options.library] == ["/library"]
     assert settings.api_keys == "/run/secrets/api_keys"
     assert int(service["stop_grace_period"].rstrip("s")) > settings.grace
+    assert service["init"] is True
+    (example,) = (line for line in lines if line.startswith("#   docker run "))
+    assert int(example.partition("--stop-timeout ")[2].split()[0]) > ServeSettings().grace
 
 
 def test_containers_have_what_they_install_and_mount() -> None:

@@ -4,11 +4,14 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -16,6 +19,7 @@ import pytest
 from openai import OpenAI
 
 from softprompts.backbone import Backbone
+from softprompts.cli import main
 from softprompts.tuning.tuned import Tuned
 
 from ..processes import ForkServer, Process, wait_until
@@ -219,6 +223,28 @@ def test_a_killed_replica_loses_no_request_without_an_error(fleet: Fleet) -> Non
     assert {status for status, _, _ in answers} == {200}
     assert home not in {headers["x-served-by"] for _, _, headers in answers[-5:]}
     wait_until(lambda: "the request is sent to another" in fleet.process.stderr)
+
+
+@pytest.mark.parametrize("call", [None, lambda number, _: sys.exit(number)])
+def test_a_stop_while_ray_starts_is_a_normal_end(
+    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ray.init exits with the signal's number."""
+
+    @contextmanager
+    def start_cluster(*_: object, **__: object) -> Iterator[None]:
+        if call is not None:
+            signal.signal(signal.SIGTERM, call)
+        signal.raise_signal(signal.SIGTERM)
+        yield
+
+    pytest.importorskip("ray.serve", reason="Ray Serve is not installed (softprompts[ray])")
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")  # the command sets it otherwise, and for good
+    monkeypatch.setattr("softprompts.study.ray_cluster.cluster", start_cluster)
+    before = signal.getsignal(signal.SIGTERM)
+    command = ["serve", "--library", str(tmp_path), "--model", "t5-tiny", "--port", "0"]
+    assert main([*command, "--ray", "local"]) == 0
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_sigterm_finishes_what_was_taken(fleet: Fleet) -> None:

@@ -4,9 +4,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
 from ..artifacts.file_names import CARD
 from ..config.serve import ServeSettings
@@ -18,7 +21,7 @@ from ..serving.logs import JsonLog
 from .command import action, argument, check_model, check_prompt_folder, model_flags, output_folder
 from .flags import add_settings, given
 from .output import print_result
-from .serve_fleet import check_fleet, serve_fleet
+from .serve_fleet import STOP_SIGNALS, check_fleet, serve_fleet
 
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 
@@ -53,6 +56,11 @@ PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 )
 def main(options: argparse.Namespace) -> int:
     """Serve prompts over HTTP: OpenAI's API, where `model` names a prompt."""
+    with _on_stop(lambda *_: os._exit(0)):  # while it starts, there is nothing to finish
+        return _start(options)
+
+
+def _start(options: argparse.Namespace) -> int:
     values = given(options)
     settings = ServeSettings.of(values)
     check_fleet(options.ray, settings, values)
@@ -98,10 +106,26 @@ def _serve(
         listener.listen(server.config.backlog)
     except OSError as error:  # of two servers that are starting, both have bound the port
         raise _cannot_listen(settings, error) from None
-    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again when it has ended
-        signal.signal(number, lambda *_: None)
-    server.run(sockets=[listener])
+    with _on_stop(server.handle_exit):  # uvicorn raises the signals again when it has ended
+        server.run(sockets=[listener])
     return 0 if server.started else 1
+
+
+@contextmanager
+def _on_stop(call: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Call a function on SIGTERM and Ctrl-C.
+
+    Without it, Python ignores SIGTERM where it is the first process of a container.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set what a signal calls
+        return
+    before = {number: signal.signal(number, call) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 def _announce(

@@ -18,6 +18,7 @@ EXTRA = "ray"
 """Of the package, with Ray Serve."""
 ONLY_HERE = ("replicas", "max_replicas", "replica_load", "replica_cpus")
 """Settings of a fleet."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def check_fleet(ray: str | None, settings: ServeSettings, given: Collection[str]) -> None:
@@ -81,9 +82,10 @@ def serve_fleet(
         options.device,
         options.trust_remote_code,
     )
+    _interrupt_on_stop()
     try:
         with cluster(options.ray, EXTRA, log_to_driver=True) as ray:
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            _interrupt_on_stop()  # instead of what Ray does on SIGTERM
             resources = ray.cluster_resources()
             gpus = int(options.device != "cpu" and resources.get("GPU", 0) > 0)
             if shortage := shortage_of(resources, settings, gpus):
@@ -96,6 +98,12 @@ def serve_fleet(
                 with contextlib.suppress(KeyboardInterrupt):
                     while True:
                         time.sleep(60)  # on Windows, Ctrl-C does not end the wait for an event
-    except KeyboardInterrupt:
-        return 130
+    except (KeyboardInterrupt, SystemExit):  # before it serves; SystemExit while Ray starts
+        pass
     return 0
+
+
+def _interrupt_on_stop() -> None:
+    """SIGTERM and Ctrl-C raise KeyboardInterrupt from now on."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.default_int_handler)
