@@ -3,6 +3,7 @@
 import json
 import multiprocessing.dummy
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -268,3 +269,42 @@ def test_auto_is_compared_with_the_presets_of_each_pair(
     assert f"largest gain over {largest}" in shown
     assert "better on 1 of 2" in shown.split("hindsight:")[1]
     assert "winners: mixture, lr 0.3: 2 times" in shown
+
+
+def test_attention_is_checked_before_it_is_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    attention = load_script("benchmarks/attention.py")
+    recorded = ROOT / "benchmarks" / "results" / "attention-h200.json"
+
+    def wrong(problem: Any) -> Any:
+        padded = attention.CONTENDERS["padded"](problem)
+        return replace(padded, attend=lambda *states: 0.9 * padded.attend(*states))
+
+    monkeypatch.setitem(attention.CONTENDERS, "varlen", wrong)
+    cases = ["llama-135m-p20-r1", "t5-base-encoder-p20-r1", "modernbert-base-p100-r1"]
+    output = tmp_path / "out.json"
+    flags = ["--rows", "2", "--repeats", "1", "--device", "cpu"]
+    assert attention.main(["--cases", ",".join(cases), *flags, "--output", str(output)]) == 0
+    result, record = json.loads(output.read_text()), json.loads(recorded.read_text())
+    assert list(result["cases"]) == cases
+    assert result.keys() == record.keys()
+    for name in cases:
+        case, on_gpu = result["cases"][name], record["cases"][name]
+        assert case.keys() == on_gpu.keys()
+        padded, flex = case["contenders"]["padded"], case["contenders"]["flex"]
+        assert padded["eager_ms"]["median"] > 0
+        assert padded.keys() == on_gpu["contenders"]["padded"].keys() - {"graph_ms"}
+        assert case["contenders"]["varlen"]["left_out"] == "its results are wrong"
+        assert "eager_ms" not in case["contenders"]["varlen"]
+        assert flex == {"left_out": "it needs a GPU"}
+    capsys.readouterr()
+    assert attention.main(["--table", str(recorded)]) == 0
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert [row.split(" | ")[0][2:] for row in rows] == [case.name for case in attention.CASES]
+    ours, padded = (record["cases"][cases[0]]["contenders"][name] for name in ("ours", "padded"))
+    ratio = padded["graph_ms"]["median"] / ours["graph_ms"]["median"]
+    assert rows[0].endswith(f" {padded['graph_ms']['median']:.3f} ({ratio:.2f}) |")
+    assert attention.main(["--cases", "none"]) == 2
+    assert "--cases none matches no case" in capsys.readouterr().err
