@@ -9,9 +9,10 @@ One layer's attention, forward and backward to queries, keys and values, in bf16
 a recorded CUDA graph, as training replays it. The contenders:
 
 - ours: the Triton kernels, as training calls them. In decoder-only models, a prompt's keys are
-  computed once for all its rows, and repeated before each row's (`repeat_keys` alone is timed too).
-- varlen: torch's flash attention for rows of different lengths, after the same `repeat_keys`. It
-  leaves the empty positions at the end undefined. Also with a deterministic backward pass, as ours.
+  computed once for all its rows, which read them where they are.
+- varlen: torch's flash attention for rows of different lengths. It cannot share keys, so those of a
+  prompt are repeated before each row's (`repeat_keys` is that alone). It leaves the empty positions
+  at the end undefined. Also with a deterministic backward pass, as ours.
 - flex: torch's FlexAttention, compiled for all lengths. Its mask shares prompts without repeating
   their keys. Building the mask, once per batch, is timed apart, eager and compiled.
 - padded: scaled_dot_product_attention on padded rows, each with its prompt. Padding and its mask
@@ -121,7 +122,6 @@ def measure_case(case: Case, rows: int, repeats: int, device: torch.device) -> d
         return lay_out(shape, lengths, case.prompt, case.runs, device)
 
     problem = draw_problem(shape, layout(), lengths, case.prompt, case.runs, device)
-    shared = problem.layout.rows.shared
     expected = reference(problem)
     contenders = {}
     for name, make in CONTENDERS.items():
@@ -134,7 +134,7 @@ def measure_case(case: Case, rows: int, repeats: int, device: torch.device) -> d
         **shape._asdict(),
         "tokens": problem.used,
         "positions": len(problem.gradient),
-        "keys": len(problem.gradient if shared is None else shared.source),
+        "keys": int((problem.sizes + problem.prefix).sum()),
         "layout_ms": host_milliseconds(layout, device),
         "contenders": contenders,
     }

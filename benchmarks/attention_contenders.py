@@ -20,7 +20,6 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from softprompts.backbone.batch import Text
 from softprompts.backbone.speed import kernels
-from softprompts.backbone.speed.row_attention import repeat_keys
 from softprompts.backbone.speed.row_layout import RowLayout, row_layout
 from softprompts.bench.settings import StepSettings
 from softprompts.bench.workload import draw_batches
@@ -189,10 +188,57 @@ def joined(part: Tensor) -> Tensor:
     return part.transpose(0, 1)[None]
 
 
-def repeated(part: Tensor, problem: Problem) -> Tensor:
+class Repetition(NamedTuple):
+    """The keys of all segments end to end, those of a prompt repeated for each of its rows.
+
+    source: the position of each [K]
+    own: of each position, the key that is not a repetition [N]
+    users: the keys that repeat each position of a prompt [runs * P, rows]
+    """
+
+    source: Tensor
+    own: Tensor
+    users: Tensor
+
+
+def repetition(problem: Problem) -> Repetition:
+    sizes, prefix = problem.sizes, problem.prefix
+    starts, keys = sizes.cumsum() - sizes, sizes + prefix
+    segment = np.repeat(np.arange(len(keys)), keys)
+    offset = np.arange(len(segment)) - (keys.cumsum() - keys)[segment]
+    repeats = offset < prefix[segment]
+    at = np.where(repeats, starts[problem.owner[segment]], starts[segment] - prefix[segment])
+    source = at + offset
+    own = np.zeros(len(problem.gradient), np.int64)
+    own[source[~repeats]] = np.flatnonzero(~repeats)
+    by_source = np.flatnonzero(repeats)[np.argsort(source[repeats], kind="stable")]
+    vectors = int(sizes[: problem.first_row].sum())
+    arrays = source, own, by_source.reshape(vectors, -1)
+    return Repetition._make(torch.from_numpy(array).to(problem.device) for array in arrays)
+
+
+class RepeatKeys(torch.autograd.Function):
+    """[N, ...] -> [K, ...]. A prompt's gradient is the sum over its rows, in a fixed order."""
+
+    @staticmethod
+    def forward(ctx: Any, keys: Tensor, source: Tensor, own: Tensor, users: Tensor) -> Tensor:
+        ctx.save_for_backward(own, users)
+        return keys[source]
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        positions, users = ctx.saved_tensors
+        own, count = gradient[0][positions], len(users)
+        own[:count] += gradient[0][users].sum(1, dtype=torch.float32)
+        return own, None, None, None
+
+
+def repeat(part: Tensor, repetition: Repetition | None) -> Tensor:
     """All keys that segments attend to, end to end: [N, heads, D] -> [K, heads, D]."""
-    shared = problem.layout.rows.shared
-    return part if shared is None else repeat_keys(joined(part), shared)[0].transpose(0, 1)
+    if repetition is None:
+        return part
+    repeated: Tensor = RepeatKeys.apply(part, *repetition)  # type: ignore[no-untyped-call]
+    return repeated
 
 
 def ours(problem: Problem) -> Contender:
@@ -202,26 +248,26 @@ def ours(problem: Problem) -> Contender:
     if problem.bias is not None:
         table = kernels.extend_table(problem.bias, int(problem.sizes.max()))
 
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        key, value = (joined(repeated(part, problem)) for part in (key, value))
+    def attend(*parts: Tensor) -> Tensor:
+        query, key, value = map(joined, parts)
         assert rows.tiles is not None
         return kernels.ragged_attention(
-            joined(query), key, value, rows.tiles, problem.scale, table, shape.window,
-            causal=shape.causal,
+            query, key, value, rows.tiles, problem.scale, table, shape.window,
+            causal=shape.causal, users=rows.users,
         )[0]  # fmt: skip
 
     return Contender(problem.step(attend), attend)
 
 
 def repeating(problem: Problem) -> Contender:
-    """What ours and varlen take to repeat keys and values, and to sum their gradients."""
-    if problem.layout.rows.shared is None:
+    """What varlen takes to repeat keys and values, and to sum their gradients."""
+    if not problem.first_row:
         raise UserError("each row has its own copy of its prompt")
-    leaves = problem.leaves[1:]
-    gradients = [torch.randn_like(repeated(leaf, problem)) for leaf in leaves]
+    leaves, repeated = problem.leaves[1:], repetition(problem)
+    gradients = [torch.randn_like(repeat(leaf, repeated)) for leaf in leaves]
 
     def step() -> list[Tensor]:
-        outputs = [repeated(leaf, problem) for leaf in leaves]
+        outputs = [repeat(leaf, repeated) for leaf in leaves]
         return [*outputs, *torch.autograd.grad(outputs, leaves, gradients)]
 
     return Contender(step, None)
@@ -249,9 +295,10 @@ def varlen(problem: Problem, deterministic: bool = False) -> Contender:
         for size in sizes
     ]
     longest = [int(size.max()) for size in sizes]
+    repeated = repetition(problem) if problem.first_row else None
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        key, value = (repeated(part, problem) for part in (key, value))
+        key, value = (repeat(part, repeated) for part in (key, value))
         out: Tensor = module.varlen_attn(query, key, value, *ends, *longest, **options)
         return out
 
@@ -359,8 +406,9 @@ def padded(problem: Problem) -> Contender:
 def padded_index(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """The position of each column of each row, with its prompt [B, L]; which columns are no pads;
     and the column of each position [N], of a prompt's in one of its rows."""
-    shared = problem.layout.rows.shared
-    source = np.arange(problem.used) if shared is None else shared.source.cpu().numpy()
+    source = np.arange(problem.used)
+    if problem.first_row:
+        source = repetition(problem).source.cpu().numpy()
     keys = problem.sizes + problem.prefix
     starts = (keys.cumsum() - keys)[problem.first_row :, None]
     keys = keys[problem.first_row :, None]

@@ -16,7 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from softprompts.backbone.batch import Text
 from softprompts.backbone.speed import kernels, triton_attention
+from softprompts.backbone.speed.row_layout import row_layout
 
 LENGTHS = [1, 5, 63, 64, 65, 215, 356]
 gpu = pytest.mark.skipif(
@@ -153,6 +155,94 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """What decoder-only and encoder-only models need."""
 
 
+class SharedCase:
+    """Three prompts, of which none is used by two rows of the same length, and rows that attend to
+    their own one before themselves; the last prompt is used by none. Laid out as in training."""
+
+    rows, owners, used = [130, 5, 64, 1, 70], [1, 0, 1, 1, 0], [20, 17, 20, 3, 20]
+
+    def __init__(self, dtype: torch.dtype, device: str, size=32, length=20, **options: Any) -> None:
+        self.heads, self.key_heads = 4, options.pop("key_heads", 2)
+        self.options, self.length = options, length
+        self.used = [min(length, count + (length > 20) * 80) for count in SharedCase.used]
+        text = Text(
+            torch.empty(len(self.rows), max(self.rows), 64, device="meta"),
+            torch.ones(len(self.rows), max(self.rows), device=device),
+            lengths=torch.tensor(self.rows),
+            prompt_lengths=torch.tensor(self.used),
+            prompt_of=torch.tensor(self.owners),
+        )
+        layout = row_layout(text, (3, length), causal=True, tiled=True, buckets=True)
+        self.layout, self.positions = layout.rows, len(layout.source)
+        draw = torch.Generator().manual_seed(0)
+        self.parts = [
+            torch.randn(1, heads, self.positions, size, generator=draw).to(device, dtype)
+            for heads in (self.heads, self.key_heads, self.key_heads)
+        ]
+        self.end = 3 * length + sum(self.rows)
+        gradient = torch.randn(1, self.positions, self.heads, size, generator=draw)
+        gradient[:, self.end :] = 0  # nothing depends on the positions after the last row
+        self.gradient = gradient.to(device, dtype)
+
+    def computed(self) -> list[Tensor]:
+        leaves = [part.detach().requires_grad_() for part in self.parts]
+        assert self.layout.tiles is not None
+        out = kernels.ragged_attention(
+            *leaves, self.layout.tiles, 0.3, None, causal=True, users=self.layout.users,
+            **self.options,
+        )  # fmt: skip
+        return [out.detach(), *torch.autograd.grad(out, leaves, self.gradient)]
+
+    def expected(self) -> list[Tensor]:
+        """In float64, segment by segment."""
+        leaves = [part.detach().double().requires_grad_() for part in self.parts]
+        query, key, value = (leaf[0] for leaf in leaves)
+        sizes = [self.length] * 3 + self.rows
+        firsts = [0] * 3 + [owner * self.length for owner in self.owners]
+        outputs, begin = [], 0
+        for size, first, prefix in zip(sizes, firsts, [0] * 3 + self.used, strict=True):
+            own = slice(begin, begin + size)
+            keys, values = (
+                torch.cat([part[:, first : first + prefix], part[:, own]], dim=1).repeat_interleave(
+                    self.heads // self.key_heads, 0
+                )
+                for part in (key, value)
+            )
+            at = torch.arange(prefix + size, device=keys.device)
+            distance = at[None] - at[prefix:, None]
+            scores = query[:, own] @ keys.transpose(1, 2) * 0.3
+            if (softcap := self.options.get("softcap")) is not None:
+                scores = softcap * (scores / softcap).tanh()
+            hidden = distance > 0
+            if (window := self.options.get("window")) is not None:
+                hidden |= distance.abs() > window
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            outputs.append((weights @ values).transpose(0, 1))
+            begin += size
+        out = torch.cat([*outputs, query.new_zeros(self.positions - begin, *outputs[0].shape[1:])])
+        return [out.detach()[None], *torch.autograd.grad(out[None], leaves, self.gradient.double())]
+
+    def check(self) -> None:
+        tolerance = 5e-5 if self.gradient.dtype == torch.float32 else 0.02
+        (out, *gradients), (plain, *expected) = self.computed(), self.expected()
+        results = [out.transpose(1, 2), *gradients], [plain.transpose(1, 2), *expected]
+        ends = np.cumsum([self.length] * 3 + self.rows)
+        for actual, right in zip(*results, strict=True):
+            assert not actual[:, :, self.end :].any(), "empty positions are 0"
+            for begin, end in zip([0, *ends], ends, strict=False):
+                error = (actual[:, :, begin:end] - right[:, :, begin:end]).norm()
+                assert error < tolerance * right[:, :, begin:end].norm(), f"{begin} to {end}"
+
+
+SHARED: dict[str, dict[str, Any]] = {
+    "one head for each": {"key_heads": 4},
+    "grouped heads": {},
+    "long prompts": {"length": 150},
+    "window": {"window": 40},
+    "capped": {"softcap": 2.0, "key_heads": 1},
+}
+
+
 def check_nan(device: str, dtype: torch.dtype) -> None:
     """A row of NaNs, and NaNs in the tail, change nothing else."""
     lengths = [70, 5, 129, 64, 3]
@@ -211,6 +301,9 @@ def interpret() -> None:
     for variant in VARIANTS.values():
         Case(LENGTHS, 2, 32, torch.float32, "cpu", biased=None, **variant).check()
     Case(LENGTHS[:4], 2, 20, torch.float32, "cpu", biased=None, causal=True).check()
+    for variant in SHARED.values():
+        SharedCase(torch.float32, "cpu", **variant).check()
+    SharedCase(torch.bfloat16, "cpu", size=64).check()
 
 
 def test_tiles():
@@ -233,6 +326,41 @@ def test_tiles():
         [0, 5, 0, 0, 25],
         [135, 0, 0, 0, 0],
     ]
+
+
+def test_tiles_of_rows_that_share_keys():
+    """A prompt of 20, a row of 5 after 15 of it, and one of 130 after all."""
+    lengths, prefix, starts = np.array([20, 5, 130]), np.array([0, 15, 20]), np.zeros(3, int)
+    by_query, by_key = kernels.shared_tiles(lengths, 160, prefix, starts, 40)
+    assert by_query.tolist() == [
+        [25, 130, 0, 25, 150, 20, 0, 15],
+        [25, 130, 128, 25, 150, 20, 0, 15],
+        [0, 20, 0, 0, 20, 0, 0, 0],
+        [20, 5, 0, 20, 20, 15, 0, 0],
+        [155, *[0] * 7],
+    ]
+    assert by_key.tolist() == [
+        [25, 150, 0, 25, 130, 20, 0, 15],
+        [25, 150, 128, 25, 130, 20, 0, 15],
+        [0, 20, 0, 0, 20, 0, 0, 0],
+        [20, 20, 0, 20, 5, 15, 0, 0],
+        [155, *[0] * 7],
+    ]
+
+
+def test_the_slots_of_a_shared_key_are_those_of_its_rows():
+    case = SharedCase(torch.float32, "cpu")
+    users, (_, by_key) = case.layout.users, case.layout.tiles
+    assert users.shape == (3 * 20, 3)
+    empty, used = users.numel(), users[users < users.numel()]
+    assert sorted(used.tolist()) == list(range(sum(case.used)))
+    assert (users[2 * 20 :] == empty).all(), "no row uses the last prompt"
+    slots = {tuple(tile[[0, 5, 6, 7]].tolist()) for tile in by_key if tile[5]}
+    for start, count, prompt, slot in slots:
+        row = np.cumsum([60, *case.rows]).tolist().index(start)
+        assert (count, prompt) == (case.used[row], 20 * case.owners[row])
+        for vector in range(count):
+            assert slot + vector in users[prompt + vector]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -291,6 +419,17 @@ def test_against_the_reference(heads, size, dtype):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants_against_the_reference(variant, size, dtype):
     Case(LENGTHS, 4, size, dtype, "cuda", biased=None, **VARIANTS[variant]).check()
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("size", [32, 64, 80, 128, 256])
+@pytest.mark.parametrize("variant", SHARED)
+def test_shared_prompts_against_the_reference(variant, size, dtype):
+    case = SharedCase(dtype, "cuda", size=size, **SHARED[variant])
+    case.check()
+    once, twice = case.computed(), case.computed()
+    assert all(torch.equal(*pair) for pair in zip(once, twice, strict=True))
 
 
 @gpu

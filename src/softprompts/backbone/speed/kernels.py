@@ -1,9 +1,10 @@
 """The GPU's attention over packed rows: each row attends to its own keys alone.
 
-Keys may come before a row's queries (a prompt), be shared by several query heads, and be limited to
-earlier ones (causal) or near ones (a window); scores may be capped, or get a bias per distance. No
-score is computed across two rows, and none is stored: the backward pass recomputes them. Nothing
-is summed in an order that may change. The Triton kernels are in `triton_attention.py`.
+Keys may come before a row's queries (a prompt, which many rows may share), be shared by several
+query heads, and be limited to earlier ones (causal) or near ones (a window); scores may be capped,
+or get a bias per distance. No score is computed across two rows, and none is stored: the backward
+pass recomputes them. Nothing is summed in an order that may change. The Triton kernels are in
+`triton_attention.py`.
 
 Shape letters: N packed queries, K packed keys, B rows, D numbers of a head, M the largest distance
 with a bias of its own.
@@ -78,19 +79,41 @@ def tiles(lengths: Lengths, positions: int, others: Lengths | None = None) -> np
     for keys). There are enough for any rows of this number in these positions; those left over have
     length 0 and cover the positions after the last row.
     """
-    count = -(-positions // TILE) + len(lengths)
     others = lengths if others is None else others
+    starts, other_starts = lengths.cumsum() - lengths, others.cumsum() - others
+    return _tiles(lengths, int(lengths.sum()), positions, starts, other_starts, others)
+
+
+def shared_tiles(
+    lengths: Lengths, positions: int, prefix: Lengths, prefix_starts: Lengths, slots: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """The tiles of queries and of keys [tiles, 8] of packed rows that attend to themselves, and
+    before that to the `prefix` positions from `prefix_starts` on.
+
+    After a row's prefix and where that starts comes the first of its slots, one for each key of its
+    prefix, where it leaves its part of their gradients. There are `slots` at most, and rows use
+    them one after the other.
+    """
+    keys, starts, used = lengths + prefix, lengths.cumsum() - lengths, int(lengths.sum())
+    shared = prefix, prefix_starts, prefix.cumsum() - prefix
+    return (
+        _tiles(lengths, used, positions, starts, starts, keys, *shared),
+        _tiles(keys, used, positions + slots, starts, starts, lengths, *shared),
+    )
+
+
+def _tiles(lengths: Lengths, used: int, positions: int, *others: Lengths) -> npt.NDArray[np.int32]:
+    """The tiles of rows of these lengths: for at most `positions` of them, of which the first
+    `used` belong to rows. `others` are where each row starts, and what else its tiles list."""
     order = np.argsort(-lengths, kind="stable")
     per_row = -(-lengths[order] // TILE)
-    used = int(per_row.sum())
     row = np.repeat(order, per_row)
-    offset = (np.arange(used) - np.repeat(per_row.cumsum() - per_row, per_row)) * TILE
-    starts, other_starts = lengths.cumsum() - lengths, others.cumsum() - others
-    listed = np.zeros((count, 5), np.int32)
-    listed[:used] = np.stack(
-        [starts[row], lengths[row], offset, other_starts[row], others[row]], axis=1
-    )
-    listed[used:, 0] = int(lengths.sum()) + TILE * np.arange(count - used)
+    offset = (np.arange(len(row)) - np.repeat(per_row.cumsum() - per_row, per_row)) * TILE
+    starts, *more = (part[row] for part in others)
+    columns = [starts, lengths[row], offset, *more]
+    listed = np.zeros((-(-positions // TILE) + len(lengths), len(columns)), np.int32)
+    listed[: len(row)] = np.stack(columns, axis=1)
+    listed[len(row) :, 0] = used + TILE * np.arange(len(listed) - len(row))
     return listed
 
 
@@ -115,16 +138,19 @@ def ragged_attention(
     window: int | None = None,
     softcap: float | None = None,
     causal: bool = False,
+    users: Tensor | None = None,
 ) -> Tensor:
     """Attention of every row to its keys: [1, heads, N, D], [1, key heads, K, D] twice ->
     [1, N, heads, D]; 0 after the last row.
 
-    `table` comes from `extend_table`, the tiles of queries and of keys from the function of that
-    name. A row attends to keys at most `window` positions away.
+    `table` comes from `extend_table`, the tiles of queries and of keys from `tiles`. A row attends
+    to keys at most `window` positions away. If rows share keys, which come first of all, the tiles
+    come from `shared_tiles`, and `users` are the slots that hold the gradient of each shared key,
+    and where there are fewer, the number of slots: [shared keys, rows].
     """
     return _attend(  # type: ignore[no-any-return]
-        query, key, value, table, *tiles, causal, scale, -1 if window is None else window,
-        softcap or 0.0,
+        query, key, value, table, *tiles, users, causal, scale,
+        -1 if window is None else window, softcap or 0.0,
     )[0]  # fmt: skip
 
 
@@ -136,6 +162,7 @@ def _attend(
     table: Tensor | None,
     query_tiles: Tensor,
     key_tiles: Tensor,
+    users: Tensor | None,
     causal: bool,
     scale: float,
     window: int,
@@ -162,6 +189,7 @@ def _attend_backward(
     table: Tensor | None,
     query_tiles: Tensor,
     key_tiles: Tensor,
+    users: Tensor | None,
     out: Tensor,
     log_sums: Tensor,
     causal: bool,
@@ -176,20 +204,27 @@ def _attend_backward(
     )
     grad_query, deltas = torch.empty_like(out), torch.empty_like(log_sums)
     grad_key, grad_value = (_empty_outputs(part)[0] for part in (key, value))
+    slots = grad_key[:0]  # for the gradients of shared keys and values, with an empty one
+    if users is not None:
+        slots = grad_key.new_zeros(2, users.numel() + 1, *grad_key.shape[2:])
     steps = [part.stride(dim) for part in (query, key, value) for dim in (2, 1)]
     grad_steps = [grad_out.stride(1), grad_out.stride(2)]
-    shared = query, key, value, table, causal, window, softcap
+    given = query, key, value, table, causal, window, softcap
     _launch(
-        "query_gradient", query.shape[1], query_tiles, *shared,
+        "query_gradient", query.shape[1], query_tiles, *given,
         out, log_sums, grad_out, deltas, grad_query, scale, query.shape[2], window, softcap,
         *steps, out.stride(1), out.stride(2), *grad_steps,
     )  # fmt: skip
     _launch(
-        "key_value_gradient", key.shape[1], key_tiles, *shared,
-        log_sums, grad_out, deltas, grad_key, grad_value,
-        scale, query.shape[2], key.shape[2], window, softcap,
+        "key_value_gradient", key.shape[1], key_tiles, *given,
+        log_sums, grad_out, deltas, grad_key, grad_value, slots,
+        scale, query.shape[2], key.shape[2], slots.shape[1], window, softcap,
         *steps, grad_key.stride(1), grad_key.stride(2), *grad_steps,
     )  # fmt: skip
+    if users is not None:
+        summed = slots[:, users].sum(2, dtype=torch.float32)
+        for gradient, part in zip((grad_key, grad_value), summed, strict=True):
+            gradient[0, : len(users)] += part
     return grad_query.transpose(1, 2), grad_key.transpose(1, 2), grad_value.transpose(1, 2)
 
 
@@ -246,6 +281,7 @@ def _launch(
             CAPPED=softcap > 0,
             PRECISION="ieee" if exact else "tf32",
             RAW=not INTERPRETED,
+            SHARED=tiles.shape[1] > 5,
             num_warps=config.warps,
             num_stages=config.stages,
             **limit,
@@ -268,13 +304,13 @@ def _(
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.options = inputs[6:]
-    ctx.save_for_backward(*inputs[:6], *output)
+    ctx.options = inputs[7:]
+    ctx.save_for_backward(*inputs[:7], *output)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, grad_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    return *_attend_backward(grad_out, *ctx.saved_tensors, *ctx.options), *[None] * 7
+    return *_attend_backward(grad_out, *ctx.saved_tensors, *ctx.options), *[None] * 8
 
 
 _attend.register_autograd(_backward, setup_context=_save_inputs)

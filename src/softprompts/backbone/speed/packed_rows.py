@@ -27,7 +27,7 @@ from ..modules import (
 )
 from .layout import round_up
 from .row_attention import ATTENTION
-from .row_layout import Rows, SharedKeys, TextBefore, after_text, row_layout
+from .row_layout import Rows, TextBefore, after_text, row_layout
 from .step import DIVERGED, Packed
 
 MAX_RECORDED = 2**38
@@ -282,14 +282,12 @@ class PackedRows(Packed):
         size = len(batch) + len(values)
 
         def step(*tensors: Tensor) -> tuple[Tensor, ...]:
-            by_query, by_key, *shared = tensors[size:]
-            static = rows._replace(
-                tiles=(by_query, by_key), shared=SharedKeys(*shared) if shared else None
-            )
+            by_query, by_key, *users = tensors[size:]
+            static = rows._replace(tiles=(by_query, by_key), users=users[0] if users else None)
             inputs, weights = Batch(*tensors[: len(batch)]), tensors[len(batch) : size]
             return self._run(static, inputs, head, weights)
 
-        inputs = [*batch, *values, *rows.tiles, *(rows.shared or ())]
+        inputs = [*batch, *values, *rows.tiles, *([] if rows.users is None else [rows.users])]
         return self.graphs(step, inputs, head and head.kind)
 
 
@@ -316,8 +314,9 @@ def _call_compiled(compiled: Callable[..., Any], layer: Any, *args: Any, **kwarg
     embeddings = kwargs.get("position_embeddings")
     if isinstance(embeddings, Tensor) or embeddings is None:
         embeddings = (embeddings,)
-    for tensor in (*(rows.tiles or ()), *(rows.shared or ())):
-        torch._dynamo.maybe_mark_dynamic(tensor, 0)
+    for tensor in (*(rows.tiles or ()), rows.users):
+        if tensor is not None:
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
     for tensor in (args[0], kwargs.get("position_ids"), *embeddings):
         if isinstance(tensor, Tensor):
             dims = [dim for dim, size in enumerate(tensor.shape) if size == positions]

@@ -12,7 +12,7 @@ from transformers import AttentionInterface
 
 from . import kernels
 from .layout import added, to_columns, to_positions
-from .row_layout import Group, Rows, SharedKeys
+from .row_layout import Group, Rows
 
 ATTENTION = "softprompts_rows"
 
@@ -37,38 +37,13 @@ def row_attention(
     if packed_rows.tiles is None:
         before = packed_rows.before and packed_rows.before.keys[module]
         return _attend((query, key, value), before, packed_rows, scale, window, softcap), None
-    if packed_rows.shared is not None:
-        key, value = (repeat_keys(part, packed_rows.shared) for part in (key, value))
-    tiles, causal = packed_rows.tiles, packed_rows.causal
+    tiles, causal, users = packed_rows.tiles, packed_rows.causal, packed_rows.users
     return kernels.ragged_attention(
-        query, key, value, tiles, scale, window=window, softcap=softcap, causal=causal
+        query, key, value, tiles, scale, window=window, softcap=softcap, causal=causal, users=users
     ), None
 
 
 AttentionInterface.register(ATTENTION, row_attention)
-
-
-def repeat_keys(keys: Tensor, shared: SharedKeys) -> Tensor:
-    """[1, heads, N, D] -> [1, heads, K, D]: each row's prompt before it."""
-    packed = keys[0].transpose(0, 1)
-    repeated: Tensor = _RepeatKeys.apply(packed, *shared)  # type: ignore[no-untyped-call]
-    return repeated.transpose(0, 1)[None]
-
-
-class _RepeatKeys(torch.autograd.Function):
-    """[N, ...] -> [K, ...]. A prompt's gradient is the sum over its rows, in a fixed order."""
-
-    @staticmethod
-    def forward(ctx: Any, keys: Tensor, source: Tensor, inverse: Tensor, users: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse, users)
-        return keys[source]
-
-    @staticmethod
-    def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        inverse, users = ctx.saved_tensors
-        own, count = gradient[0][inverse], len(users)
-        summed = own[:count] + gradient[0][users].sum(1, dtype=torch.float32)
-        return torch.cat([summed.to(own.dtype), own[count:]]), None, None, None
 
 
 def _attend(

@@ -29,20 +29,6 @@ CPU_BUCKETS = 32
 it in memory."""
 
 
-class SharedKeys(NamedTuple):
-    """For a GPU: the keys of all prompts and rows, those of a prompt repeated for each of its rows.
-
-    source: the position of each key [K]
-    inverse: the key of each position itself [N]
-    users: the keys that repeat each prompt vector [U * P, rows]; where there are none, the last
-        key, to which nothing attends
-    """
-
-    source: Tensor
-    inverse: Tensor
-    users: Tensor
-
-
 class Group(NamedTuple):
     """For a CPU: rows of similar length, padded.
 
@@ -80,8 +66,8 @@ class Rows(NamedTuple):
     """What attention needs to keep packed rows apart: `tiles` on a GPU, the rest on a CPU."""
 
     causal: bool
-    shared: SharedKeys | None = None
     tiles: tuple[Tensor, Tensor] | None = None  # of the queries and of the keys, for our kernels
+    users: Tensor | None = None  # of the prompts that are read once, see `kernels.ragged_attention`
     groups: tuple[Group, ...] = ()
     padded: Tensor | None = None  # the position of each column of all groups
     inverse: Tensor | None = None  # the column of each position [N]
@@ -171,15 +157,13 @@ def row_layout(
     )
 
     device = text.mask.device
-    if tiled:
-        rows = Rows(causal, tiles=_tiles(queries, queries + prefix, positions, device))
-    else:
+    if not tiled:
         rows = _grouped(queries, prefix, first, length, order, text, causal)
-    if tiled and text.prompt_of is not None:
-        owner = text.prompt_of.numpy()[order]
-        rows = rows._replace(
-            shared=_shared(queries, prefix, owner, prompts, segment, offset, positions, device)
-        )
+    elif text.prompt_of is None:
+        tiles = to_device(torch.from_numpy(kernels.tiles(queries, positions)), device)
+        rows = Rows(causal, tiles=(tiles, tiles))
+    else:
+        rows = _shared(queries, prefix, text.prompt_of.numpy()[order], prompts, positions, device)
     arrays = (
         _padded(source, positions),
         _padded(offset + prefix[segment], positions),
@@ -242,53 +226,31 @@ def _padded(array: Array, size: int, value: int = 0) -> Array:
     return np.concatenate([array, np.full(size - len(array), value)])
 
 
-def _tiles(
-    queries: Array, keys: Array, positions: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    key_positions = positions + int((keys - queries).sum())
-    by_query, by_key = (
-        kernels.tiles(own, size, other)
-        for own, other, size in ((queries, keys, positions), (keys, queries, key_positions))
-    )
-    return tuple(to_device(torch.from_numpy(tiles), device) for tiles in (by_query, by_key))  # type: ignore[return-value]
-
-
 def _shared(
     queries: Array,
     prefix: Array,
     owner: Array,
     prompts: tuple[int, int],
-    segment: Array,
-    offset: Array,
     positions: int,
     device: torch.device,
-) -> SharedKeys:
-    (count, length), keys = prompts, queries + prefix
-    starts, key_starts = queries.cumsum() - queries, keys.cumsum() - keys
-    # a multiple of a tile, with one key at least to which nothing attends
-    size = positions + (int(prefix.sum()) // kernels.TILE + 1) * kernels.TILE
-    key_segment = np.repeat(np.arange(len(keys)), keys)
-    key_offset = np.arange(len(key_segment)) - key_starts[key_segment]
-    in_own = key_offset - prefix[key_segment]
-    prompt_starts = starts[np.concatenate([np.zeros(count, np.int64), owner])]
-    source = np.where(
-        in_own < 0, prompt_starts[key_segment] + key_offset, starts[key_segment] + in_own
-    )
-
+) -> Rows:
+    """Causal rows after prompts that are read once, for our kernels."""
+    count, length = prompts
+    of_prompt = np.bincount(owner, minlength=count)
+    users = np.empty((count, length, max(1, int(of_prompt.max()))), np.int64)
+    users.fill(users.size)
     by_owner = np.argsort(owner, kind="stable")
-    rows = np.bincount(owner, minlength=count)
-    rank = np.arange(len(owner)) - np.repeat(rows.cumsum() - rows, rows)
-    users = np.full((count, length, max(1, int(rows.max()))), size - 1)
-    vector, of_row = np.arange(length), by_owner + count
-    users[owner[by_owner], :, rank] = np.where(
-        vector < prefix[of_row, None], key_starts[of_row, None] + vector, size - 1
+    rank = np.arange(len(owner)) - np.repeat(of_prompt.cumsum() - of_prompt, of_prompt)
+    vector, row = np.arange(length), by_owner + count
+    slots = (prefix.cumsum() - prefix)[row, None] + vector
+    users[owner[by_owner], :, rank] = np.where(vector < prefix[row, None], slots, users.size)
+    starts = length * np.concatenate([np.zeros(count, np.int64), owner])
+    tiles = kernels.shared_tiles(queries, positions, prefix, starts, users.size)
+    by_query, by_key, slots_of = (
+        to_device(torch.from_numpy(array), device)
+        for array in (*tiles, users.reshape(count * length, users.shape[2]))
     )
-    arrays = (
-        _padded(source, size),
-        _padded(key_starts[segment] + prefix[segment] + offset, positions, size - 1),
-        users.reshape(count * length, -1),
-    )
-    return SharedKeys._make(to_device(torch.from_numpy(array), device) for array in arrays)
+    return Rows(causal=True, tiles=(by_query, by_key), users=slots_of)
 
 
 def _grouped(

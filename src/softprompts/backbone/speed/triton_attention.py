@@ -2,7 +2,9 @@
 
 A tile lists where its row's own positions start, how many there are, its offset in them, and the
 start and number of the other side's: keys for queries, queries for keys. A row's queries are its
-last positions, so that query i stands at key i + (keys - queries).
+last positions, so that query i stands at key i + (keys - queries). If rows share their first keys,
+tiles go on with how many these are, where they are, and where the row's part of their gradients
+goes; both starts are then those of what is the row's own.
 
 Shape letters: N packed positions, D numbers of a head.
 """
@@ -58,16 +60,37 @@ def _read(base, index, RAW: tl.constexpr):  # type: ignore[no-untyped-def] # noq
 
 
 @_kernel
-def _tile(tiles, OUTER: tl.constexpr, PARTS: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
+def _tile(tiles, OUTER: tl.constexpr, PARTS: tl.constexpr, SHARED: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
     """The program's part of its tile, and the tile's numbers, with its offset that of the part."""
-    tile = tl.program_id(1) // PARTS
+    tiles += tl.program_id(1) // PARTS * (8 if SHARED else 5)
     part = tl.program_id(1) % PARTS * OUTER
-    start = tl.load(tiles + tile * 5)
-    length = tl.load(tiles + tile * 5 + 1)
-    offset = tl.load(tiles + tile * 5 + 2) + part
-    other_start = tl.load(tiles + tile * 5 + 3)
-    other_length = tl.load(tiles + tile * 5 + 4)
+    start = tl.load(tiles)
+    length = tl.load(tiles + 1)
+    offset = tl.load(tiles + 2) + part
+    other_start = tl.load(tiles + 3)
+    other_length = tl.load(tiles + 4)
     return part, start, length, offset, other_start, other_length
+
+
+@_kernel
+def _prefix(tiles, PARTS: tl.constexpr, SHARED: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
+    """How many shared keys the tile's row has, where they are, and where their gradients go."""
+    count, start, gradient = 0, 0, 0
+    if SHARED:
+        tiles += tl.program_id(1) // PARTS * 8
+        count = tl.load(tiles + 5)
+        start = tl.load(tiles + 6)
+        gradient = tl.load(tiles + 7)
+    return count, start, gradient
+
+
+@_kernel
+def _places(keys, start, prefix, prefix_start, SHARED: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
+    """Where the keys of a row are, counted from the first that is its own."""
+    places = keys
+    if SHARED:
+        places = tl.where(keys < prefix, prefix_start - start + keys, keys - prefix)
+    return places
 
 
 @_kernel
@@ -135,10 +158,11 @@ def forward(  # type: ignore[no-untyped-def]
     OUTER: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr,  # noqa: N803
     D: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr, BIASED: tl.constexpr,  # noqa: N803
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr, RAW: tl.constexpr,  # noqa: N803
+    SHARED: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     """The attention output of a tile, and the base-2 logarithm of its softmax denominators."""
     head = tl.program_id(0)
-    part, start, length, offset, key_start, keys_length = _tile(tiles, OUTER, PARTS)
+    part, start, length, offset, key_start, keys_length = _tile(tiles, OUTER, PARTS, SHARED)
     out += head * out_head
     log_sums += head.to(tl.int64) * positions
     if length == 0:
@@ -166,14 +190,14 @@ def forward(  # type: ignore[no-untyped-def]
     running_max = tl.full([OUTER], float("-inf"), tl.float32)
     denominator = tl.zeros([OUTER], tl.float32)
     accumulated = tl.zeros([OUTER, WIDTH], tl.float32)
+    prefix, prefix_start, _ = _prefix(tiles, PARTS, SHARED)
     first, last = _key_range(offset, length, keys_length, window, OUTER, INNER, CAUSAL, WINDOWED)
     for begin in range(first, last, INNER):
         column = begin + inner
+        place = _places(column, key_start, prefix, prefix_start, SHARED)
         column_valid = column < keys_length
         column_mask = _inside(column_valid, dims, D, WIDTH)
-        keys = tl.load(
-            key + column[:, None] * key_step + dims[None, :], mask=column_mask, other=0.0
-        )
+        keys = tl.load(key + place[:, None] * key_step + dims[None, :], mask=column_mask, other=0.0)
         products = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
         distance = column[None, :] - at[:, None]
         scores, attended = _scores(
@@ -190,7 +214,7 @@ def forward(  # type: ignore[no-untyped-def]
         denominator = denominator * rescale + tl.sum(weights, 1)
         accumulated = accumulated * rescale[:, None]
         values = tl.load(
-            value + column[:, None] * value_step + dims[None, :], mask=column_mask, other=0.0
+            value + place[:, None] * value_step + dims[None, :], mask=column_mask, other=0.0
         )
         accumulated = tl.dot(
             weights.to(values.dtype), values, accumulated, input_precision=PRECISION
@@ -214,11 +238,12 @@ def query_gradient(  # type: ignore[no-untyped-def]
     OUTER: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr,  # noqa: N803
     D: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr, BIASED: tl.constexpr,  # noqa: N803
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr, RAW: tl.constexpr,  # noqa: N803
+    SHARED: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     """The gradient of a tile's queries; also, for the next kernel, each position's inner product of
     the output and its gradient (delta)."""
     head = tl.program_id(0)
-    part, start, length, offset, key_start, keys_length = _tile(tiles, OUTER, PARTS)
+    part, start, length, offset, key_start, keys_length = _tile(tiles, OUTER, PARTS, SHARED)
     grad_query += head * out_head
     if length == 0:
         if start + part < positions:
@@ -250,16 +275,16 @@ def query_gradient(  # type: ignore[no-untyped-def]
     queries = tl.load(query + row[:, None] * query_step + dims[None, :], mask=mask, other=0.0)
     row_log_sum = tl.load(log_sums + row, mask=valid, other=float("inf"))
     accumulated = tl.zeros([OUTER, WIDTH], tl.float32)
+    prefix, prefix_start, _ = _prefix(tiles, PARTS, SHARED)
     first, last = _key_range(offset, length, keys_length, window, OUTER, INNER, CAUSAL, WINDOWED)
     for begin in range(first, last, INNER):
         column = begin + inner
+        place = _places(column, key_start, prefix, prefix_start, SHARED)
         column_valid = column < keys_length
         column_mask = _inside(column_valid, dims, D, WIDTH)
-        keys = tl.load(
-            key + column[:, None] * key_step + dims[None, :], mask=column_mask, other=0.0
-        )
+        keys = tl.load(key + place[:, None] * key_step + dims[None, :], mask=column_mask, other=0.0)
         values = tl.load(
-            value + column[:, None] * value_step + dims[None, :], mask=column_mask, other=0.0
+            value + place[:, None] * value_step + dims[None, :], mask=column_mask, other=0.0
         )
         products = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
         grad_weights = tl.dot(grads, tl.trans(values), input_precision=PRECISION)
@@ -285,18 +310,19 @@ def query_gradient(  # type: ignore[no-untyped-def]
 
 @_kernel
 def key_value_gradient(  # type: ignore[no-untyped-def]
-    query, key, value, table, tiles, log_sums, grad_out, deltas, grad_key, grad_value,
-    scale, positions, key_positions, window, softcap,
+    query, key, value, table, tiles, log_sums, grad_out, deltas, grad_key, grad_value, shared,
+    scale, positions, key_positions, shared_positions, window, softcap,
     query_step, query_head, key_step, key_head, value_step, value_head, out_step, out_head,
     grad_out_step, grad_out_head, table_step,
     OUTER: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr,  # noqa: N803
     D: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr, BIASED: tl.constexpr,  # noqa: N803
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr, RAW: tl.constexpr,  # noqa: N803
+    SHARED: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """The gradients of a tile's keys and values, over all query heads that share them. Scores are
-    transposed here: a row for each key."""
+    """The gradients of a tile's keys and values, over all query heads that share them; of shared
+    keys, the row's part of them. Scores are transposed here: a row for each key."""
     head = tl.program_id(0)
-    part, start, length, offset, query_start, queries_length = _tile(tiles, OUTER, PARTS)
+    part, start, length, offset, query_start, queries_length = _tile(tiles, OUTER, PARTS, SHARED)
     grad_key += head * out_head
     grad_value += head * out_head
     if length == 0:
@@ -316,8 +342,10 @@ def key_value_gradient(  # type: ignore[no-untyped-def]
     row = offset + outer
     valid = row < length
     mask = _inside(valid, dims, D, WIDTH)
-    keys = tl.load(key + row[:, None] * key_step + dims[None, :], mask=mask, other=0.0)
-    values = tl.load(value + row[:, None] * value_step + dims[None, :], mask=mask, other=0.0)
+    prefix, prefix_start, prefix_gradient = _prefix(tiles, PARTS, SHARED)
+    place = _places(row, start, prefix, prefix_start, SHARED)
+    keys = tl.load(key + place[:, None] * key_step + dims[None, :], mask=mask, other=0.0)
+    values = tl.load(value + place[:, None] * value_step + dims[None, :], mask=mask, other=0.0)
     key_grads = tl.zeros([OUTER, WIDTH], tl.float32)
     value_grads = tl.zeros([OUTER, WIDTH], tl.float32)
     first, last = 0, queries_length
@@ -374,14 +402,15 @@ def key_value_gradient(  # type: ignore[no-untyped-def]
             key_grads = tl.dot(
                 grad_scores.to(queries.dtype), queries, key_grads, input_precision=PRECISION
             )
-    key_grads *= scale
-    tl.store(
-        grad_key + row[:, None] * out_step + dims[None, :],
-        key_grads.to(grad_key.dtype.element_ty),
-        mask=mask,
-    )
-    tl.store(
-        grad_value + row[:, None] * out_step + dims[None, :],
-        value_grads.to(grad_value.dtype.element_ty),
-        mask=mask,
-    )
+    key_grads = (key_grads * scale).to(grad_key.dtype.element_ty)
+    value_grads = value_grads.to(grad_value.dtype.element_ty)
+    if SHARED:
+        if offset < prefix:
+            slot = (prefix_gradient + row)[:, None] * out_step + head * out_head + dims[None, :]
+            of_prefix = mask & (row < prefix)[:, None]
+            tl.store(shared + slot, key_grads, mask=of_prefix)
+            tl.store(shared + shared_positions * out_step + slot, value_grads, mask=of_prefix)
+        mask = mask & (row >= prefix)[:, None]
+    at = (row - prefix)[:, None] * out_step + dims[None, :]
+    tl.store(grad_key + at, key_grads, mask=mask)
+    tl.store(grad_value + at, value_grads, mask=mask)
