@@ -11,15 +11,16 @@ a recorded CUDA graph, as training replays it. The contenders:
 - ours: the Triton kernels, as training calls them. In decoder-only models, a prompt's keys are
   computed once for all its rows, which read them where they are.
 - varlen: torch's flash attention for rows of different lengths. It cannot share keys, so those of a
-  prompt are repeated before each row's (`repeat_keys` is that alone). It leaves the empty positions
-  at the end undefined. Also with a deterministic backward pass, as ours.
+  prompt are repeated before each row's (`repeat_keys` times that alone). It leaves the empty
+  positions at the end undefined. Also with a deterministic backward pass, as ours has.
 - flex: torch's FlexAttention, compiled for all lengths. Its mask shares prompts without repeating
   their keys. Building the mask, once per batch, is timed apart, eager and compiled.
-- padded: scaled_dot_product_attention on padded rows, each with its prompt. Padding and its mask
-  are not timed.
+- padded: scaled_dot_product_attention on padded rows, each with its prompt. Padding the rows and
+  building the mask are not timed.
 
 Each is first compared with attention in fp32, and not timed if it differs. ModernBERT's global
-layers are those of BERT; modernbert-base has its local ones, 64 tokens to either side.
+layers have the same shape as BERT's; modernbert-base stands for its local ones, which see 64 tokens
+to either side.
 """
 
 import argparse
@@ -218,8 +219,8 @@ def reference(problem: Problem) -> list[Tensor]:
 def deviation(
     problem: Problem, results: Sequence[Tensor], expected: Sequence[Tensor]
 ) -> dict[str, float]:
-    """The largest difference of a number, and the largest error of a segment over its norm, which
-    counts as a tenth of the average one at least."""
+    """The largest absolute error, and the largest relative error of a segment: the norm of its
+    error over its norm, or over a tenth of the segments' root mean square norm if that is more."""
     largest = relative = 0.0
     for result, right in zip(results, expected, strict=True):
         wrong = result.float() - right
@@ -305,8 +306,8 @@ COLUMNS = ("ours", "varlen", "varlen, deterministic", "flex", "padded")
 
 
 def table(result: dict[str, Any]) -> str:
-    """Markdown: milliseconds of a pass and, in parentheses, how many times ours that is; and those
-    of building flex's mask once per batch, compiled. Passes are recorded ones on a GPU."""
+    """Markdown: milliseconds of a pass (on a GPU, a recorded one) and, in parentheses, how many
+    times ours that is; and milliseconds of building flex's mask, compiled, once per batch."""
     kind = "graph_ms" if result["machine"]["kind"] == "cuda" else "eager_ms"
     head = ["case", *COLUMNS[:4], "flex's mask, compiled", *COLUMNS[4:]]
     lines = [f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]

@@ -404,8 +404,8 @@ def padded(problem: Problem) -> Contender:
 
 
 def padded_index(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """The position of each column of each row, with its prompt [B, L]; which columns are no pads;
-    and the column of each position [N], of a prompt's in one of its rows."""
+    """The position of each column of each row and its prompt [B, L]; which columns are not padding;
+    and the column of each position [N], for a prompt's positions in one of its rows."""
     source = np.arange(problem.used)
     if problem.first_row:
         source = repetition(problem).source.cpu().numpy()

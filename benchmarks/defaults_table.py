@@ -6,7 +6,7 @@
 For every backbone: the mean of each candidate over the tasks that all of them have with the same
 seeds, by the held-out rows, which choose, and by the validation rows, which choose nothing. The
 first table compares the candidates that were run with most seeds; its means are over seeds, then
-tasks, then backbones. With --against, one table shows every candidate beside that one, on the runs
+tasks, then backbones. With --against, one table compares every candidate with that one, on the runs
 that both have: means over tasks, and the mean difference with its 95 % interval (Student's t) over
 all pairs of backbone and task.
 """

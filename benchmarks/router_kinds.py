@@ -94,8 +94,8 @@ class SoftMlp(Route):
 @softprompts.register_shape("gated")
 @dataclass(frozen=True)
 class Gated(Shape):
-    """Every prompt is the first one plus a gate times its difference from it; the gates start at
-    zero, so that all prompts start equal."""
+    """Every prompt is the first one plus a gate times their difference; the gates start at zero, so
+    that all prompts start equal."""
 
     def build(self, count: int, length: int, hidden: int, rng: torch.Generator) -> ShapeModule:
         return GatedModule(count)
@@ -117,7 +117,7 @@ class GatedModule(ShapeModule):
 @softprompts.register_start("equal")
 @dataclass(frozen=True)
 class Equal(Start):
-    """All prompts start as one and the same, of sampled vocabulary."""
+    """All prompts start as copies of one, sampled from the vocabulary."""
 
     def build(self, material: Material, count: int, length: int, rng: torch.Generator) -> Begin:
         one = SampledVocabulary().build(material, 1, length, rng).vectors
@@ -127,7 +127,7 @@ class Equal(Start):
 @softprompts.register_optimizer("averaged")
 @dataclass(frozen=True)
 class AveragedKind(OptimizerKind):
-    """AdamW; the last step ends at the mean of the last `share` of all steps."""
+    """AdamW; after the last step, parameters get their mean over the last `share` of the steps."""
 
     share: float = option(0.25, exclusiveMinimum=0, maximum=1)
 

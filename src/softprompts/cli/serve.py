@@ -115,7 +115,7 @@ def _serve(
 def _on_stop(call: Callable[[int, FrameType | None], object]) -> Iterator[None]:
     """Call a function on SIGTERM and Ctrl-C.
 
-    Without it, Python ignores SIGTERM where it is the first process of a container.
+    The first process of a container ignores SIGTERM unless it handles it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set what a signal calls

@@ -87,12 +87,12 @@ def tiles(lengths: Lengths, positions: int, others: Lengths | None = None) -> np
 def shared_tiles(
     lengths: Lengths, positions: int, prefix: Lengths, prefix_starts: Lengths, slots: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """The tiles of queries and of keys [tiles, 8] of packed rows that attend to themselves, and
-    before that to the `prefix` positions from `prefix_starts` on.
+    """The tiles of queries and of keys [tiles, 8] of packed rows, each of which attends to the
+    `prefix` positions from `prefix_starts` on, and then to its own.
 
-    After a row's prefix and where that starts comes the first of its slots, one for each key of its
-    prefix, where it leaves its part of their gradients. There are `slots` at most, and rows use
-    them one after the other.
+    A tile's last three numbers: the length of its row's prefix, where the prefix starts, and the
+    row's first slot. For each key of its prefix, a row has a slot for its part of the key's
+    gradients. The slots of all rows are consecutive; there are at most `slots`.
     """
     keys, starts, used = lengths + prefix, lengths.cumsum() - lengths, int(lengths.sum())
     shared = prefix, prefix_starts, prefix.cumsum() - prefix
@@ -103,8 +103,8 @@ def shared_tiles(
 
 
 def _tiles(lengths: Lengths, used: int, positions: int, *others: Lengths) -> npt.NDArray[np.int32]:
-    """The tiles of rows of these lengths: for at most `positions` of them, of which the first
-    `used` belong to rows. `others` are where each row starts, and what else its tiles list."""
+    """The tiles of rows of these lengths, enough for `positions` positions, the first `used` of
+    which are the rows' own. `others`: where each row starts, and whatever else its tiles list."""
     order = np.argsort(-lengths, kind="stable")
     per_row = -(-lengths[order] // TILE)
     row = np.repeat(order, per_row)
@@ -144,9 +144,9 @@ def ragged_attention(
     [1, N, heads, D]; 0 after the last row.
 
     `table` comes from `extend_table`, the tiles of queries and of keys from `tiles`. A row attends
-    to keys at most `window` positions away. If rows share keys, which come first of all, the tiles
-    come from `shared_tiles`, and `users` are the slots that hold the gradient of each shared key,
-    and where there are fewer, the number of slots: [shared keys, rows].
+    to keys at most `window` positions away. If rows share keys, those come first of all, the tiles
+    come from `shared_tiles`, and `users` [shared keys, rows] lists the slots that hold each shared
+    key's gradients, filled up with the number of slots.
     """
     return _attend(  # type: ignore[no-any-return]
         query, key, value, table, *tiles, users, causal, scale,
@@ -204,7 +204,7 @@ def _attend_backward(
     )
     grad_query, deltas = torch.empty_like(out), torch.empty_like(log_sums)
     grad_key, grad_value = (_empty_outputs(part)[0] for part in (key, value))
-    slots = grad_key[:0]  # for the gradients of shared keys and values, with an empty one
+    slots = grad_key[:0]  # gradients of shared keys and values, then an empty slot
     if users is not None:
         slots = grad_key.new_zeros(2, users.numel() + 1, *grad_key.shape[2:])
     steps = [part.stride(dim) for part in (query, key, value) for dim in (2, 1)]

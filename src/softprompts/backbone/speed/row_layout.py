@@ -67,7 +67,7 @@ class Rows(NamedTuple):
 
     causal: bool
     tiles: tuple[Tensor, Tensor] | None = None  # of the queries and of the keys, for our kernels
-    users: Tensor | None = None  # of the prompts that are read once, see `kernels.ragged_attention`
+    users: Tensor | None = None  # of the prompts that rows share, see `kernels.ragged_attention`
     groups: tuple[Group, ...] = ()
     padded: Tensor | None = None  # the position of each column of all groups
     inverse: Tensor | None = None  # the column of each position [N]
@@ -234,7 +234,7 @@ def _shared(
     positions: int,
     device: torch.device,
 ) -> Rows:
-    """Causal rows after prompts that are read once, for our kernels."""
+    """Causal rows that share prompts, each read once, for our kernels."""
     count, length = prompts
     of_prompt = np.bincount(owner, minlength=count)
     users = np.empty((count, length, max(1, int(of_prompt.max()))), np.int64)

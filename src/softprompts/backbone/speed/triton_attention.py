@@ -3,8 +3,8 @@
 A tile lists where its row's own positions start, how many there are, its offset in them, and the
 start and number of the other side's: keys for queries, queries for keys. A row's queries are its
 last positions, so that query i stands at key i + (keys - queries). If rows share their first keys,
-tiles go on with how many these are, where they are, and where the row's part of their gradients
-goes; both starts are then those of what is the row's own.
+a tile also lists how many these are, where they start, and where the row's part of their gradients
+goes; both of its starts are then those of the row's own positions.
 
 Shape letters: N packed positions, D numbers of a head.
 """
@@ -86,7 +86,7 @@ def _prefix(tiles, PARTS: tl.constexpr, SHARED: tl.constexpr):  # type: ignore[n
 
 @_kernel
 def _places(keys, start, prefix, prefix_start, SHARED: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
-    """Where the keys of a row are, counted from the first that is its own."""
+    """Where the keys of a row are, relative to the first of its own."""
     places = keys
     if SHARED:
         places = tl.where(keys < prefix, prefix_start - start + keys, keys - prefix)
@@ -319,8 +319,8 @@ def key_value_gradient(  # type: ignore[no-untyped-def]
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr, RAW: tl.constexpr,  # noqa: N803
     SHARED: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """The gradients of a tile's keys and values, over all query heads that share them; of shared
-    keys, the row's part of them. Scores are transposed here: a row for each key."""
+    """The gradients of a tile's keys and values, over all query heads that use them; for keys that
+    rows share, only this row's part. Scores are transposed here: a row for each key."""
     head = tl.program_id(0)
     part, start, length, offset, query_start, queries_length = _tile(tiles, OUTER, PARTS, SHARED)
     grad_key += head * out_head
