@@ -37,7 +37,7 @@ after a first look. The verdicts:
 - **too weak to tell**: neither of these, or no task is above its majority class.
 - **held in part**: it held in all reports so far, and other recipes for a GPU that test it have not
   run yet.
-- **in short runs**: the verdict is of a recipe for two CPU cores (200 to 300 steps of 16 rows,
+- **in short runs**: the verdict comes from a recipe for two CPU cores (200 to 300 steps of 16 rows,
   short texts, learning rates not tuned). Recipes for a GPU that test the claim have not run yet, or
   were too weak to tell.
 - **not run yet**: there is no report. No claim gets a verdict without one.
