@@ -331,7 +331,7 @@ def test_tiles():
 def test_tiles_of_rows_that_share_keys():
     """A prompt of 20, a row of 5 after 15 of it, and one of 130 after all."""
     lengths, prefix, starts = np.array([20, 5, 130]), np.array([0, 15, 20]), np.zeros(3, int)
-    by_query, by_key = kernels.shared_tiles(lengths, 160, prefix, starts, 40)
+    by_query, by_key = kernels.shared_tiles(lengths, 160, prefix, starts, 128)
     assert by_query.tolist() == [
         [25, 130, 0, 25, 150, 20, 0, 15],
         [25, 130, 128, 25, 150, 20, 0, 15],
@@ -345,14 +345,17 @@ def test_tiles_of_rows_that_share_keys():
         [0, 20, 0, 0, 20, 0, 0, 0],
         [20, 20, 0, 20, 5, 15, 0, 0],
         [155, *[0] * 7],
+        [283, *[0] * 7],
     ]
 
 
 def test_the_slots_of_a_shared_key_are_those_of_its_rows():
     case = SharedCase(torch.float32, "cpu")
-    users, (_, by_key) = case.layout.users, case.layout.tiles
+    users, (by_query, by_key) = case.layout.users, case.layout.tiles
     assert users.shape == (3 * 20, 3)
-    empty, used = users.numel(), users[users < users.numel()]
+    empty = (len(by_key) - len(by_query)) * kernels.TILE
+    assert empty == 128, "5 rows of 20, up to a tile, however many rows a prompt has"
+    used = users[users < empty]
     assert sorted(used.tolist()) == list(range(sum(case.used)))
     assert (users[2 * 20 :] == empty).all(), "no row uses the last prompt"
     slots = {tuple(tile[[0, 5, 6, 7]].tolist()) for tile in by_key if tile[5]}

@@ -92,7 +92,8 @@ def shared_tiles(
 
     A tile's last three numbers: the length of its row's prefix, where the prefix starts, and the
     row's first slot. For each key of its prefix, a row has a slot for its part of the key's
-    gradients. The slots of all rows are consecutive; there are at most `slots`.
+    gradients. The slots of all rows are consecutive; there are at most `slots`, a multiple of
+    `TILE`, and as many more tiles of keys than of queries as that has tiles.
     """
     keys, starts, used = lengths + prefix, lengths.cumsum() - lengths, int(lengths.sum())
     shared = prefix, prefix_starts, prefix.cumsum() - prefix
@@ -204,9 +205,9 @@ def _attend_backward(
     )
     grad_query, deltas = torch.empty_like(out), torch.empty_like(log_sums)
     grad_key, grad_value = (_empty_outputs(part)[0] for part in (key, value))
-    slots = grad_key[:0]  # gradients of shared keys and values, then an empty slot
-    if users is not None:
-        slots = grad_key.new_zeros(2, users.numel() + 1, *grad_key.shape[2:])
+    # of shared keys and values, and one that stays empty
+    count = 0 if users is None else (len(key_tiles) - len(query_tiles)) * TILE + 1
+    slots = grad_key.new_zeros(2, count, *grad_key.shape[2:])
     steps = [part.stride(dim) for part in (query, key, value) for dim in (2, 1)]
     grad_steps = [grad_out.stride(1), grad_out.stride(2)]
     given = query, key, value, table, causal, window, softcap
@@ -217,8 +218,8 @@ def _attend_backward(
     )  # fmt: skip
     _launch(
         "key_value_gradient", key.shape[1], key_tiles, *given,
-        log_sums, grad_out, deltas, grad_key, grad_value, slots,
-        scale, query.shape[2], key.shape[2], slots.shape[1], window, softcap,
+        log_sums, grad_out, deltas, grad_key, grad_value,
+        *slots, scale, query.shape[2], key.shape[2], window, softcap,
         *steps, grad_key.stride(1), grad_key.stride(2), *grad_steps,
     )  # fmt: skip
     if users is not None:

@@ -237,15 +237,15 @@ def _shared(
     """Causal rows that share prompts, each read once, for our kernels."""
     count, length = prompts
     of_prompt = np.bincount(owner, minlength=count)
-    users = np.empty((count, length, max(1, int(of_prompt.max()))), np.int64)
-    users.fill(users.size)
+    most = -(-len(owner) * length // kernels.TILE) * kernels.TILE
+    users = np.full((count, length, max(1, int(of_prompt.max()))), most)
     by_owner = np.argsort(owner, kind="stable")
     rank = np.arange(len(owner)) - np.repeat(of_prompt.cumsum() - of_prompt, of_prompt)
     vector, row = np.arange(length), by_owner + count
     slots = (prefix.cumsum() - prefix)[row, None] + vector
-    users[owner[by_owner], :, rank] = np.where(vector < prefix[row, None], slots, users.size)
+    users[owner[by_owner], :, rank] = np.where(vector < prefix[row, None], slots, most)
     starts = length * np.concatenate([np.zeros(count, np.int64), owner])
-    tiles = kernels.shared_tiles(queries, positions, prefix, starts, users.size)
+    tiles = kernels.shared_tiles(queries, positions, prefix, starts, most)
     by_query, by_key, slots_of = (
         to_device(torch.from_numpy(array), device)
         for array in (*tiles, users.reshape(count * length, users.shape[2]))

@@ -310,8 +310,8 @@ def query_gradient(  # type: ignore[no-untyped-def]
 
 @_kernel
 def key_value_gradient(  # type: ignore[no-untyped-def]
-    query, key, value, table, tiles, log_sums, grad_out, deltas, grad_key, grad_value, shared,
-    scale, positions, key_positions, shared_positions, window, softcap,
+    query, key, value, table, tiles, log_sums, grad_out, deltas, grad_key, grad_value,
+    shared_key_grads, shared_value_grads, scale, positions, key_positions, window, softcap,
     query_step, query_head, key_step, key_head, value_step, value_head, out_step, out_head,
     grad_out_step, grad_out_head, table_step,
     OUTER: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr,  # noqa: N803
@@ -406,10 +406,11 @@ def key_value_gradient(  # type: ignore[no-untyped-def]
     value_grads = value_grads.to(grad_value.dtype.element_ty)
     if SHARED:
         if offset < prefix:
-            slot = (prefix_gradient + row)[:, None] * out_step + head * out_head + dims[None, :]
+            slot = (prefix_gradient + row).to(tl.int64)[:, None] * out_step
+            slot += head * out_head + dims[None, :]
             of_prefix = mask & (row < prefix)[:, None]
-            tl.store(shared + slot, key_grads, mask=of_prefix)
-            tl.store(shared + shared_positions * out_step + slot, value_grads, mask=of_prefix)
+            tl.store(shared_key_grads + slot, key_grads, mask=of_prefix)
+            tl.store(shared_value_grads + slot, value_grads, mask=of_prefix)
         mask = mask & (row >= prefix)[:, None]
     at = (row - prefix)[:, None] * out_step + dims[None, :]
     tl.store(grad_key + at, key_grads, mask=mask)
