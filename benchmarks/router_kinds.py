@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 import softprompts
 from softprompts.config import TuningConfig, option
-from softprompts.prompt.route import LinearRouter, ModuleRouter, Route, RouteModule, TopRoute
+from softprompts.prompt.route import (
+    LinearRouter,
+    ModuleRouter,
+    Route,
+    RouteModule,
+    TopRoute,
+    blend,
+)
 from softprompts.prompt.shape import Shape, ShapeModule
 from softprompts.prompt.start import Begin, Material, SampledVocabulary, Start
 from softprompts.tuning.optim import AdamW, Groups, OptimizerKind
@@ -48,7 +55,7 @@ class PenalisedRoute(TopRoute):
         if self.training and self.penalty:
             slope = self.penalty / len(weights) * weights.detach().clamp(min=1e-9).log()
             weights = AddGradient.apply(weights, slope)  # type: ignore[no-untyped-call]
-        return torch.einsum("bk,kph->bph", weights, prompts)
+        return blend(weights, prompts)
 
 
 class AddGradient(torch.autograd.Function):

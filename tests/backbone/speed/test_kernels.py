@@ -156,8 +156,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class SharedCase:
-    """Three prompts, of which none is used by two rows of the same length, and rows that attend to
-    their own one before themselves; the last prompt is used by none. Laid out as in training."""
+    """Three prompts and five rows, each of which attends to its prompt before itself. No row uses
+    the last prompt. Laid out as in training."""
 
     rows, owners, used = [130, 5, 64, 1, 70], [1, 0, 1, 1, 0], [20, 17, 20, 3, 20]
 
